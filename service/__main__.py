@@ -1,9 +1,10 @@
-"""Runs only the loops, for a scaled deployment, or backs up and restores a home.
+"""Runs the service's loops without the API, or backs up or restores a home.
 
-Without a command, it runs the scheduler and the reconciler. The API runs in other processes, by
-`python -m api --no-loops`. With PostgreSQL, several services can run: one of them holds the lease
-of the loops, and the others wait for it. `backup DEST.tar` copies the home (DRAY_HOME), even while
-its service is running; `restore SRC.tar --home NEW` restores a copy to a new home.
+Without a command, this program runs the loops, such as the scheduler and the reconciler. The API
+runs in other processes, which `python -m api --no-loops` starts. With PostgreSQL, several services
+can run: one of them holds the lease of the loops, and the others wait for the lease. `backup
+DEST.tar` copies the home (DRAY_HOME), even while its service is running; `restore SRC.tar --home
+NEW` restores a copy to a new home.
 """
 
 from __future__ import annotations

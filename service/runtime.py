@@ -73,7 +73,7 @@ READY_LIMIT_S = 3.0
 class Readiness:
     """Whether the service is ready, and the state of each of its parts.
 
-    Full storage is reported but still counts as ready, because users need the service to free
+    Full storage is reported, but the service still counts as ready, because users need it to free
     space. Nodes that get no work are also reported; the other nodes and the queue continue to work.
     """
 
@@ -110,7 +110,7 @@ class Runtime:
         self._autoscaler: Autoscaler | None = None
         """The autoscaler of this process's latest term as leader."""
         self._exporter: MlflowExporter | None = None
-        """The exporter of that term."""
+        """The exporter of this process's latest term as leader."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
@@ -118,7 +118,7 @@ class Runtime:
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
         """A query by `ready` that the database has not answered yet."""
         self._halted = asyncio.Event()
-        """Set when no further attempts may be started."""
+        """Set when no further attempts must be started."""
 
     @classmethod
     async def open(
@@ -141,7 +141,7 @@ class Runtime:
                 "DRAY_MLFLOW_TRACKING_URI is set, but MLflow's client is not installed: run pip "
                 "install 'dray[mlflow]', or unset the variable"
             )
-        # Only one process at a time may use a SQLite database or an embedded Ray.
+        # Only one process at a time can use a SQLite database or an embedded Ray.
         is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
         holds_home = is_sqlite or (loops and settings.ray_address == EMBEDDED)
         prices = PricesFile(settings.prices_file)
@@ -153,12 +153,13 @@ class Runtime:
             opened.push_async_callback(asyncio.to_thread, database.close)
             damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
-            # The defaults may differ from the previous release's defaults.
+            # Store the defaults of this release, which might differ from the defaults of the
+            # previous release.
             await database.write(lambda s: document_values.insert_shared(s, defaults()))
             database.listen()
             storage = _storage(settings.storage_url)
             runtime = cls(settings, database, storage, home, timings or LoopTimings(), prices)
-            if is_sqlite:  # no other process has observed the cluster meanwhile
+            if is_sqlite:  # no other process has observed the cluster since the last stop
                 await database.write(
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
                 )
@@ -178,7 +179,7 @@ class Runtime:
         )
         self.cluster = port = cluster or GatewayCluster(ray_target(self.settings, deployment_id))
         now = await self.database.read(self.database.time)
-        await self.jobs.storage_watch.look(now)  # the limits may have changed
+        await self.jobs.storage_watch.look(now)  # the limits might have changed
         await port.start()
         self.leader = Leader(
             self.database,
@@ -227,7 +228,8 @@ class Runtime:
         return [("export to MLflow", self._exporter.run())]
 
     async def clear_cluster(self, hurry: asyncio.Event, report: Callable[[str], None]) -> None:
-        """Let every attempt save and release its slots, before a stop that also ends the cluster.
+        """Let every attempt save its state and release its slots. Called before a stop that also
+        ends the cluster.
 
         Returns when no attempt is left, when the grace period is over, or when `hurry` is set. Does
         nothing if Ray is not embedded, or if this process doesn't run the loops.
@@ -259,11 +261,12 @@ class Runtime:
 
     async def _nothing_lives(self) -> None:
         with self.signals.subscribe(QUEUE) as woken:
-            while await self._leave():  # again, for attempts that were just being started
+            while await self._leave():  # ask again, for attempts that were just being started
                 await woken.wait(1.0)
 
     async def _leave(self) -> int:
-        """Ask every live attempt to save and leave. Returns the number of live attempts."""
+        """Ask every live attempt to save its state and leave its slots. Returns the number of live
+        attempts."""
 
         def work(session: Session) -> int:
             now = self.database.time(session)
@@ -286,7 +289,7 @@ class Runtime:
             await asyncio.gather(self._leading, return_exceptions=True)
             if leads and self._autoscaler is not None:
                 await self._autoscaler.withdraw()
-            with contextlib.suppress(DomainError):  # the lease then expires
+            with contextlib.suppress(DomainError):  # the lease will expire
                 await self.leader.release()
         if self.cluster is not None:
             await self.cluster.stop()
@@ -343,8 +346,8 @@ class Runtime:
         return Readiness(ok, checks)
 
     def _storage_state(self) -> Awaitable[StorageStateRow | None]:
-        """Query the database, with only one query at a time: if the database is suspended, each
-        query blocks a thread."""
+        """Query the state of the storage. Only one query runs at a time, because each query blocks
+        a thread if the database is suspended."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self.database.read(storage_repository.state))
         return asyncio.shield(self._asking)
@@ -390,8 +393,8 @@ def _unusable_storage(url: str, error: OSError) -> StartRefused:
 
 
 def _storage_nonce(storage_url: str) -> str:
-    """Return a random string in shared storage, which every node that joins must be able to
-    read."""
+    """Return the random string in the shared storage that every node must be able to read in order
+    to join."""
     path = nonce_path(storage_url)
     if path is None:
         return ""
@@ -405,13 +408,13 @@ def _storage_nonce(storage_url: str) -> str:
 
 
 def tune_interpreter() -> None:
-    """Reduce the time that HTTP responses wait for the loops, which run in the same process.
+    """Reduce the time for which HTTP responses wait for the loops, which run in the same process.
 
     A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
-    request releases the interpreter at each database statement; with Python's default, it would
-    then wait for 5 ms each time. The garbage collector is set to skip existing objects, most of
-    which belong to modules. Otherwise it would traverse them whenever the loops have read many
-    jobs.
+    request releases the interpreter at each database statement. With Python's default, it would
+    have to wait 5 ms each time to get the interpreter back. The garbage collector is set to skip
+    existing objects, most of which belong to modules. Otherwise it would traverse them whenever the
+    loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

@@ -15,9 +15,9 @@ from manual.tables import table
 
 _HEAD = """# Commands
 
-Every command accepts `--json`, for use in programs, and `--url`, for a server other than
-`DRAY_URL`. A JOB is an id, the beginning of an id, a name, or `@last`; `NAME/INDEX` is one job of
-an array. [The guide](../guides/cli.md) shows examples.
+Every command accepts `--json`, which prints JSON for programs, and `--url`, the URL of a server
+other than `DRAY_URL`. A JOB is an id, the beginning of an id, a name, or `@last`; `NAME/INDEX` is
+one job of an array. [The guide](../guides/cli.md) shows examples.
 
 """
 _COMMON = {"--help", "--json", "--url"}

@@ -14,10 +14,10 @@ _HEAD = """# The job document
 This page lists every field of a job document. Omitted fields have their default values. Unknown
 fields are refused with a suggestion, and so is a job that could never fit the cluster. Seconds can
 also be written as a duration (`90s`, `2h`, `1h30m`), and bytes as a size (`500MB`, `8GiB`); the
-stored document has the number.
+stored document contains the number.
 
 Jobs train on CPU unless `resources: {gpus_per_worker: 1}` gives each worker a GPU, or 0.5 [half of
-one](../guides/placement.md#shared-gpus). They start in the order of `priority`; among jobs with the
+one](../guides/placement.md#shared-gpus). Jobs start in the order of `priority`; among jobs with the
 same priority, [the job with the least remaining work](../explanation/scheduling.md) comes first.
 
 `dray init RECIPE` writes a document to start from. `dray schema` prints the JSON Schema, which the

@@ -60,7 +60,8 @@ def _decisions(docs: Path) -> list[str]:
 def _list_parameters(
     app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Turns lines `name: meaning`, with which docstrings describe parameters, into list items."""
+    """Converts the lines of a docstring that describe parameters (`name: meaning`) to list
+    items."""
     found: list[str] = []
     in_item = False
     for line in lines:

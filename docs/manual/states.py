@@ -21,8 +21,8 @@ all of these but CANCELLING     -- fail ----> FAILED
 ```
 
 The table below lists every transition. SUCCEEDED, FAILED and CANCELLED are final. A job that is
-cancelled ends as SUCCEEDED if its training finished before the stop reached it; otherwise it ends
-as CANCELLED, and the attempt keeps its own reason.
+cancelled ends as SUCCEEDED if its training finished before the command to stop arrived; otherwise
+it ends as CANCELLED, and the attempt keeps its own reason.
 
 A trial of a [sweep](../guides/sweeps.md) that performs worse than others is CANCELLED with the
 reason `stopped_early`. A trial that never starts because too many others failed is CANCELLED with

@@ -2,8 +2,9 @@
 
     python docs/pictures/draw.py
 
-writes one SVG per way to the folder of this file. A rank is drawn as the model's four layers, from
-top to bottom, above its input batch. The parts that the rank holds or computes are filled.
+This command writes one SVG file for each way to the folder of this script. A rank is drawn as the
+model's four layers, from top to bottom, above its input batch. The parts of the model and the batch
+that the rank holds or computes are filled.
 """
 
 from __future__ import annotations

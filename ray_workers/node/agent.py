@@ -81,15 +81,15 @@ from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from ray_workers.shared.spool_reader import SpoolRead
 
 ORPHANS_BOUND_S = 10.0
-"""Seconds that processes of dead nodes on this machine may take to end before this node is
-refused."""
+"""Seconds after which this node is refused if processes of dead nodes still exist on this
+machine."""
 QUARANTINE_PERIOD_S = 3.0
 """Seconds between two checks of the slots in quarantine."""
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A node's description of itself, sent when it joins."""
+    """A node's description of itself, which is sent when the node joins."""
 
     node_id: str
     hostname: str
@@ -97,12 +97,12 @@ class NodeReport:
     version: str
     python: str
     storage_nonce: str | None
-    """The contents of the storage's nonce file as read by this node; None if it is unreadable."""
+    """The contents of the storage's nonce file; None if this node can't read the file."""
     problem: str | None
     """Why ranks can't start on this node, such as a failed import of torch; None if they can."""
     full: str | None
-    """Why no file can be written to the folder for reports and temporary files; None if it is
-    possible."""
+    """Why no file can be written to the folder for reports and temporary files; None if files can
+    be written."""
     quarantined: tuple[Quarantined, ...]
     """Slots in quarantine, which are not given to any job."""
     idle_workers: int | None
@@ -125,7 +125,7 @@ class NodeAgent:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._raylet = compat_ray.raylet_pid()
         self._parents = {self._raylet, os.getppid()}
-        """Parents of Ray's workers on this node, which may be forked (`worker_forks`)."""
+        """The possible parents of Ray's workers, some of which are forked (`worker_forks`)."""
         session_records.write_owner(self._directory, self._raylet)
         self._socket_path = socket_path(deployment_id, self._node_id)
         self._forkserver = ForkserverManager(
@@ -173,17 +173,16 @@ class NodeAgent:
         )
 
     async def ping(self) -> float | None:
-        """Return since when the forkserver has been silent. A stopped agent does not answer at
-        all."""
+        """Return since when the forkserver has been silent; None if it answers."""
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
-        """Return why ranks can't start on this node: no forkserver, or live processes of a dead
-        node."""
+        """Return why ranks can't start: no forkserver, or live processes of a dead node."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
-        # This node does not wait for its own orphans; only the slots of their attempts do.
+        # The node's own orphans only keep the slots of their attempts from being released, not the
+        # node from starting ranks.
         await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
@@ -204,7 +203,8 @@ class NodeAgent:
         try:
             tasks = await list_tasks(self._socket_path)
         except ForkFailed:
-            tasks = []  # the ranks died with it; the records list the processes that they started
+            # The ranks died with the forkserver; the records list the processes that they started.
+            tasks = []
         directory = session_records.sessions_dir(self._directory)
         return await asyncio.to_thread(
             attempt_residue.of_attempt, directory, tasks, job_id, attempt, self._gpu_memory, ranks
@@ -212,7 +212,7 @@ class NodeAgent:
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
         """Return the remains of an attempt whose processes have been asked to end. Kill processes
-        that the forkserver has not killed because their rank actor is stopped."""
+        whose stopped rank actors have prevented the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:
             with contextlib.suppress(ForkFailed):
@@ -223,8 +223,8 @@ class NodeAgent:
         return left
 
     async def quarantine(self, job_id: str, attempt: int) -> bool:
-        """Hold an attempt's slots on this node until nothing of the attempt remains, then release
-        them. Return False if nothing remains already."""
+        """Put an attempt's slots on this node into quarantine until nothing of the attempt remains.
+        Return False if nothing remains already."""
         left = await self._end_left(job_id, attempt)
         if not left:
             return False
@@ -291,15 +291,15 @@ class NodeAgent:
     async def stacks(
         self, job_id: str, attempt: int, ranks: Sequence[int], wait_s: float
     ) -> dict[int, str]:
-        """Return the stacks of all threads of these ranks, without ranks that write none within
-        `wait_s`."""
+        """Return the stacks of all threads of these ranks. Ranks that write no stacks within
+        `wait_s` are omitted."""
         directory = page_dir(self._deployment_id, self._node_id, job_id, attempt)
         try:
             found = await stack_collector.collect(
                 self._socket_path, directory, job_id, attempt, ranks, wait_s
             )
         except ForkFailed:
-            return {}  # all ranks died with it
+            return {}  # all ranks died with the forkserver
         masker = self._spools.masker(job_id, attempt)
         shown = {}
         for rank, text in found.items():
@@ -313,7 +313,8 @@ class NodeAgent:
         """Observe an attempt's training processes, including dead ones. Slowness and system metrics
         are included if requested."""
         metrics: dict[int, dict[str, float]] = {}
-        if with_system_metrics:  # first, because the ranks make progress in the meantime
+        # Take the sample first, because the ranks make progress in the meantime.
+        if with_system_metrics:
             metrics = await self._system_metrics.sample(job_id, attempt)
             metrics = {
                 rank: values
@@ -335,8 +336,8 @@ class NodeAgent:
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
-        """Return how many times slower than usual the slowest process of an attempt or of Ray runs
-        on this node because it waits for a CPU (`ray_workers.shared.processes.machine_speed`)."""
+        """Return the factor by which waiting for a CPU slows down the slowest process of an attempt
+        or of Ray on this node (`ray_workers.shared.processes.machine_speed`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:
@@ -345,7 +346,7 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to every process of a rank. Return False if none runs on this node."""
+        """Send a signal to every process of a rank. Return False if this node runs none of them."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:
@@ -353,8 +354,8 @@ class NodeAgent:
 
     async def drop(self, job_id: str, attempt: int) -> None:
         """Delete an attempt's folders, temporary files, pages and spools, including its spools on
-        dead nodes of this machine. Call it once all frames are stored. The spools are deleted last,
-        since attempts are found by them."""
+        dead nodes of this machine. Call this method once all frames are stored. The spools are
+        deleted last, since attempts are found by their spools."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)
@@ -379,7 +380,7 @@ class NodeAgent:
     async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
         """Return the state of a job's needs on the node, and start preparing them if necessary.
         Idempotent."""
-        if silo_gate.has_source(os.environ):  # a setup command is user code
+        if silo_gate.has_source(os.environ):  # a setup command is users' code
             need = JobNeed.CODE if needs.environment is None else JobNeed.ENVIRONMENT
             message = silo_gate.FOR_SILOS_ALONE
             return NodeEnvironment(need, BuildState.FAILED, message, (), (), log="")

@@ -1,4 +1,4 @@
-"""The remains of an attempt on a node. Its slots are released once nothing remains."""
+"""The remains of an attempt on a node. The attempt's slots are released once nothing remains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray_workers.shared.processes.procfs import command, find_members, started_t
 
 @dataclass(frozen=True)
 class AttemptResidue:
-    """Remains of an attempt. Falsy if there are none."""
+    """The remains of an attempt. False as a boolean if there are none."""
 
     pids: tuple[int, ...]
     gpu_bytes: Mapping[str, int]
@@ -55,7 +55,7 @@ def of_attempt(
     """Return the processes and the GPU memory that remain of an attempt, or of these ranks of it.
 
     `directory` has the records of the node's sessions. `tasks` is the forkserver's list, which is
-    empty if the forkserver is dead. Processes left by a dead forkserver are sent SIGKILL.
+    empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has left.
     """
 
     def matches(one: tuple[str, int, int]) -> bool:

@@ -1,4 +1,4 @@
-"""All of Ray's private API that dray uses, each part behind a separate function.
+"""All uses of Ray's private API in dray. Each part of that API is wrapped in a separate function.
 
 Each function's docstring explains why the public API does not suffice. All functions work with Ray
 2.54 to 2.60; if Ray changes the API, tests/unit/workers/node/test_compat_ray.py fails and names the
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 PRESTARTED_LANGUAGE = 0
-"""Python in Ray's common.proto."""
+"""The number of the language Python in Ray's common.proto."""
 RAYLET_PID = "RAY_RAYLET_PID"
 """Environment variable of workers that contains their raylet's pid."""
 
@@ -31,7 +31,7 @@ def actor_id_of(actor: Any) -> str:
 
 def process_of(actor: Any) -> tuple[int, str] | None:
     """Return (pid, node id) of the process that runs an actor; None if there is none. The state API
-    returns the same over HTTP, but requires the dashboard, which may not be running."""
+    returns the same over HTTP, but requires the dashboard, which might not be running."""
     from ray._private.state import actors
 
     entry = actors(actor_id_of(actor))
@@ -49,8 +49,8 @@ def available_by_node() -> dict[str, dict[str, float]]:
 
 
 def drained_nodes() -> dict[str, float]:
-    """Return the nodes that are being drained, with the Unix time of their deadline, or inf if they
-    have none. `ray drain-node` is public, but no public function lists drained nodes."""
+    """Return the nodes that are being drained, each with the Unix time of its deadline (inf if it
+    has none). `ray drain-node` is public, but no public function lists drained nodes."""
     from ray._private.state import state
 
     found: dict[str, int] = state.get_draining_nodes()
@@ -83,9 +83,9 @@ def export_class(actor_class: Any) -> bytes:
 
 
 def use_exported_class(actor_class: Any, descriptor: bytes) -> None:
-    """Create actors of the class from the code that another process of the same Ray job exported.
-    With the public API, Ray exports a class once per process that creates an actor, each time under
-    a different key, and keeps the code until the job ends."""
+    """Make this process create actors of the class from the code that another process of the same
+    Ray job has exported. With the public API, Ray exports a class once per process that creates an
+    actor, each time under a different key, and keeps the code until the job ends."""
     from ray._private.worker import global_worker as worker
 
     meta = actor_class.__ray_metadata__

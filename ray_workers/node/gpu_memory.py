@@ -14,7 +14,8 @@ from ray_workers.node import compat_ray
 
 
 class GpuMemory(Protocol):
-    """Lets a node agent check which GPU memory is held before it releases a slot."""
+    """The interface with which a node agent checks, before it releases a slot, which GPU memory is
+    still held."""
 
     def held(self, gpus: str) -> dict[int, int]:
         """Return the bytes held on these GPUs, by pid. GPUs are named by index or UUID, as in
@@ -52,7 +53,7 @@ def load_nvml() -> Any:
         try:
             nvml: Any = load()
             nvml.nvmlInit()
-        except Exception:  # not installed, or no library, no driver, no permission
+        except Exception:  # the bindings, the library, the driver or the permission is missing
             continue
         return nvml
     return None

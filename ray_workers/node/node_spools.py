@@ -25,8 +25,8 @@ POLL_S = 0.05
 """Minimum seconds between two checks of the spools. Each check makes a few stat calls."""
 MAX_POLL_S = 0.5
 POLL_SHARE = 0.1
-"""Maximum pause as a share of the time without new frames, to leave the CPU to ranks with long
-steps."""
+"""Maximum pause as a fraction of the time without new frames. Longer pauses leave the CPU to ranks
+with long steps."""
 
 
 class NodeSpools:
@@ -52,7 +52,8 @@ class NodeSpools:
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> SpoolRead:
-        """Return new frames from each of an attempt's spools, waiting up to `wait_s` for the first.
+        """Return new frames from each of an attempt's spools. If there are none, wait up to
+        `wait_s` for the first frame.
 
         Frames before `cursor`, which the service has already stored, are deleted.
         """
@@ -112,7 +113,7 @@ class NodeSpools:
             self._maskers.forget(directory)
 
     def _let_out(self, spools: Path, key: str, data: bytes) -> bytes:
-        """Reduce complete lines of a spool to the content that may leave this node."""
+        """Reduce complete lines of a spool to the content that is allowed to leave this node."""
         return mask_frames(self._silos.frames(spools, key, data), self._maskers.of(spools))
 
     def _of_dead_nodes(self) -> list[Path]:

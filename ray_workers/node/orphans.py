@@ -1,8 +1,9 @@
 """Orphans: processes of dead forkservers on this machine, which are found by their records and
 killed.
 
-A process is killed only if it has a session's mark, or if a record names it as a leader by pid and
-start time, since by now the same pid may belong to another process.
+A process is killed only if it has a session's mark, or if a record contains its pid and start time
+as the leader of a session. The pid alone is not sufficient, since it might now belong to another
+process.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def reap(directory: Path) -> list[Orphan]:
 
 
 def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
-    """Kill the orphans of the nodes with these folders, and return the orphans still alive after
-    `within_s`. Blocking."""
+    """Kill the orphans of the nodes with these folders, and return the orphans that are still alive
+    after `within_s` seconds. Blocking."""
     deadline = time.monotonic() + within_s
     while True:
         left = []
@@ -71,8 +72,8 @@ def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
 
 def remove_folders(nodes: Iterable[Path]) -> list[Path]:
     """Delete the folders of these dead nodes, and return the deleted folders. If the service has
-    not yet read all of a node's spools, they are kept, together with the file that names the
-    owner."""
+    not yet read all of a node's spools, the spools are kept, together with the file that names the
+    node's raylet."""
     removed = []
     for node in nodes:
         spools = spools_of(node)

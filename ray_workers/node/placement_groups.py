@@ -1,8 +1,8 @@
-"""Release of an attempt's slots, each once its processes have ended.
+"""Releases the slots of an attempt. Each slot is released once its processes have ended.
 
-Slots are placement groups whose lifetime does not depend on the supervisor, so that when a
-supervisor dies, a GPU is not offered to others while a process still holds it. The service finds a
-group without a supervisor by the group's name and releases it.
+Slots are placement groups whose lifetime does not depend on the supervisor. Therefore, when a
+supervisor dies, a GPU is not offered to other jobs while a process still holds it. The service
+finds a group without a supervisor by the group's name and releases it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.names import agent_name
 
 EMPTY_BOUND_S = 20.0
-"""Seconds after which an attempt's slots are quarantined if its processes still exist; longer than
-the forkserver's own limit (`forkserver.server.STUCK_S`)."""
+"""Seconds after which an attempt's slots are quarantined if its processes still exist. This is
+longer than the forkserver's own limit (`forkserver.server.STUCK_S`)."""
 RELEASE_TIMEOUT_S = 30.0
 """Seconds within which Ray must list slots as free."""
 ANSWER_LIMIT_S = 10.0
@@ -77,8 +77,8 @@ async def release(
     """Release the slots of an attempt whose processes have been asked to end, and return the nodes
     whose slots are in quarantine.
 
-    `node_ids` are all nodes that may be running a process of the attempt. Raise TimeoutError if Ray
-    does not remove the slots in time; the call can be repeated.
+    `node_ids` are all nodes on which a process of the attempt might be running. Raise TimeoutError
+    if Ray does not remove the slots in time; the call can be repeated.
     """
     busy = await busy_nodes(job_id, attempt, node_ids)
     kept = frozenset([node for node in busy if await _quarantine(job_id, attempt, node)])
@@ -106,8 +106,8 @@ async def busy_nodes(
 async def is_empty(
     job_id: str, attempt: int, node_id: str, ranks: Sequence[int] | None = None
 ) -> bool:
-    """Whether the node has no remaining process of the attempt, or of these ranks, or no longer
-    exists."""
+    """Whether no process of the attempt (or of these ranks of it) remains on the node. True if the
+    node no longer exists."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         return not await result_within(ANSWER_LIMIT_S, agent.running.remote(job_id, attempt, ranks))
@@ -116,15 +116,15 @@ async def is_empty(
 
 
 async def _quarantine(job_id: str, attempt: int, node_id: str) -> bool:
-    """Make the node's agent keep the attempt's slots. Return False if nothing of the attempt
-    remains by then."""
+    """Make the node's agent put the attempt's slots into quarantine. Return False if nothing of the
+    attempt remains any more."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         call: Any = agent.quarantine.remote(job_id, attempt)
         return bool(await result_within(ANSWER_LIMIT_S, call))
     except (ValueError, RayActorError, TimeoutError):
-        # The agent does not respond. The slots stay taken, and are released later, like groups
-        # without a supervisor.
+        # The agent does not respond. The slots remain taken, and are released later, like the slots
+        # of an attempt without a supervisor.
         return node_id in await asyncio.to_thread(alive_nodes)
 
 

@@ -1,8 +1,9 @@
-"""The allow-list of environment variables that are passed to a rank. Needs neither Ray nor torch.
+"""The allowlist of environment variables that are passed to a rank. This module needs neither Ray
+nor torch.
 
-The forkserver is started with only these variables, so that a rank finds no others in its own
-environment or in its parent's /proc/PID/environ. The node's storage credentials are on a separate
-list: dray's own code, including ranks of recipes, gets them, but a user's script does not.
+The forkserver is started with only these variables, so that a rank finds no other variables in its
+own environment or in its parent's /proc/PID/environ. The node's storage credentials are on a
+separate list: dray's own code, including ranks of recipes, gets them, but a user's script does not.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from ray_workers.shared.paths import NODE_TMPDIR
 RANK_ENV: Final = "DRAY_RANK_ENV"
 """Comma-separated names of additional variables."""
 NODE_ADDRESS: Final = "DRAY_NODE_ADDRESS"
-"""The address of the node. It is set to the loopback address for an embedded Ray, which has only
-one node; Ray itself would use the machine's address."""
+"""Variable with the address of the node. For an embedded Ray, which has only one node, it is set to
+the loopback address, because Ray itself would use the machine's address."""
 RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
-"""The mark of an embedded Ray, by which processes left by a crash are found. It is not a secret."""
+"""Variable with the mark of an embedded Ray, by which processes that a crash has left are found. It
+is not a secret."""
 RANK_NICENESS: Final = "DRAY_RANK_NICENESS"
-"""Niceness of ranks (nice(1)), if higher than that of Ray's workers. It is set for an embedded Ray,
-in which the processes that manage ranks must keep a higher priority."""
+"""Variable with the niceness of ranks (nice(1)), if it is higher than the niceness of Ray's
+workers. It is set for an embedded Ray, in which the processes that manage ranks need a higher
+priority than the ranks."""
 
 _NAMES: Final = frozenset(
     {
@@ -50,7 +53,8 @@ _NAMES: Final = frozenset(
         *("PYTHONPERFSUPPORT", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH", "PYTHONTRACEMALLOC"),
         *("PYTHONUNBUFFERED", "PYTHONUSERBASE", "PYTHONUTF8", "PYTHONVERBOSE", "PYTHONWARNINGS"),
         *("PYTHON_CPU_COUNT", "PYTHON_GIL"),
-        *("NCCL_IB_PKEY", "UCX_IB_PKEY"),  # a partition of an InfiniBand network, not a secret
+        # The key of a partition of an InfiniBand network, which is not a secret.
+        *("NCCL_IB_PKEY", "UCX_IB_PKEY"),
         RAY_INSTANCE,
         RANK_NICENESS,
         NODE_TMPDIR,
@@ -66,7 +70,8 @@ _SECRET: Final = re.compile(
     r"(KEY|TOKEN|SECRET|CRED|CREDENTIAL|PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|AUTH|COOKIE|\bPAT)"
     r"S?\d*\b"
 )
-"""Words, or ends of words, that exclude a name such as NVIDIA_API_KEY despite its prefix."""
+"""Words, or ends of words, in the names of variables that are excluded despite their prefix, such
+as NVIDIA_API_KEY."""
 _CREDENTIALS: Final = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
 """Prefixes of variables that fsspec's object stores read."""
 
@@ -75,20 +80,21 @@ def _passes(name: str, value: str, added: Collection[str]) -> bool:
     upper = name.upper()  # proxy variables can also be in lower case
     if name in added or (upper in _NAMES and (name == upper or upper.endswith("_PROXY"))):
         return True
-    # A cache can also be a server, whose URL may contain a password.
+    # A cache can also be a server, and its URL can contain a password.
     is_cache_folder = name.endswith(_CACHE_SUFFIXES) and value.startswith(("/", "~"))
     names_secret = _SECRET.search(upper.replace("_", " ")) is not None
     return (name.startswith(_PREFIXES) or is_cache_folder) and not names_secret
 
 
 def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in a node's environment that a rank may see."""
+    """Return the variables in a node's environment that are passed to ranks."""
     added = {name.strip() for name in environment.get(RANK_ENV, "").split(",")}
     return {name: value for name, value in environment.items() if _passes(name, value, added)}
 
 
 def credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the node's own variables for storage access, which only dray's code may see."""
+    """Return the node's own variables for storage access, which are only passed to dray's own
+    code."""
     return {k: value for k, value in environment.items() if k.startswith(_CREDENTIALS)}
 
 

@@ -1,5 +1,5 @@
-"""The gate of a rank that starts on a node: the task that the node allows, and what may leave the
-node.
+"""The gate of a rank that starts on a node: the task that the node allows, and the data that are
+allowed to leave the node.
 
 An ordinary rank receives and reports everything. A silo's data stay on their node (`silo_gate`).
 """
@@ -24,9 +24,10 @@ class RankGate:
     task: RankTask
     """The task, to the extent that the node's owner allows it."""
     passes_output: bool
-    """Whether the rank's output may leave the node. Otherwise the output is kept on the node."""
+    """Whether the rank's output is allowed to leave the node. If it isn't, the output is kept on
+    the node."""
     passes_progress: bool
-    """Whether the rank's actor may show its step, loss and speed outside the node."""
+    """Whether the rank's step, loss and speed are allowed to leave the node through its actor."""
 
 
 def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
@@ -44,8 +45,9 @@ def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
 
 @contextlib.contextmanager
 def keeping_errors(task: RankTask) -> Iterator[None]:
-    """Reraise errors that occur at the start of a rank. A silo's error is replaced, and its message
-    kept on the node, since it may contain information about the node."""
+    """Reraise errors that occur at the start of a rank. A silo's error is replaced by another
+    error, and its message is kept on the node, since the message can contain information about the
+    node."""
     try:
         yield
     except Exception as error:

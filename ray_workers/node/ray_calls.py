@@ -26,17 +26,17 @@ async def result_within(limit_s: float, ref: Any) -> Any:
 
 
 def brief(error: BaseException) -> str:
-    """Return the last line of an error that contains words, without the module of the error's
-    class. Ray's messages contain entire remote tracebacks."""
+    """Return the last line of an error's text that contains words, without the module of the
+    error's class. Ray's messages contain entire remote tracebacks."""
     lines = [line for line in str(error).splitlines() if re.search(r"\w", line)]
     if not lines:
         return type(error).__name__
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", lines[-1].strip())
 
 
-# `ray.kill` asks the process to exit. If a raylet can't connect to the process, it considers the
-# process dead (seen with Ray 2.60), so a stopped process stays alive, with everything its children
-# hold.
+# `ray.kill` asks the process to exit. If the raylet can't connect to the process, it considers the
+# process dead (seen with Ray 2.60). A stopped process therefore remains alive, together with
+# everything that its children hold.
 
 
 def end_actor(actor: Any, *, may_restart: bool = False) -> None:

@@ -1,9 +1,9 @@
 """Masking of a job's secrets in all text that leaves its node: frames, errors, stacks and names.
 
 A rank masks its reports where it can, but a script can put a secret's value into a metric name or a
-tag. Therefore the node agent, through which all text leaves the node, masks it again. The agent
-learns an attempt's secrets from a file next to the spools, which contains their names but not their
-values.
+tag. Therefore the node agent, through which all text leaves the node, masks the text again. The
+agent learns an attempt's secrets from a file next to the spools, which contains their names but not
+their values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Maskers:
             try:
                 folder, names, owner = json.loads((spools / _NAMES).read_text())
             except FileNotFoundError:
-                return Masker({})  # the attempt's ranks get no secrets, or have not started yet
+                # The ranks of the attempt get no secrets, or have not started yet.
+                return Masker({})
             self._known[spools] = Masker(_readable(folder, names, owner))
         return self._known[spools]
 
@@ -72,7 +73,7 @@ def _readable(folder: str, names: list[str], owner: str | None) -> dict[str, str
 
 def mask_frames(data: bytes, masker: Masker) -> bytes:
     """Mask the values of secrets in complete lines of a spool. Removed text is replaced by spaces,
-    so that each line keeps its length, on which offsets depend."""
+    so that each line keeps its length, because offsets in the spool depend on it."""
     if not masker.longest:
         return data
     return b"".join(_masked_line(line, masker) for line in data.splitlines(keepends=True))
@@ -89,7 +90,7 @@ def _masked_line(line: bytes, masker: Masker) -> bytes:
     if masked == body:
         return line
     if kind == FrameKind.ARTIFACT:
-        return nothing  # the file's address contains the value too
+        return nothing  # the address of the artifact's file also contains the value
     text = _encode({**frame, "body": masked}).encode()
     return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 

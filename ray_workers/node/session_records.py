@@ -1,8 +1,9 @@
 """Records of a node's processes, by which processes that outlive their parents are found.
 
-When a forkserver is killed, its ranks die with it, but not the processes they started. When an
-entire node dies, none of its processes is left to kill the others. Therefore each forked session
-has a small file in the node's folder, and the node itself has a file that names its raylet.
+When a forkserver is killed, its ranks die with it, but the processes that the ranks have started
+don't. When an entire node dies, none of its own processes is left to kill the remaining processes.
+Therefore each forked session has a small file in the node's folder, and the node itself has a file
+that names its raylet.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OWNER = "owner.json"
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """A session, with its rank and the forkserver that forked it."""
+    """The record of a session, with its rank and the forkserver that forked it."""
 
     place: str
     boot_id: str
@@ -43,7 +44,7 @@ class SessionRecord:
     gpus: str = ""
     """The rank's CUDA_VISIBLE_DEVICES."""
     shares_gpus: bool = False
-    """Whether other jobs may also have memory on these GPUs."""
+    """Whether other jobs can also have memory on these GPUs."""
 
     @property
     def is_of_this_pid_namespace(self) -> bool:
@@ -64,8 +65,9 @@ class SessionRecord:
         return [name for name in self.gpus.split(",") if name]
 
     def session(self) -> Session:
-        """Return the session to search for when its forkserver is dead. Its number is used only
-        while the leader is alive, since another session may have the same number afterwards."""
+        """Return the session to search for when its forkserver is dead. The session's number is
+        used only while its leader is alive, since another session can get the same number
+        afterwards."""
         return Session(self.pid, self.started, self.mark, started_ticks(self.pid) != self.started)
 
 

@@ -1,7 +1,7 @@
 """Work on a node for which several jobs can wait, such as building an environment.
 
-Each piece of work is done once, however many jobs ask for its state. After a failure, the
-remembered failure is returned for a while before another try.
+Each piece of work is done once, no matter how many jobs ask for its state. After a failure,
+requests get this failure for a while, before another try begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from ray_workers.shared.node_needs import BuildState
 
 FIRST_ANSWER_S = 2.0
-"""Seconds that a request waits for running work, most of which is done by then."""
+"""Seconds for which a request waits for running work. Most work is finished within this time."""
 FAILURE_KEPT_S = 10.0
 """Seconds for which a remembered final failure is returned before another try."""
 RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
@@ -24,16 +24,17 @@ RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
 
 
 KNOWN_S = 600.0
-"""Seconds for which a failure is remembered without further requests."""
+"""Seconds for which a failure is remembered if there are no further requests."""
 WANTED_S: Final = 60.0
-"""Seconds for which work continues without requests, such as while the service restarts."""
+"""Seconds for which work continues if there are no further requests, for example while the service
+restarts."""
 
 Owner = str | None
 
 
 class NotDone(Exception):
-    """The work failed. UNREACHABLE means that a server or a disk is at fault, and another try may
-    help."""
+    """The work failed. UNREACHABLE means that a server or a disk is at fault, so that another try
+    might succeed."""
 
     def __init__(
         self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
@@ -81,7 +82,7 @@ class SharedWork:
         """Return the state of the work, and start the work if necessary. Idempotent.
 
         `work` raises NotDone if it fails, and Abandoned if it was stopped. After any other error,
-        another try is assumed to help.
+        the work is tried again.
         """
         self._forget()
         failure = self._failed.get(key)
@@ -122,8 +123,8 @@ class SharedWork:
 
 
 class WantedWork:
-    """The users that want each piece of work, by key. Use it only from one event loop, except for
-    `is_wanted` and `owners`, which can be called from any thread."""
+    """The users whose jobs need each piece of work, by key. Use it only from one event loop, except
+    for `is_wanted` and `owners`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Owner, float]] = {}

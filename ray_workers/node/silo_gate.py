@@ -1,10 +1,11 @@
-"""The gate of a federated silo, which decides which data of its ranks may leave their node.
+"""The gate of a federated silo, which decides which data of its ranks are allowed to leave their
+node.
 
 A rank whose data must stay on its node writes its reports like any other rank. The node agent,
-through which all reports leave the node, forwards only what the node's owner has opened, and the
-metrics that both the job and the owner name. The agent recognises a silo by a file next to the
-spools, so that nothing depends on the rank's code. The owner decides through environment variables
-of the node's Ray; a job can't change the decision.
+through which all reports leave the node, forwards only the kinds of data that the node's owner has
+opened, and the metrics that both the job and the owner list. The agent recognises a silo by a file
+next to the spools, so that the protection doesn't depend on the rank's code. The owner decides
+through environment variables of the node's Ray; a job can't change the decision.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
 FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and only runs ranks of silos"
 OUTPUT: Final = "output.log"
-"""File with the output of a silo's ranks, and with errors at their start, unless these are
-opened."""
+"""File with the output of a silo's ranks, and with the errors at their start, unless the owner has
+opened them (`Opening.LOGS`)."""
 _NOTE: Final = ".silo-"
 """Prefix of the name of the file for a silo's rank, before the rank's number."""
 _AGGREGATOR: Final = 0
@@ -57,7 +58,8 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
-"""The opening that allows frames of a kind to leave unchanged. Frames of other kinds never do."""
+"""The opening that allows frames of a kind to leave the node unchanged. Frames of other kinds never
+leave unchanged."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class SiloRules:
     metrics: Set[str]
 
     def frames(self, data: bytes) -> bytes:
-        """Reduce complete lines of a spool to what may leave the node. Removed text is replaced by
-        spaces, so that each line keeps its length, on which offsets depend."""
+        """Reduce complete lines of a spool to the content that is allowed to leave the node.
+        Removed text is replaced by spaces, so that each line keeps its length, because offsets in
+        the spool depend on it."""
         return b"".join(self._line(line) for line in data.splitlines(keepends=True))
 
     def _line(self, line: bytes) -> bytes:
@@ -90,14 +93,15 @@ class SiloRules:
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
     def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the part that may leave of a frame whose kind is not open; None if nothing may."""
+        """For a frame whose kind is not open, return the part that is allowed to leave; None if
+        there is none."""
         if kind is FrameKind.METRICS:
             values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
             return {"step": _number(body["step"]), "values": values} if values else None
         return self._closed_error(body) if kind is FrameKind.ERROR else None
 
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        # Keep this short, so that it fits into the line it replaces.
+        # Keep this short, so that it fits into the line that it replaces.
         numbers = ("raised_at", "seat", "incarnation")
         return {
             "cause": Cause(body["cause"]),
@@ -128,14 +132,16 @@ def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
 
 
 def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]:
-    """Return the metrics of a job that may leave: all of them, unless the owner lists some."""
+    """Return the metrics of a job that are allowed to leave: all of them or, if the owner has set a
+    list, the metrics that are also in this list."""
     if METRICS not in environ:
         return frozenset(asked)
     return frozenset(asked & {word.strip() for word in environ[METRICS].split(",")})
 
 
 def has_source(environ: Mapping[str, str]) -> bool:
-    """Whether the node's owner names a silo's data. If so, the node only runs ranks of silos."""
+    """Whether the node's owner has specified a silo's data. If so, the node only runs ranks of
+    silos."""
     return bool(environ.get(SOURCE))
 
 
@@ -154,7 +160,8 @@ def folder_of(task: RankTask) -> Path:
 
 
 def keep(task: RankTask, text: str) -> None:
-    """Append to the silo's output, which stays on its node, if there is disk space."""
+    """Append to the silo's output, which remains on its node. Does nothing if there is no disk
+    space."""
     folder = folder_of(task)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,9 +170,9 @@ def keep(task: RankTask, text: str) -> None:
 
 
 def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
-    """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
-    the node unless they are opened, it gets no files of other jobs, and it sends no metrics that
-    must not leave the node."""
+    """Return a silo's task, restricted to what its node's owner allows. The silo's files remain on
+    the node unless they are opened, the silo gets no files of other jobs, and it sends no metrics
+    that must not leave the node."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
     own = environ.get(SOURCE)
@@ -215,9 +222,9 @@ class SiloGate:
         self._environ = environ
 
     def silo(self, spools: Path, rank: int) -> SiloRules | None:
-        """Return the rules for a rank; None if it is not a silo's, or has not started. A
-        replacement may have a new rank number, so if there is a silo, every rank except the
-        aggregator counts as one."""
+        """Return the rules for a rank; None if the rank is not a silo's rank, or has not started.
+        Since a replacement can have a new rank number, every rank except the aggregator counts as a
+        silo's rank if the attempt has a silo on the node."""
         notes = [path for path in entries(spools) if path.name.startswith(_NOTE)]
         if not notes or rank == _AGGREGATOR:
             return None
@@ -227,6 +234,6 @@ class SiloGate:
         return SiloRules(name, opens, owner_metrics(self._environ, set(metrics)))
 
     def frames(self, spools: Path, key: str, data: bytes) -> bytes:
-        """Reduce a spool's data to what may leave the node."""
+        """Reduce a spool's data to the content that is allowed to leave the node."""
         silo = self.silo(spools, parse_key(key)[0])
         return data if silo is None else silo.frames(data)

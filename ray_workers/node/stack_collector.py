@@ -1,4 +1,4 @@
-"""Collection of the current stacks of all threads of an attempt's ranks.
+"""Collects the current stacks of all threads of an attempt's ranks.
 
 On DUMP_SIGNAL, each rank appends its stacks to a file next to its page
 (`ray_workers.shared.processes.stack_writer`).
@@ -60,9 +60,11 @@ async def collect(
     ranks: Iterable[int],
     wait_s: float,
 ) -> dict[int, str]:
-    """Return the stacks of the ranks that run on this node, without ranks that wrote none in time.
+    """Return the stacks of the ranks that run on this node. Ranks that wrote no stacks in time are
+    omitted.
 
-    A stopped rank is continued, so that its handler can run. Raise ForkFailed without a forkserver.
+    A stopped rank is continued, so that its signal handler can run. Raise ForkFailed if there is no
+    forkserver.
     """
     incarnations: dict[int, int] = {}
     for task in await list_tasks(socket_path):

@@ -1,7 +1,8 @@
 """The port to the cluster: the interface that the service uses, independent of Ray.
 
 `service.cluster.ray.gateway.GatewayCluster`, which communicates with Ray through a child process,
-passes the same conformance suite as the tests' fake and simulated clusters (`tests/contract`).
+and the fake and simulated clusters of the tests all pass the same conformance suite
+(`tests/contract`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ray_workers.shared.quarantine import Quarantined
 
 
 class ClusterUnavailable(Exception):
-    """Raised if the cluster currently can't be reached; try again later. The request may still have
-    arrived."""
+    """Raised if the cluster currently can't be reached. The request might have arrived. Callers
+    should try again later."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +32,23 @@ class ClusterNode:
     resources: Mapping[str, float]
     """All resources of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
     available: Mapping[str, float]
-    """The resources that nothing holds, neither our jobs nor other programs."""
+    """The resources that neither dray's jobs nor other programs hold."""
     accepted: bool
     problem: str | None
-    """Why ranks can't run on the node."""
+    """Why ranks can't run on the node; None if they can."""
     full: str | None
-    """Why the node can't write reports and temporary files. Ranks can still run on it."""
+    """Why the node can't write reports and temporary files; None if it can. Ranks can run on the
+    node in both cases."""
     quarantined: tuple[Quarantined, ...] | None
-    """Slots of ended attempts that are not clean and therefore not available. None before the node
-    has reported."""
+    """Slots of ended attempts that are not available yet, because they have not been cleaned up.
+    None before the node has reported."""
     drained_by: float | None
     """Unix time at which the node will leave, `math.inf` if the time is unknown, None if it won't
     leave. A node that will leave is not accepted."""
     labels: Mapping[str, str]
     """The node's Ray labels, such as `ray.io/market-type`, without the label with its id."""
     is_starting: bool
-    """Whether the only reason why the node is not accepted is that it is starting."""
+    """Whether the node is not accepted only because it is starting."""
     is_released: bool
     """Whether `Cluster.request_nodes` has removed dray's processes from the node. Such a node is
     not accepted."""
@@ -60,11 +62,12 @@ class ClusterSnapshot:
     """The state of the cluster at one time."""
 
     session: str
-    """Changes when the cluster is restarted. No process of an earlier session is alive."""
+    """Identifies the run of the cluster. It changes when the cluster is restarted, and no process
+    of an earlier session is alive."""
     address: str
     dashboard_url: str | None
     shared: bool
-    """Whether others can use the cluster, so that free slots can disappear."""
+    """Whether other programs can use the cluster, so that free slots can disappear."""
     nodes: tuple[ClusterNode, ...]
 
 
@@ -92,9 +95,10 @@ class Cluster(Protocol):
         """Return the nodes and their resources, and prepare new nodes for running ranks."""
 
     async def launch(self, spec: AttemptSpec) -> None:
-        """Start an attempt. If the answer is lost, the attempt is ended and never launched again.
+        """Start an attempt. If the answer is lost, the attempt is ended, and not launched a second
+        time.
 
-        A launch after `give_up` is refused, because the next attempt may already be running.
+        A launch after `give_up` is refused, because the next attempt might already be running.
         """
 
     async def give_up(self, ref: AttemptRef) -> None:
@@ -118,7 +122,8 @@ class Cluster(Protocol):
         """Forget an attempt whose outcome is stored. Idempotent."""
 
     async def attempts(self) -> list[AttemptRef]:
-        """Return all attempts of this deployment that the cluster still knows."""
+        """Return all attempts of this deployment of which the cluster still has records or
+        slots."""
 
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
@@ -126,10 +131,11 @@ class Cluster(Protocol):
         """Request from Ray's autoscaler a cluster that could hold all these bundles if it were
         empty.
 
-        Each bundle has a count, and only fits on nodes with its labels. Without bundles, Ray
-        chooses the size. The call also ends dray's own processes on the released nodes, because Ray
-        would otherwise never consider these nodes idle. A node that is not released in a later call
-        gets the processes again. Idempotent.
+        `bundles` contains pairs of a bundle and a count. A bundle only fits on nodes with its
+        labels. Without bundles, Ray chooses the size of the cluster. The call also ends dray's own
+        processes on the nodes in `released`, because Ray would otherwise never consider these nodes
+        idle. When a later call doesn't release a node, dray's processes are started on it again.
+        Idempotent.
         """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
@@ -138,7 +144,7 @@ class Cluster(Protocol):
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
         """Stop preparing these needs on a node, because no job of their owner waits for them any
-        more, unless others need them. Idempotent."""
+        more. If jobs of other owners need them, the preparation continues. Idempotent."""
 
     async def kept_jobs(self) -> list[str]:
         """Return the jobs that have a working directory on some node."""

@@ -15,7 +15,7 @@ _WHAT_TO_DO = "restore its home folder from a backup, or move it away to start w
 
 
 class DatabaseUnusable(StartRefused):
-    """The service can't start on this database."""
+    """The service can't start, because its database can't be used."""
 
 
 def is_damage(error: DBAPIError) -> bool:
@@ -24,7 +24,7 @@ def is_damage(error: DBAPIError) -> bool:
 
 
 def sentence(url: URL, error: DBAPIError) -> str:
-    """Return a message that names the database, its error, and what to do."""
+    """Return a message with the name of the database, the error, and what to do."""
     cause = str(error.orig).strip().split("\n")[0]
     if url.get_backend_name() != "sqlite":
         name = url.render_as_string(hide_password=True)
@@ -42,8 +42,9 @@ def sentence(url: URL, error: DBAPIError) -> str:
 def refuse_emptied(url: URL, used_storage: Path | None) -> None:
     """Raise DatabaseUnusable if the SQLite file was emptied.
 
-    SQLite opens an empty file as a new database. It really is new only if the service never used
-    it; in that case, the file that the service writes to its storage is missing too.
+    SQLite opens an empty file as a new database. The database really is new only if the service
+    never used it. In that case, `used_storage`, the file that the service writes to its storage, is
+    also missing.
     """
     if url.get_backend_name() != "sqlite" or used_storage is None:
         return

@@ -60,7 +60,7 @@ def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # `begin` below sends BEGIN
+        connection.isolation_level = None  # the function `begin` sends BEGIN
         pragmas = ["foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"]
         if writes:
             pragmas += ["journal_mode=WAL", "synchronous=FULL"]
@@ -72,7 +72,7 @@ def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine
     def begin(connection: Any) -> None:
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    # SQLAlchemy's `begin` event would be slower: an engine with an event looks up listeners for
-    # each statement.
+    # A listener for SQLAlchemy's `begin` event would be slower, because an engine with listeners
+    # looks them up for each statement.
     engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
     return engine

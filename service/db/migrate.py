@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 ADVISORY_LOCK = 0x64726179
-"""Key of the lock (an arbitrary number) that makes concurrently starting processes migrate one by
-one."""
+"""Key of the lock with which processes that start at the same time migrate one after another. The
+number is arbitrary."""
 
 
 FIRST = "0042"
 """The oldest revision that can be upgraded."""
 LAST_BEFORE = "1beec0b5"
-"""The last commit that can upgrade older revisions to `FIRST`."""
+"""The last commit of dray whose code can upgrade older revisions to `FIRST`."""
 
 
 class SchemaTooNew(StartRefused):

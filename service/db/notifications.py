@@ -1,10 +1,10 @@
 """Signals that wake waiting tasks in this process and, through PostgreSQL, in other processes.
 
 A signal only means that something about a topic might have changed; the woken task then reads the
-database. Since every task also reads again when its wait times out, a lost signal costs a little
-time but never affects correctness. A signal is sent after its transaction has been committed:
-within the transaction, NOTIFY would need another round trip, and PostgreSQL serialises the commits
-of transactions with NOTIFY.
+database. Every task also reads the database again when its wait times out, so a lost signal causes
+a short delay but no error. A signal is sent after its transaction has been committed: within the
+transaction, NOTIFY would need another round trip, and PostgreSQL serialises the commits of
+transactions with NOTIFY.
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0
 LAST_WORDS_S = 5.0
-"""How long an exiting process waits for each thread, for example for a last NOTIFY."""
+"""Maximum time in seconds that an exiting process waits for each of these threads, for example
+until it has sent a last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
-"""Pause between NOTIFY statements. Transactions that commit in the meantime share the next one."""
+"""Pause between NOTIFY statements, in seconds. The topics of all transactions that commit during a
+pause are sent with the next statement."""
 MAX_PAYLOAD = 7999
 """Maximum size of a NOTIFY message in PostgreSQL, in bytes."""
 LOOK_AGAIN_S = 5.0
-"""How long a task with a waiting caller relies on signals, which a killed process might not have
-sent."""
+"""Time in seconds after which a task with a waiting caller reads the database without a signal,
+because a process might have been killed before it sent the signal."""
 
 
 class Subscription:
-    """A subscription to topics. No signal that is published after it was opened is missed."""
+    """A subscription to topics. It receives every signal that is published after it was opened."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
         self._signals = signals
@@ -69,19 +71,19 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._is_woken = False
-        """Whether the event is set or about to be set; avoids needless system calls to wake the
-        loop."""
+        """Whether the event is set or about to be set. Needless system calls to wake the loop are
+        thereby avoided."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Return True as soon as a topic has been published since the last wait, or False after
-        `timeout_s`."""
+        """Wait until a topic is published. Returns True if one was published since the last call,
+        or False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
             return False
-        # This must precede `clear`: a `wake` in between then sets the event again, which is
-        # harmless.
+        # This must precede `clear`. Otherwise, a `wake` between both statements would be lost; in
+        # this order, it only sets the event again.
         self._is_woken = False
         self._event.clear()
         return True
@@ -166,7 +168,7 @@ class PostgresAnnouncer:
         self._thread = threading.Thread(target=self._run, name="dray-announce", daemon=True)
         self.mark = f"from:{secrets.token_hex(8)}"
         """A word in each message that identifies the sender. The backend process id that PostgreSQL
-        adds to messages is not suitable: ids are reused, and change with each connection."""
+        adds to messages does not, because such ids are reused and change with each connection."""
 
     def announce(self, topics: Collection[str]) -> None:
         """Queue topics to be sent. Can be called from any thread."""
@@ -179,7 +181,7 @@ class PostgresAnnouncer:
         self._woken.set()
 
     def stop(self) -> None:
-        """Send the queued topics, if the database responds, and end the thread."""
+        """Send the queued topics if the database responds, and end the thread."""
         self._stop.set()
         self._woken.set()
         if self._thread.ident is not None:
@@ -227,8 +229,8 @@ def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
 
 
 class PostgresListener:
-    """A thread that publishes topics from the NOTIFY messages of other processes, ignoring messages
-    sent by `own`.
+    """A thread that receives the NOTIFY messages of other processes and publishes their topics.
+    Messages that `own` has sent are ignored.
 
     After a reconnection, it wakes all subscribers, because signals might have been missed.
     """

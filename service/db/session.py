@@ -2,7 +2,7 @@
 
 `write` and `read` run a function of a Session as exactly one transaction, in a thread. The function
 can be run again after a lost connection or a deadlock, even though the first commit might have
-succeeded. It must allow for this, so every write is a compare-and-set.
+succeeded. The function must allow for that, so every write is a compare-and-set.
 
 SQLite has one writing connection behind a lock, and only this connection checkpoints the
 write-ahead log; readers have separate, read-only connections. Each commit is synced to disk
@@ -53,7 +53,7 @@ MAX_TRIES = 5
 FIRST_PAUSE_S = 0.05
 MAX_SHARED_WRITES = 50
 MAX_SHARED_S = 0.05
-"""How many writes can share a commit on SQLite, and how long writes can join it."""
+"""On SQLite, up to MAX_SHARED_WRITES writes that run within MAX_SHARED_S seconds share a commit."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
 """SQLSTATEs that are retried: serialization failure, deadlock, server stopping or starting, lock
 not available, idle transaction."""
@@ -62,7 +62,7 @@ OF_VALUES = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(AssertionError, RecursionError, StatementError),
 )
-"""Errors that are raised when code processes or stores unexpected values."""
+"""Types of errors that unexpected values can cause when they are processed or stored."""
 
 _TOPICS = "topics"
 _TOUCHED = "touched"
@@ -71,24 +71,26 @@ _MEASURED = "measured"
 
 
 def notify(session: Session, *topics: str) -> None:
-    """Publish these topics when the transaction is committed, and not if it is rolled back."""
+    """Publish these topics when the transaction is committed. If it is rolled back, they are not
+    published."""
     session.info.setdefault(_TOPICS, {}).update(dict.fromkeys(topics))
 
 
 def touch(session: Session, *job_ids: str) -> None:
-    """Declare that this transaction changes only responses about these jobs and about jobs whose
+    """Declare that this transaction affects only responses about these jobs and about jobs whose
     topics it notifies. Does not wake any task."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
 
 
 def at_end(session: Session, work: Callable[[Session], None]) -> None:
-    """Run `work` at the end of this transaction, only once even if it is requested repeatedly."""
+    """Run `work` at the end of this transaction. If the same function is passed repeatedly, it runs
+    only once."""
     session.info.setdefault(_AT_END, {})[work] = None
 
 
 def measure(session: Session, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
-    """Add to this process's meter when the transaction is committed, and not if it is rolled
-    back."""
+    """Add to a metric of this process when the transaction is committed. If it is rolled back,
+    nothing is added."""
     measured = session.info.setdefault(_MEASURED, [])
     measured.append(cells_of(metric, amount, label))
 
@@ -107,8 +109,8 @@ class Database:
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self.clock = clock
-        """The clock of this process. Use `time` for decisions that involve times written by other
-        processes."""
+        """The clock of this process. For decisions that involve times written by other processes,
+        use `time` instead."""
         self.url = normalise_url(url)
         self.signals = Signals()
         self.meter = Meter()
@@ -191,9 +193,10 @@ class Database:
     def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
         """Call `watcher` after each commit of this process, before the writer continues.
 
-        Its argument is the set of jobs that the transaction touched or whose topics it notified:
-        responses about these jobs might have changed. It is None if the transaction did neither, so
-        that any response might have changed.
+        Its argument is the set of jobs that the transaction touched or whose topics it notified,
+        because responses about these jobs might have changed. The argument is None if the
+        transaction neither touched jobs nor notified topics, because any response might have
+        changed.
         """
         self._watchers.append(watcher)
 
@@ -271,11 +274,11 @@ class Database:
         return self._retrying(lambda: self._write_once(work))
 
     def _write_shared(self, taken: Sequence[_Queued[Any]]) -> bool:
-        """Perform as many writes as there is time for in one transaction, and put the others back
-        into the queue.
+        """Perform as many writes in one transaction as fit within MAX_SHARED_S, and put the others
+        back into the queue.
 
-        Returns False after a database error, which rolls all of them back; each must then run in
-        its own transaction.
+        Returns False after a database error. All writes of the transaction are then rolled back,
+        and each must run in its own transaction.
         """
         until = time.monotonic() + MAX_SHARED_S
         written: list[tuple[_Queued[Any], Any, Session]] = []
@@ -335,7 +338,8 @@ class _Queued(Generic[T]):
         self.answer: Future[T] = Future()
 
     def is_wanted(self) -> bool:
-        """Whether the caller is still waiting. If so, it can no longer cancel the write."""
+        """Return whether the caller is still waiting. If it is, it can't cancel the write any
+        more."""
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
 
     def settle(self, write: Callable[[Work[T]], T]) -> None:

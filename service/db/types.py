@@ -22,7 +22,8 @@ _SERVER_NOW = select(func.clock_timestamp())
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware datetime, stored in UTC as `timestamptz`, or on SQLite as fixed-width text.
 
-    Both representations sort and compare like times. Naive datetimes raise ValueError.
+    In both representations, values sort and compare in the order of their times. Naive datetimes
+    raise ValueError.
     """
 
     impl = DateTime(timezone=True)
@@ -67,11 +68,12 @@ class StateType(TypeDecorator[JobState]):
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse JSON like `json.loads`, but in half the time, since rows have many JSON columns."""
+    """Parse JSON like `json.loads`, but in half the time. Speed matters, since rows have many JSON
+    columns."""
     try:
         return pydantic_core.from_json(text)
     except ValueError:
-        return json.loads(text)  # accepts lone surrogates
+        return json.loads(text)  # unlike the faster parser, it accepts lone surrogates
 
 
 def storable(text: str) -> bool:

@@ -36,7 +36,8 @@ Loops = Sequence[tuple[str, Coroutine[Any, Any, None]]]
 
 
 def own_name() -> str:
-    """Return a unique name for a holder, which shows its host and process id."""
+    """Return a unique name for this process as a holder of the lease. The name contains the host
+    and the process id."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
@@ -96,15 +97,15 @@ class Leader:
                 await woken.wait(wait_s)
 
     async def _ask(self) -> None:
-        """Take the lease if it is free. A cancelled call still waits for the answer: this process
-        could not release a lease that it doesn't know about, and others would have to wait until it
-        expires.
+        """Take the lease if it is free. A call that is cancelled still waits for the answer.
+        Otherwise, this process might have taken a lease without recording it. It would then never
+        release the lease, and other processes would have to wait until the lease expires.
         """
         asking = asyncio.ensure_future(self._database.write(self._take))
         try:
             self.lease = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # the cancellation is raised below
+            with contextlib.suppress(Exception):  # the cancellation is raised by the next statement
                 self.lease = await asking
             raise
 
@@ -124,10 +125,11 @@ class Leader:
         return leases.taken(found, self.name, now, self._timings.lease_held_for)
 
     def _take(self, session: Session) -> Lease | None:
-        """Take the lease after all writes under the previous lease. Later writes wait for it.
+        """Take the lease once all writes under the previous lease have ended. Later writes wait
+        until the lease is taken.
 
-        Writes under an expired lease are aborted, because their process may be suspended in the
-        middle of a write. A process that is alive finds out that it has lost the lease.
+        Writes under an expired lease are aborted, because their process might be suspended in the
+        middle of a write. If that process is alive, it detects that it has lost the lease.
         """
         touch(session)
         if self._taken(repository.get(session), self._database.time(session)) is None:
@@ -175,8 +177,8 @@ class Leader:
         return self.lease is not None
 
     def _extend(self, session: Session, lease: Lease) -> Lease | None:
-        """Return the renewed lease, or None if it was lost. This takes no lock that a write could
-        hold for long."""
+        """Return the renewed lease, or None if it was lost. This method takes no lock that a write
+        could hold for a long time."""
         touch(session)
         now = self._database.time(session)
         then = leases.renewed(lease, now, self._timings.lease_held_for)

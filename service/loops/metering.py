@@ -49,7 +49,7 @@ class Metering:
 
     async def flush(self) -> None:
         """Add this process's measurements to the totals of all processes. If the database fails,
-        they are kept for the next call."""
+        the measurements are kept for the next call."""
         cells = self._database.meter.take()
         if not cells:
             return

@@ -30,18 +30,19 @@ logger = logging.getLogger(__name__)
 CALL_LIMIT_S = 120.0
 """Time limit for a call to MLflow, in addition to the time for its points or its file."""
 POINTS_PER_S = 30.0
-"""Minimum rate at which MLflow must accept points, or the call is given up."""
+"""Minimum rate at which MLflow must accept points. If it is slower, the call is given up."""
 UPLOAD_BYTES_PER_S = 1 << 20
-"""Minimum rate at which artifacts must be uploaded, or the call is given up."""
+"""Minimum rate at which artifacts must be uploaded. If the upload is slower, the call is given
+up."""
 NEW_JOBS = 500
 """Maximum number of new jobs that one round adds to the export."""
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Pauses for all jobs while MLflow does not answer."""
+"""Pauses in seconds for all jobs while MLflow does not answer."""
 AWAY_PAUSES_S: Sequence[float] = (1.0, 5.0, 30.0)
-"""Pauses for one job after consecutive calls without an answer. Other jobs may still get
-answers."""
+"""Pauses in seconds for one job after consecutive calls without an answer. Calls for other jobs
+might be answered."""
 REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
-"""Pauses for one job after consecutive refusals."""
+"""Pauses in seconds for one job after consecutive refusals."""
 
 
 class MlflowCalls(Protocol):
@@ -60,7 +61,7 @@ class MlflowExporter:
         self._mlflow = mlflow
         self._timings = timings
         self._seen: dict[str, Any] = {}
-        """The row of each job as of when its MLflow run was complete."""
+        """The row of each job at the time when its MLflow run was last complete."""
         self._num_failures = 0
         """Number of consecutive calls that MLflow did not answer."""
         self.is_away = False
@@ -86,8 +87,8 @@ class MlflowExporter:
         return PAUSES_S[min(self._num_failures // MLFLOW_CALLS, len(PAUSES_S)) - 1]
 
     async def run_once(self) -> bool:
-        """Export one part of each job that MLflow may not have completely; fewer if MLflow doesn't
-        answer. Returns whether more can be exported without a pause."""
+        """Export one part of each job that might not be completely exported. Stops early if MLflow
+        doesn't answer. Returns whether more parts can be exported without a pause."""
         new = await self._database.read(lambda s, _: repository.new_jobs(s, NEW_JOBS))
         if new:
             await self._database.write(lambda s, _: repository.add(s, new))
@@ -113,7 +114,7 @@ class MlflowExporter:
                 else:
                     self._seen[job_id] = now[job_id]
                 self.is_away, self._num_failures = False, 0
-            except Exception as error:  # can also be a fault in this job's data
+            except Exception as error:  # the cause can also be an error in this job's data
                 await self._note_failure(job_id, error)
             if self._num_failures >= MLFLOW_CALLS:
                 break
@@ -187,7 +188,7 @@ def _without_password(text: str) -> str:
 
 def _note_run(session: Session, job_id: str, run_id: str) -> None:
     row = repository.get(session, job_id)
-    if row is not None:  # otherwise the job was deleted meanwhile
+    if row is not None:  # otherwise, the job has been deleted in the meantime
         row.run_id = run_id
 
 

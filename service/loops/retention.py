@@ -28,7 +28,7 @@ from service.telemetry import refused_logs
 logger = logging.getLogger(__name__)
 
 MOST_SHARE = 0.02
-"""Maximum share of the time that may be spent measuring the storage, which can involve many
+"""Maximum share of the time that is spent measuring the storage, since a measurement can read many
 rows."""
 BATCH = 100
 """Maximum number of jobs that one rule deletes in one round."""
@@ -97,7 +97,8 @@ class Retention:
         return self._clock() if self._clock else await self._database.read(self._database.time)
 
     async def _store_refused_logs(self) -> None:
-        """Move the refused logs of the next jobs to the storage, until it refuses one again."""
+        """Move the refused logs of the next jobs to the storage, until the storage refuses a log
+        again."""
         after = self._tried_log_of
         found = await self._database.read(
             lambda s: chunks_repository.jobs_with_refused_chunks(s, after, BATCH)
@@ -120,8 +121,8 @@ class Retention:
         return await with_files(self._storage, store)
 
     async def delete_expired(self) -> int:
-        """Delete finished jobs that are too old or exceed the maximum number, up to a batch of
-        each.
+        """Delete finished jobs that are too old, and jobs that exceed the maximum number, up to
+        BATCH jobs for each rule.
 
         A job from whose checkpoint an unfinished job starts is never deleted.
         """
@@ -140,7 +141,8 @@ class Retention:
     async def _delete(self, found: list[tuple[str, str]], why: str) -> int:
         deleted = 0
         for job_id, project in found:
-            # A user may have deleted the job meanwhile, or started another job from its checkpoint.
+            # A user might have deleted the job in the meantime, or submitted another job that
+            # starts from its checkpoint.
             with contextlib.suppress(NotFound, CheckpointInUse):
                 await self._jobs.delete(job_id, actor="the retention")
                 deleted += 1

@@ -56,8 +56,8 @@ MAX_BATCH_S = 10.0
 webhooks."""
 KEPT_FOR = timedelta(days=7)
 KEPT_OF_A_WEBHOOK = 500
-"""Maximum number of settled messages that are kept for each webhook: the newest ones, for at most
-`KEPT_FOR`."""
+"""Maximum number of settled messages that are kept for each webhook. The newest messages are kept,
+for at most `KEPT_FOR`."""
 MAX_SWEPT = 5_000
 """Maximum number of old messages that one query returns."""
 MAX_ANSWER_CHARS = 1000
@@ -106,14 +106,15 @@ class WebhookSender:
         self._last_served: dict[str, float] = {}
         """When each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}
-        """Until when a webhook rests after a failure in this process, by the same clock. Otherwise,
-        if the database can't store the answer, the message would immediately be sent again."""
+        """Time, by the same clock, until which a webhook rests after a failure in this process.
+        Without this rest, the message would be sent again immediately if the database can't store
+        the answer."""
         self._sweep_at = 0.0
         """When old messages will be deleted next, by the same clock."""
 
     async def run(self) -> None:
-        """Run until cancelled. Messages that are being sent at that time will be sent again
-        later."""
+        """Run until cancelled. Messages that are being sent when the loop is cancelled will be sent
+        again later."""
         self._sweep_at = asyncio.get_running_loop().time() + self._timings.webhook_sweep_s
         try:
             with self._signals.subscribe(WEBHOOKS) as woken:
@@ -257,7 +258,7 @@ class WebhookSender:
         hook = repository.get(session, webhook_id, lock=True)
         row = repository.delivery(session, webhook_id, number)
         if hook is None or row is None:
-            return False  # it was deleted meanwhile
+            return False  # the message has been deleted in the meantime
         row.tries += 1
         row.tried_at = now
         row.answer_status, row.answer_error = answer.status, answer.error
@@ -277,7 +278,8 @@ class WebhookSender:
         if why is not None and hook.disabled_at is None:
             self._disable(session, hook, row.job_id, *why, now)
         elif row.next_try_at is None and not repository.num_waiting(session, [hook.id]):
-            # It may be days until the next message; a failure then starts a new series.
+            # The failures are reset now, because the next message might be days away, and a failure
+            # of that message starts a new series.
             hook.failures, hook.failing_since, hook.paused_until = 0, None, None
         return False
 

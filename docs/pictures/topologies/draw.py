@@ -2,10 +2,10 @@
 
     python docs/pictures/topologies/draw.py
 
-writes one SVG per way to the folder of this file. The left side shows the ranks and their messages.
-The right side is a timeline: a block is the computation of a step, a bar between rows is a message,
-and a gap in a row means that the rank waits. Rank 1 takes 2.5 times as long as the others. The
-colours follow the reader's preference for light or dark.
+This command writes one SVG file for each way to the folder of this script. The left side shows the
+ranks and their messages. The right side is a timeline: a block is the computation of a step, a bar
+between rows is a message, and a gap in a row means that the rank waits. Rank 1 takes 2.5 times as
+long as the others. The colours follow the reader's preference for light or dark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEND = 0.35
 SPAN = 11.0
 """Length of the timeline."""
 BOUND = 1
-"""Number of steps by which a bounded worker may be ahead."""
+"""Maximum number of steps by which a bounded worker can be ahead of the slowest worker."""
 UNIT, ROW, BLOCK = 36, 34, 20
 GRAPH, MARGIN, LABEL = 190, 16, 52
 HEIGHT = 2 * MARGIN + 4 * ROW + 22
@@ -88,7 +88,7 @@ def together(ranks: int, every: int = 1) -> Play:
 
 
 def neighbours(of: Callable[[int], Sequence[int]]) -> Play:
-    """A rank begins a step once it has its neighbours' copies from before that step."""
+    """A rank begins a step once it has received its neighbours' copies of the previous step."""
     play, ends = Play([], []), [0.0] * 4
     for _ in range(20):
         starts = [max(ends[other] for other in (rank, *of(rank))) for rank in range(4)]

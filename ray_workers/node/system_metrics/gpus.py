@@ -1,6 +1,6 @@
 """GPU usage, from NVIDIA's management library (NVML).
 
-A call to NVML may never return, for example after the driver has lost a GPU. Therefore a single
+A call to NVML might never return, for example after the driver has lost a GPU. Therefore a single
 thread makes all calls, and readers wait for it only briefly.
 """
 
@@ -17,7 +17,7 @@ from ray_workers.node.system_metrics.processes import Values
 WAIT_S = 0.3
 """Seconds that a reader waits for NVML."""
 MAX_AGE_S = 15.0
-"""Age in seconds beyond which values are not returned, since they would hide that NVML hangs."""
+"""Maximum age in seconds of values that are returned. Older values would hide that NVML hangs."""
 GIVEN_UP_S = 60.0
 """Seconds after which the node's log reports that NVML does not respond."""
 TEMPERATURE_OF_CHIP = 0
@@ -48,13 +48,14 @@ class GpuMeter:
         """The time of the reading and the values, by GPU name."""
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Return current or recent values of each GPU that NVML knows: `utilization` (0 to 1),
+        """Return current or recent values of each GPU that NVML can read: `utilization` (0 to 1),
         `memory_used` (bytes), `power_w` and `temperature_c`. Values that a GPU does not measure are
         omitted."""
         with self._lock:
             if not names or self._is_absent:
                 return {}
-            self._lock.wait_for(self._is_idle, self._wait_s)  # another attempt may be reading
+            # A sample of another attempt might be in progress.
+            self._lock.wait_for(self._is_idle, self._wait_s)
             if self._is_idle():
                 self._begin(names)
                 self._lock.wait_for(self._is_idle, self._wait_s)
@@ -111,7 +112,7 @@ def _values_of(nvml: Any, name: str) -> Values:
         for what, ask in asked.items():
             try:
                 found[what] = ask(gpu)
-            except Exception:  # the GPU does not measure it, or the driver returns None
+            except Exception:  # the GPU does not measure this value, or the driver returns None
                 continue
     except Exception:  # the GPU does not exist or is lost; keep the thread running
         return {}

@@ -16,7 +16,7 @@ DISK = ("system/node/disk_read", "system/node/disk_written")
 NETWORK = ("system/node/network_received", "system/node/network_sent")
 
 SECTOR_BYTES = 512
-"""Unit of /proc/diskstats, whatever the disk's sector size."""
+"""Unit of /proc/diskstats, regardless of the disk's own sector size."""
 LOOPBACK = "lo"
 
 Counters = Mapping[str, tuple[int, int]]
@@ -77,7 +77,7 @@ class MachineMeter:
 
     def _memory(self) -> MemoryUsage | None:
         """Return the memory of the machine or of the enclosing control group, whichever has less
-        available."""
+        available memory."""
         sizes = {}
         for line in _lines(self._proc / "meminfo"):
             name, size, *_ = line.split()

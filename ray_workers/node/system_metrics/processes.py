@@ -1,4 +1,5 @@
-"""Resource usage of a rank's process and all processes it started, and rates from counters."""
+"""Resource usage of a rank's process and of all processes that it started, and rates computed from
+counters."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ class RankReading:
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:
-        """Return the rates since an earlier reading; empty if it is of a different process. A
-        process that ends uncounted does not make a rate negative."""
+        """Return the rates since an earlier reading; empty if that is a reading of a different
+        process. Rates are never negative, even if a process ended whose usage is no longer
+        counted."""
         if before.started != self.started:
             return {}
         grown = {
@@ -94,7 +96,8 @@ def _roots(record: SessionRecord, parent: int) -> list[int]:
 def growth(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[int]:
     """Return the total growth of the devices' counters, in the order of each device's counters.
 
-    A device that was added, or whose counters were reset or wrapped, counts only from then on.
+    If a device was added, or if its counters were reset or wrapped, only the growth since then is
+    counted.
     """
     grown = [
         [max(0, after - earlier) for earlier, after in zip(before[name], counters, strict=True)]

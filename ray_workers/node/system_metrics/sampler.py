@@ -15,12 +15,13 @@ from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.processes import RankReading, Values, read_rank, rounded
 
 LIMIT_S = 1.0
-"""Maximum seconds to wait for a sample, which must not delay the observation that contains it."""
+"""Maximum time in seconds to wait for a sample, since it must not delay the observation that
+contains it."""
 
 LEAST_PASSED_S = 1.0
-"""Minimum seconds between the two readings of a rate. Over a shorter time, the resolution of the
-CPU clock makes the rate meaningless. This can happen because an agent that was stopped answers all
-waiting calls at once."""
+"""Minimum time in seconds between two readings from which a rate is computed. Over a shorter time,
+the resolution of the CPU clock makes the rate meaningless. Readings can be close together because
+an agent that was stopped answers all waiting calls at once."""
 
 Attempt = tuple[str, int]
 
@@ -30,7 +31,7 @@ class _Reading:
     """The state of an attempt on this node at a point in time."""
 
     at: float
-    """Monotonic seconds."""
+    """When the reading was taken, by a monotonic clock."""
     machine: MachineReading
     ranks: Mapping[int, RankReading]
 
@@ -55,9 +56,9 @@ class SystemMetricsSampler:
         self._under_way: dict[Attempt, asyncio.Future[dict[int, Values]]] = {}
 
     async def sample(self, job_id: str, attempt: int) -> dict[int, Values]:
-        """Return the values by rank; the lowest rank also has the values of the node. Empty if the
-        attempt has no rank on this node, or if its last sample has not finished, because reading
-        /proc can block on the process that is read."""
+        """Return the values by rank; the lowest rank also has the values of the node. The result is
+        empty if the attempt has no rank on this node, or if its last sample has not finished, which
+        can happen because reading /proc can block on the process that is read."""
         key = (job_id, attempt)
         if key in self._under_way:
             return {}

@@ -1,14 +1,14 @@
 """The script that a raylet runs for each worker process that it needs.
 
 The script passes its arguments to the node's worker parent (`worker_parent`), which has already
-imported Ray and forks the worker. Then the script exits. This takes 0.02 s of CPU time instead of
-the 0.4 s for importing Ray. The script starts a parent if there is none. If the parent does not
+imported Ray and forks the worker. Then the script exits. It takes 0.02 s of CPU time, while
+importing Ray takes 0.4 s. If there is no parent, the script starts one. If the parent does not
 fork, this process runs Ray's own script and becomes the worker itself.
 
 A worker is never started twice: the forked process continues only if it was able to notify this
-process, and this process starts the worker only once no notification can arrive any more.
+process, and this process becomes the worker only once no notification can arrive any more.
 
-The script imports only what it needs, since the time is spent for each worker.
+The script imports as little as possible, since its imports cost time for each worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not sys.flags.isolated:
-    del sys.path[0]  # this script's folder, whose modules could shadow others
+    del sys.path[0]  # the folder of this script, whose modules could shadow other modules
 
 import contextlib
 import fcntl
@@ -36,20 +36,20 @@ NO_JOB = "ffffffff"
 FORKED = b"+"
 """The byte with which the forked process notifies this process."""
 CONNECT_LIMIT_S = 5.0
-"""Seconds within which a newly started parent must listen."""
+"""Seconds within which a newly started parent must begin to listen."""
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
 """Seconds within which a parent must fork, including its imports the first time. A slower parent is
-killed, since it may be stopped. Ray itself waits 60 s for a worker."""
+killed, since it might be stopped. Ray itself waits 60 s for a worker."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
-    """Return the socket of the parent for this worker, of which there is one per raylet, next to
+    """Return the path of the parent's socket. Each raylet has one parent, whose socket is next to
     the raylet's socket. Return None if the worker must not be forked.
 
-    A worker with a runtime environment may need a different interpreter or different imports.
-    Workers that spill objects are few. A parent that does not know its raylet's pid would outlive
-    the raylet.
+    A worker with a runtime environment is not forked, because it might need a different interpreter
+    or different imports. Workers that spill objects are not forked, because there are few of them.
+    Without the pid of the raylet, no worker is forked, because the parent would outlive the raylet.
     """
     raylet = arguments.get("--raylet-name")
     is_usual = arguments.get("--runtime-env-hash", "0") == "0" and (
@@ -61,7 +61,8 @@ def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> s
 
 
 def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_LIMIT_S) -> bool:
-    """Make the parent that listens at `path` fork a worker. Return False if it never will.
+    """Make the parent that listens at `path` fork a worker. Return False if it is certain that it
+    won't.
 
     `modules` are the comma-separated modules that a parent started here imports in addition to Ray.
     """
@@ -75,7 +76,7 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
             return connection.recv(1) == FORKED
         except TimeoutError:
             _end(connection)
-            # From now on, the forked process can't notify this process, but it may already have
+            # From now on, the forked process can't notify this process, but it might already have
             # done so. A parent that ended without reading the request has reset the connection.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
@@ -118,12 +119,13 @@ def start_parent(path: str, modules: str) -> bool:
         if os.fstat(lock.fileno()).st_size:
             return False
         # Fork twice, so that the parent is not a child of this process: Ray kills a worker's
-        # children with the worker, and this process may become one.
+        # children with the worker, and this process might become a worker.
         if (child := os.fork()) == 0:
             if os.fork() == 0:
                 os.set_inheritable(lock.fileno(), True)
-                # Ray reads its variables once, when it is imported. With this worker's job id, all
-                # forks would belong to that job, and the raylet would kill them when it ends.
+                # Ray reads its variables only once, when it is imported. With this worker's job id,
+                # all forked workers would belong to that job, and the raylet would kill them when
+                # the job ends.
                 os.environ[JOB_OF_WORKER] = NO_JOB
                 words = ["-P", "-m", PARENT_MODULE, path, str(lock.fileno()), modules]
                 os.execv(sys.executable, [sys.executable, *words])

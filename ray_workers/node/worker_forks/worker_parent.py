@@ -5,11 +5,11 @@ listen on, a file that stays locked as long as this process lives, and the modul
 addition to Ray. It ends with the raylet. If it is killed, the next worker's entry script starts
 another parent; forked workers do not need it any more.
 
-A fork copies only one thread, so this process must not have others. Ray draws ids, for example for
-placement groups, from a generator whose state is also copied by a fork, so two supervisors would
-give their groups the same id. Therefore this process must not have drawn any id before. Both
-conditions are checked before the first fork. If a version of Ray does not meet them, all workers
-are started without forks, as usual.
+A fork copies only one thread, so this process must not have other threads. Ray draws ids, for
+example for placement groups, from a generator. A fork also copies the generator's state, so two
+supervisors would give their groups the same id. Therefore this process must not have drawn any id
+before the fork. Both conditions are checked before the first fork. If they are not met with the
+installed version of Ray, all workers are started in Ray's usual way, without forks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
 from ray_workers.shared.processes import linux
 
 REQUEST_LIMIT_S = 2.0
-"""Seconds within which a worker's entry script must send its request, while others wait."""
+"""Seconds within which a worker's entry script must send its request, since other entry scripts
+wait meanwhile."""
 NUM_WAITING = 128
 
 
@@ -59,11 +60,11 @@ def refuse(lock: int, path: str, why: str) -> NoReturn:
     os.write(lock, why.encode())
     Path(path).unlink()
     print(f"Ray's workers are not forked: {why}", file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(1)  # an import may have left a running thread
+    os._exit(1)  # an import might have left a running thread
 
 
 def why_not() -> str | None:
-    """Return why this process must not be forked; None if it may be."""
+    """Return why this process must not be forked; None if it can be forked."""
     if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
         return f"the imports have started {threads - 1} threads"
     first, second = (_id_of_a_fork() for _ in range(2))
@@ -92,7 +93,7 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
     events = select.poll()
     events.register(raylet, select.POLLIN)
     events.register(listener, select.POLLIN)
-    packing, is_packed = linux.pack(), False  # done while there are no requests
+    packing, is_packed = linux.pack(), False  # memory is packed while there are no requests
     while raylet not in (ready := dict(events.poll(None if is_packed else 0))):
         if not ready:
             is_packed = next(packing, True)
@@ -102,7 +103,8 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
             try:
                 start = _receive(connection)
                 is_child = os.fork() == 0
-            except (OSError, EOFError, ValueError, TypeError):  # such as no memory for a fork
+            # For example, there is no memory for a fork.
+            except (OSError, EOFError, ValueError, TypeError):
                 continue  # the entry script notices that the connection is closed
             if is_child:
                 listener.close()
@@ -123,8 +125,8 @@ def _receive(connection: socket.socket) -> WorkerStart:
 
 def _become(start: WorkerStart, connection: socket.socket) -> None:
     """Adopt the entry script's properties in the forked process. Exit if the entry script can't be
-    notified any more, or if anything fails before; the entry script then starts the worker
-    itself."""
+    notified any more, or if anything fails before that. In these cases, the entry script becomes
+    the worker itself."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -155,7 +157,7 @@ def main(path: str, lock: int, modules: str) -> None:
     script = Path(os.environ[RAYS_SCRIPT])
     os.set_inheritable(lock, False)
     os.setsid()
-    listener = listen(path)  # before the imports, since entry scripts are waiting
+    listener = listen(path)  # listen before the imports, since entry scripts are waiting
     try:
         compat_ray.import_for_forks(filter(None, modules.split(",")))
         # Dead children must not remain as zombies, which look alive to the raylet.

@@ -24,7 +24,7 @@ def described(
     """Return the node for the port.
 
     `node` is its entry in `ray.nodes()`. `available` contains the resources that no job holds,
-    according to Ray. `joined` is None if no process of dray runs on the node.
+    according to Ray. `joined` is None if no agent of dray runs on the node.
     """
     node_id = node["NodeID"]
     refused = RELEASED if joined is None else joined.refused
@@ -52,7 +52,7 @@ def is_head_or_control(node: Mapping[str, Any]) -> bool:
 
 
 def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources, except for internal resources of Ray such as the object store."""
+    """Return the resources without Ray's internal resources, such as the object store."""
     return {
         name: amount
         for name, amount in resources.items()
@@ -61,7 +61,8 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]:
-    """Return a node's Ray labels, except for its id, and `SILO_LABEL` if it has a silo's source."""
+    """Return a node's Ray labels without the label with its id, and with `SILO_LABEL` if the node
+    has a silo's source."""
     labels = {SILO_LABEL: "true"} if has_silo_source else {}
     labels |= node.get("Labels") or {}
     return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}

@@ -53,18 +53,18 @@ from service.config.node_types import labels_in, without_labels
 logger = logging.getLogger(__name__)
 
 AGENT_WAIT_S = 20.0
-"""How long the driver waits for an agent's answer before it skips the agent for now."""
+"""Maximum number of seconds for which the driver waits for an agent's answer."""
 SLIVER = 0.001
-"""Amount of a marker resource that ties an actor to the nodes with this resource."""
+"""Amount of a marker resource that an actor requests to be placed on a node with it."""
 SUPERVISOR_SLACK_S = 10.0
-"""Time for a supervisor to ask its nodes, in addition to the poll's own waiting time."""
+"""Seconds for a supervisor to ask its nodes, in addition to the poll's own waiting time."""
 ANSWER_LIMIT_S = 5.0
-"""How long the driver waits for any other process that may be suspended."""
+"""Maximum number of seconds for which the driver waits for any other process."""
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
-"""Errors of calls to an actor that may be suspended. A new driver has no connection to it yet, and
-from the second call on, Ray fails immediately because it can't connect."""
+"""Errors of calls to an actor that might be suspended. If a new driver has no connection to the
+actor yet, only the first call times out; further calls fail immediately."""
 EXPECTED = (RayError, ClusterUnavailable, OSError)
-"""Errors of calls that can be explained by a faulty cluster. A TimeoutError is an OSError."""
+"""Errors of calls that a faulty cluster can cause. OSError includes TimeoutError."""
 _logged: set[str] = set()
 
 
@@ -83,7 +83,7 @@ class RayCluster:
         self._looking_since: dict[tuple[str, int], float] = {}
         """When the search for an attempt's frames from dead nodes began, by `time.monotonic`."""
         self._ended: dict[tuple[str, int], float] = {}
-        """How slow the machines were, for attempts whose silent supervisor was ended."""
+        """The slowness of the machines of each attempt whose silent supervisor was ended."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 
@@ -105,7 +105,7 @@ class RayCluster:
         await asyncio.to_thread(ray.shutdown)
 
     async def ping(self) -> None:
-        """Answer, which a suspended gateway can't do."""
+        """Do nothing but answer, so that the caller can detect a suspended gateway."""
 
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
@@ -156,8 +156,8 @@ class RayCluster:
             spec,
             rank_actor_code,
         )
-        # The creation continues even if the caller gives up. Until it is done, the actor may be
-        # missing.
+        # The creation continues even if the caller gives up. Until it has finished, the actor might
+        # not exist.
         launching = asyncio.ensure_future(create)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
@@ -173,7 +173,7 @@ class RayCluster:
     ) -> PollReply:
         if ref.session != self._session:
             lost = Outcome.unseen(Cause.NODE_LOST, "the Ray cluster that ran it is gone")
-            await self.snapshot()  # to know the current nodes
+            await self.snapshot()  # to update the list of nodes
             return await self._left_of(ref, cursor, max_bytes) or _ended(cursor, lost)
         if (ref.job_id, ref.attempt) in self._launching:
             return _nothing_new(cursor, Phase.ACQUIRING)
@@ -203,8 +203,8 @@ class RayCluster:
     async def _silent_reply(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
         """Return the reply for an attempt whose supervisor doesn't answer.
 
-        A supervisor is ended if it was silent for longer than its limit, multiplied by the slowness
-        of its machines, while Ray itself answers. Its ranks end with it.
+        If Ray itself answers, a supervisor is ended once it has been silent for longer than its
+        time limit multiplied by the slowness of its machines. Its ranks end with it.
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)
@@ -223,8 +223,7 @@ class RayCluster:
         return _nothing_new(cursor, None, shown)
 
     async def _slowness(self, ref: AttemptRef) -> float:
-        """Return how many times slower than usual the machines are, according to the agents that
-        answer."""
+        """Return the factor by which the machines are slowed down, according to their agents."""
         asked = [
             result_within(ANSWER_LIMIT_S, agent.slowness.remote(ref.job_id, ref.attempt))
             for agent in self._agents.of(ref.node_ids).values()
@@ -250,10 +249,10 @@ class RayCluster:
     async def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
-        """Return the reply for an attempt without a supervisor: first its unread frames, and then
-        its end, once all of its processes are known to be gone."""
+        """Return the reply for an attempt without a supervisor: its unread frames or, once all of
+        its processes are known to be gone, its end."""
         attempt = (ref.job_id, ref.attempt)
-        await self.snapshot()  # to learn the live nodes and their agents
+        await self.snapshot()  # to update the live nodes and their agents
         agents = self._agents.of(ref.node_ids)
         self._agents.look_again(ref.node_ids)
         if not await self._unowned.are_released(attempt, ref.node_ids):
@@ -262,7 +261,7 @@ class RayCluster:
         kept = await asyncio.gather(
             *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
         )
-        # A node is still copying. Nodes that don't answer are handled below.
+        # A node is still copying files. Nodes that don't answer are handled by `_left_of`.
         if any(isinstance(end, str) for end in kept):
             return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
@@ -307,11 +306,12 @@ class RayCluster:
     async def _left_of(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int
     ) -> PollReply | None:
-        """Return a reply with the last frames of dead nodes, which other nodes on the same machines
-        can find; None if there are no more.
+        """Return a reply with the last frames of dead nodes, which new nodes on the same machines
+        can read; None if there are no more frames.
 
-        Waits, up to a limit, for nodes that are starting or don't answer: if Ray was restarted on a
-        machine, the new node has the frames. If no node is alive, Ray must restart first.
+        Waits, up to a time limit, for nodes that are starting or don't answer, because after a
+        restart of Ray on a machine, the machine's new node can read the frames. If no node is
+        alive, Ray must be restarted first.
         """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
@@ -365,7 +365,7 @@ class RayCluster:
         except (ValueError, RayActorError):
             await self.snapshot()
             agents = list(self._agents.of(ref.node_ids).values())
-            if len(agents) < len(ref.node_ids):  # other nodes may have the frames of dead nodes
+            if len(agents) < len(ref.node_ids):  # other nodes might have the frames of dead nodes
                 agents = [node.agent for node in self._agents.joined]
             calls = (agent.drop.remote(ref.job_id, ref.attempt) for agent in agents)
             drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
@@ -380,7 +380,7 @@ class RayCluster:
             match name.split(":"):
                 case ["dray", job_id, attempt, "supervisor"]:
                     found.add((job_id, int(attempt)))
-        # A supervisor may have died before its spools were dropped.
+        # A supervisor might have died before its spools were deleted.
         for spooled in await self._of_agents(lambda agent: agent.spooled.remote()):
             found.update(spooled)
         kept = {
@@ -395,7 +395,7 @@ class RayCluster:
     ) -> None:
         each = [bundle for bundle, number in bundles for _ in range(number)]
         selectors = [labels_in(bundle) for bundle in each]
-        # Without labels, older releases of Ray accept this call, too.
+        # Older releases of Ray accept this call only without the argument for labels.
         labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
         asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
         await asyncio.to_thread(request_resources, **asked)
@@ -439,8 +439,8 @@ def _nothing_new(
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
-    """Convert a failure of Ray to the port's error. An unexpected failure is logged once, with its
-    traceback, because it may be a bug in dray."""
+    """Convert a failure of Ray to the port's error. Unexpected failures, which might be bugs in
+    dray, are logged once with their traceback."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
     message = f"{kind}: {brief(error)}"
     if not isinstance(error, EXPECTED) and message not in _logged:

@@ -1,10 +1,10 @@
 """The embedded Ray: a one-node cluster that dray starts as a daemon, and that outlives the service.
 
-If Ray is started by `ray.init()`, it dies together with a SIGKILLed parent, and so does the
-training. Therefore the embedded Ray is started by `ray start --block` in its own session. A
-restarted service finds it through the record in the home directory and joins it again. Each of its
-processes has an instance mark in its environment, which makes it possible to find and end processes
-that a crash left behind.
+A Ray that `ray.init()` has started dies, together with the training, when its parent process is
+killed. Therefore the embedded Ray is started by `ray start --block` in its own session. A restarted
+service finds it through the record in the home directory and connects to it again. Each process of
+the embedded Ray has an instance mark in its environment, so that processes that a crash left behind
+can be found and ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 CODE_ROOT = Path(__file__).resolve().parents[3]
 """The folder that contains the package `service`."""
 RAY_START = "ray_workers.node.worker_forks.ray_start"
-"""The module that replaces the command `ray` and forks the workers."""
+"""The module that replaces the command `ray`, so that workers are forked."""
 WORKER_NICENESS = "RAY_worker_niceness"
 """Ray's setting for the niceness of its workers, which is 15 by default."""
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -45,12 +45,12 @@ ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 on every operating system: false keeps a node at 127.0.0.1."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
-"""Maximum timeout. The timeout is doubled after each start that timed out, because the machine is
-slow."""
+"""Maximum of the start timeout in seconds. The timeout is doubled after each start that timed out,
+because the machine might be slow."""
 STOP_TIMEOUT_S = 6.0
 KILL_LIMIT_S = 30.0
-"""How long to wait for killed processes to end. A process that waits for a GPU driver, or for a
-file on an unavailable server, may never end."""
+"""Time in seconds to wait for killed processes to end. A process that waits for a GPU driver, or
+for a file on an unavailable server, might never end."""
 CHECK_S = 0.05
 LOOPBACK = "127.0.0.1"
 INSTANCE_BYTES = 3
@@ -64,10 +64,12 @@ MEMORY_LIMITS = {
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
 """Numbers of dead actors, workers and nodes, and of finished calls, that Ray remembers. With Ray's
-defaults, such as 100,000 actors, the GCS would keep growing for months; the dashboard shows the
-latest ones. Ray has no such limit for removed placement groups, which take a few kB each."""
+defaults, such as 100,000 actors, the GCS would keep growing for months. The dashboard shows the
+actors that are remembered. Ray has no such limit for removed placement groups, which take a few kB
+each."""
 PID_NAMESPACE = "place"
-"""File in Ray's temp-dir that contains the host and the container on which it runs."""
+"""Name of a file in Ray's temp-dir. It identifies the host and the container in which this Ray
+runs."""
 
 
 class EmbeddedRayError(RuntimeError):
@@ -127,7 +129,7 @@ class EmbeddedRay:
 
     def stop(self) -> None:
         """End the daemon and every process with its mark, and don't start another daemon. Processes
-        that take too long to end are ended by the next service's `ensure`."""
+        that take too long to end are ended by `ensure` of the next service."""
         self._stopping = True
         try:
             self.end()
@@ -147,10 +149,10 @@ class EmbeddedRay:
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
-            # The GCS of a single machine doesn't come back, so the driver should give up quickly.
+            # The GCS of a single machine doesn't come back, so the driver gives up quickly.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-            # Otherwise Ray replaces 127.0.0.1 with the machine's address, and all of its servers
-            # listen on all interfaces.
+            # By default, Ray would replace 127.0.0.1 with the machine's address, and all of its
+            # servers would listen on all interfaces.
             ON_LOOPBACK: "false",
         }
 
@@ -175,13 +177,13 @@ class EmbeddedRay:
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--include-dashboard=true",
-            # The monitor would read every worker's log ten times per second, for drivers that print
-            # logs.
+            # The log monitor would read every worker's log ten times per second, for drivers that
+            # print logs; dray's driver doesn't.
             "--include-log-monitor=false",
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
             "--disable-usage-stats",
-            "--log-color=false",  # by default, Ray also colours files
+            "--log-color=false",  # by default, Ray also writes colour codes to files
         ]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -195,8 +197,8 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Write this when the process exists: a folder without processes counts as left by a
-            # dead Ray.
+            # Write this file only when the process exists, because a folder with this file but
+            # without processes is considered the remains of a dead Ray.
             (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
@@ -239,13 +241,14 @@ class EmbeddedRay:
             **rank_environment.of_node(os.environ, self._rank_env),
             **self.environment(),
             RAY_INSTANCE: instance,
-            # With Ray's default, training would wait for all other work on the machine. So would
-            # supervisors and agents, which need little CPU time, but need it immediately.
+            # With Ray's default niceness, training would wait for all other work on the machine.
+            # Supervisors and agents, which need little CPU time but need it immediately, would also
+            # wait.
             WORKER_NICENESS: "0",
             # A worker that leads a process group could not lead a session
-            # (`ray_workers.supervision.preload_minimal`). Ray would use the groups to end the
-            # children of dead workers, but our workers have no children: the forkserver starts all
-            # processes.
+            # (`ray_workers.supervision.preload_minimal`). Ray uses process groups to end the
+            # children of dead workers, but dray's workers have no children, because the forkserver
+            # starts all processes.
             "RAY_process_group_cleanup_enabled": "false",
             RANK_NICENESS: os.environ.get(WORKER_NICENESS, "0"),
             paths.NODE_TMPDIR: os.environ.get(paths.NODE_TMPDIR) or tempfile.gettempdir(),
@@ -258,7 +261,8 @@ class EmbeddedRay:
             "RAY_metrics_report_interval_ms": "2000",
             # Ray's dashboard overwrites an actor's id with the id that its process had in the last
             # statistics. A job's actors start in processes that were idle at that time and had no
-            # id, so their pages only work after the next statistics: by default, up to 30 s later.
+            # id, so their pages only work after the next statistics, which are collected every 30 s
+            # by default.
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "1",
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
             # Draining only makes sense if there are other nodes, but this is the only node.
@@ -270,8 +274,8 @@ class EmbeddedRay:
             # By default, a raylet starts only one worker process per CPU at a time, and forgets
             # further requests (`service.cluster.ray.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
-            # Otherwise each worker would leave a file of events that no process needs, and Ray's
-            # dashboard would open the files of all earlier workers every 2 seconds.
+            # By default, each worker would leave behind a file of events that no process needs, and
+            # Ray's dashboard would open the files of all earlier workers every 2 seconds.
             "RAY_event_log_reporter_enabled": "false",
             "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
             "RAY_preload_python_modules": "ray_workers.supervision.preload_minimal",
@@ -302,9 +306,9 @@ class EmbeddedRay:
         self._record.unlink(missing_ok=True)
 
     def _remove_nodes(self) -> None:
-        """Delete the files of this Ray's nodes on this machine, once none of their recorded
-        processes is running. Processes that were started with an empty environment don't have the
-        mark.
+        """Delete the files of this Ray's nodes on this machine, once none of the nodes' recorded
+        processes is running. The record is needed because processes that were started with an empty
+        environment don't have the mark.
 
         Spools are kept until the service has read them through the node of the next Ray.
         """
@@ -312,7 +316,7 @@ class EmbeddedRay:
         nodes = list(session_records.nodes_of(root))
         if not orphans.reap_within(nodes, STOP_TIMEOUT_S):
             orphans.remove_folders(nodes)
-            with contextlib.suppress(OSError):  # it doesn't exist, or contains spools
+            with contextlib.suppress(OSError):  # the folder doesn't exist, or contains spools
                 root.rmdir()
 
     def _read_record(self) -> Daemon | None:
@@ -336,15 +340,16 @@ def _temp_dir(instance: str) -> Path:
 def remove_dead_sessions() -> None:
     """Delete the folders of embedded Rays that have no processes, for example after a power cut.
 
-    A folder that doesn't name this host and container is kept, because its processes are not
-    visible here.
+    A folder that doesn't name this host and container is kept, because the processes of its Ray are
+    not visible in this container.
     """
     for folder in paths.machine_root().glob("ray-*"):
         try:
             is_ours = (folder / PID_NAMESPACE).read_text() == pid_namespace()
         except OSError:
             continue
-        # This name is written after the first process has started, so a starting Ray is kept.
+        # The file PLACE is written after the first process has started, so the folder of a starting
+        # Ray is kept.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 

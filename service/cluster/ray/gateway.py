@@ -1,9 +1,9 @@
 """The gateway: the Ray driver in a child process, and the port `Cluster` in front of it.
 
 A Ray driver exits when Ray's GCS is lost, so it must not run in the service's process. Parent and
-child exchange length-prefixed pickled messages over a socket pair. They are the same program, so
-pickle crosses no trust boundary. When the child dies, every open call fails with
-ClusterUnavailable, and a new child is started, with increasing pauses.
+child exchange length-prefixed pickled messages over a socket pair. Pickle is safe, because both are
+the same program. When the child dies, every open call fails with ClusterUnavailable, and a new
+child is started, with increasing pauses.
 
     parent -> child   (call number, method, arguments)
     child -> parent   (call number, True, answer) or (call number, False, message)
@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
-"""Time limit for an answer, in addition to the call's own waiting time."""
+"""Time limit for an answer in seconds, in addition to the call's own waiting time."""
 CHILD_CALL_LIMIT_S = 60.0
-"""Time after which the child gives up a call. The parent gives it up earlier."""
+"""Time in seconds after which the child gives up a call. The parent gives up the call earlier."""
 PING_S = 2.0
-"""Time limit for the driver's answer to a ping, and the pause before the next ping."""
+"""Time limit for the driver's answer to a ping, and pause before the next ping, in seconds."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
-"""Keys of the silences that the parent measures: of the child, of Ray, and of Ray while the child
-is connecting."""
+"""Keys of the three silences that the parent measures: the silence of the child, of Ray, and of Ray
+while the child is connecting."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -102,7 +102,7 @@ class GatewayCluster:
         if self._writer is not None:
             self._silence.asked(RAY)
         answer: ClusterSnapshot = await self._call("snapshot")
-        # To Ray, a suspended raylet is a dead node, and an embedded Ray has no other nodes.
+        # Ray considers a node with a suspended raylet dead, and an embedded Ray has no other nodes.
         if not answer.nodes and self._target.embedded is not None:
             raise ClusterUnavailable("the raylet of the embedded Ray does not answer")
         self._silence.answered(RAY)
@@ -162,7 +162,7 @@ class GatewayCluster:
         self._calls[number] = answer
         try:
             _send(self._writer, (number, method, arguments))
-            # Not wait_for, which loses a cancellation that arrives together with the answer.
+            # `wait_for` would lose a cancellation that arrives together with the answer.
             async with asyncio.timeout(limit_s + waits_s):
                 return await answer
         except TimeoutError:
@@ -216,8 +216,8 @@ class GatewayCluster:
         """Start the embedded Ray, if it is used, and the driver. Returns when the driver is
         connected.
 
-        An embedded Ray that has been silent for too long, or that no driver could join for too
-        long, is ended first, because its processes may be suspended.
+        If an embedded Ray has been silent for too long, or if no driver could connect to it for too
+        long, it is ended first, because its processes might be suspended.
         """
         target, daemon = self._target, None
         if target.embedded is not None:
@@ -270,8 +270,8 @@ class GatewayCluster:
         return asked > self._limits.ray_s or joining > self._limits.join_s
 
     def _config(self, daemon: Daemon | None) -> dict[str, Any]:
-        """Return the fields of GatewayConfig. Its class requires ray, which this process doesn't
-        import."""
+        """Return the fields of GatewayConfig as a dict, because the module of that class imports
+        ray, which this process must not import."""
         target = self._target
         return {
             "deployment_id": target.deployment_id,
@@ -317,7 +317,7 @@ class GatewayCluster:
             if not waiting.done():
                 waiting.set_exception(ClusterUnavailable(self._problem))
         if self._child is not None:
-            # Not Process.kill(), which may reap the child without asyncio noticing.
+            # `Process.kill()` could reap the child before asyncio does.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, signal.SIGKILL)
             await self._child.wait()

@@ -1,10 +1,11 @@
-"""Ensures that an attempt is either launched or given up, whichever comes first, but never both.
+"""Ensures that an attempt is either launched or given up, depending on which is requested first,
+but never both.
 
-A service that was suspended during a launch may send the launch long after another service has
-given up the attempt and started the next one. Therefore, a process that launches an attempt or
-gives it up first writes a value for the attempt to Ray's own key-value store, which only accepts
-the first value. The keys disappear together with the Ray cluster and its attempts. Each key takes
-about a hundred bytes.
+A service that was suspended during a launch might send the launch long after another service has
+given up the attempt and started the next attempt. Therefore, before a process launches or gives up
+an attempt, it writes a value for the attempt to Ray's own key-value store, which only accepts the
+first value. The keys disappear together with the Ray cluster and its attempts. Each key takes about
+a hundred bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The gateway's records about node agents: which can start ranks, and which are silent."""
+"""The gateway's records about node agents: which agents can start ranks, and which agents are
+silent."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 REDESCRIBE_S = 5.0
 STARTS = "its node agent is starting"
-"""The problem of a node that has not described itself yet."""
+"""The problem of a node whose agent has not reported yet."""
 RELEASED = "it is idle and released to Ray's autoscaler; it is used again when a job needs it"
 
 
@@ -59,7 +60,8 @@ class JoinedNode:
     full: str | None = None
     """`NodeReport.full`."""
     silent_since: float | None = None
-    """Unix time in seconds. Set once the agent has been silent for `SilenceLimits.report_s`."""
+    """Unix time in seconds since when the agent has been silent. Set once this has lasted for
+    `SilenceLimits.report_s`."""
     forkserver_silent_since: float | None = None
     """Unix time in seconds since when the node's forkserver has been silent, as reported by the
     agent."""
@@ -84,7 +86,7 @@ class JoinedNode:
 
     @property
     def refused(self) -> str | None:
-        """Why ranks currently can't run on the node."""
+        """Why ranks currently can't run on the node; None if they can."""
         if self.silent_since is not None:
             return _silence("node agent", self.silent_since)
         if self.forkserver_silent_since is not None:
@@ -108,8 +110,8 @@ class NodeAgents:
     """Creates an agent for each node, asks it for reports, and ends it if it is silent.
 
     Ray restarts an agent that was ended because it was silent, and the new agent finds the spools
-    of its node. The ranks on the node end together with the forkserver, and are recovered as after
-    any other loss.
+    of its node. When an agent is ended, the node's forkserver and ranks end too. The ranks are then
+    recovered as after any other loss.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -142,9 +144,9 @@ class NodeAgents:
         *,
         wants_news: Callable[[float], bool],
     ) -> None:
-        """Create agents for these nodes, and forget all other nodes. Released nodes are included
-        only if they are heads. `wants_news`: whether to ask an agent again, given the time at which
-        it was last asked, by `time.monotonic`."""
+        """Create agents for these nodes, and forget all other nodes. For released nodes, agents are
+        only created if the nodes are heads. `wants_news` returns whether to ask an agent again,
+        given the time (by `time.monotonic`) at which it was last asked."""
         self._heads = frozenset(heads)
         self._nodes = {
             node_id: self._met(node_id, wants_news)
@@ -153,8 +155,9 @@ class NodeAgents:
         }
 
     async def release(self, node_ids: Collection[str]) -> None:
-        """End the agents on these nodes until a later call doesn't include them. To Ray, an agent
-        is a worker in use, and only nodes without such workers are idle."""
+        """End the agents on these nodes, and create no new ones until a later call omits the nodes.
+        Ray considers an agent a worker in use, and only considers nodes without such workers
+        idle."""
         leaving = frozenset(node_ids) - self._released - self._heads
         self._released = frozenset(node_ids)
         ends = (asyncio.to_thread(_end_agent, n, self._nodes.pop(n, None)) for n in leaving)
@@ -166,7 +169,8 @@ class NodeAgents:
         return self._nodes[node_id]
 
     def silent_forkservers(self, node_ids: Collection[str]) -> tuple[SilentProcess, ...]:
-        """Return the silent forkservers on these nodes, except where the agent is silent."""
+        """Return the silent forkservers on these nodes. Nodes whose agents are silent are
+        omitted."""
         known = ((node, self._nodes[node]) for node in node_ids if node in self._nodes)
         return tuple(
             SilentProcess(ProcessKind.FORKSERVER, node, one.forkserver_silent_since)
@@ -175,7 +179,7 @@ class NodeAgents:
         )
 
     def look_again(self, node_ids: Collection[str]) -> None:
-        """Ask these nodes again, because an attempt that ended may have left slots in
+        """Ask these nodes again, because an attempt that ended might have left slots in
         quarantine."""
         for node_id in node_ids:
             if node_id in self._nodes:
@@ -203,7 +207,8 @@ class NodeAgents:
         return known
 
     def _listen(self, node_id: str, known: JoinedNode) -> None:
-        """Check whether an agent answers. Report a silent agent, and eventually replace it."""
+        """Check whether an agent answers. If it is silent, report this, and eventually replace the
+        agent."""
         if known.ping.done():
             if known.ping.exception() is None:
                 known.has_answered, known.silent_since = True, None
@@ -213,14 +218,14 @@ class NodeAgents:
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
         if known.has_answered and silent_s > self._limits.report_s:
-            # This stays set after the agent was ended, until its successor answers, for late
-            # readers.
+            # This value is kept after the agent was ended, until its successor answers, so that it
+            # can still be reported.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
             logger.warning("ending the agent of node %s, silent for %.0f s", node_id, silent_s)
             ending = asyncio.to_thread(end_actor, known.agent, may_restart=True)
             known.ending = asyncio.ensure_future(ending)
-            known.has_answered = False  # the next agent gets the time for a start
+            known.has_answered = False  # the next agent is given the time that a start takes
             self._silence.answered(node_id)
 
     def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
@@ -232,9 +237,9 @@ class NodeAgents:
 
 
 def _end_agent(node_id: str, known: JoinedNode | None) -> None:
-    """End the node's agent (blocking). `known` is None if another gateway may have created the
+    """End the node's agent (blocking). `known` is None if another gateway might have created the
     agent."""
-    with contextlib.suppress(ValueError):  # it does not exist
+    with contextlib.suppress(ValueError):  # the agent does not exist
         end_actor(ray.get_actor(agent_name(node_id)) if known is None else known.agent)
 
 
@@ -261,5 +266,5 @@ def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
 
 
 async def result(ref: Any) -> Any:
-    """Await an object ref as a coroutine, as asyncio's functions require."""
+    """Await an object ref. Functions of asyncio require a coroutine."""
     return await ref

@@ -2,12 +2,12 @@
 
 Unless the raylet has an idle Python process, a new actor waits for a process that first has to
 import ray. The raylet starts such processes with its RPC PrestartWorkers, which Ray also uses at
-startup. They hold no resources. This only saves time: if the RPC is missing or fails, actors start
-more slowly.
+startup. Idle processes hold no resources. If the RPC is missing or fails, actors only start more
+slowly.
 
-The raylet starts the requested number of processes even if others are idle, and keeps them for an
-hour. Therefore only as many processes are requested as are missing according to the node agent's
-count: another gateway may already have requested some.
+The raylet starts the requested number of processes even if other processes are idle, and keeps them
+for an hour. Therefore only as many processes are requested as are missing according to the node
+agent's count, which includes processes that another gateway has requested.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WORKERS = 6
 """Number of idle processes per node: enough for the supervisors and ranks of two small jobs, so
-that a job that is submitted right after another finds some as well. Each takes 20 MB, or 45 MB if
-it is not forked (`ray_workers.node.worker_forks`)."""
+that idle processes remain for a job that is submitted right after another. Each process takes 20
+MB, or 45 MB if it is not forked (`ray_workers.node.worker_forks`)."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
@@ -44,7 +44,7 @@ class Count:
     """Address of the node's raylet, host:port."""
     idle_workers: int
     asked_at: float
-    """Time of the request by `time.monotonic`; the count is at least as new."""
+    """When the count was requested, by `time.monotonic`. The count is not older than that."""
 
 
 class Prestarter:
@@ -56,12 +56,12 @@ class Prestarter:
         self._refused = False
 
     def used(self) -> None:
-        """Note that a launch takes workers."""
+        """Record that a launch takes workers."""
         self._used_at = time.monotonic()
 
     def awaits_news(self, asked_at: float) -> bool:
-        """Whether `CALM_S` has passed since the last launch, and a count requested at this time is
-        older than that."""
+        """Whether a new count is needed: `CALM_S` has passed since the last launch, and a count
+        that was requested at `asked_at` is older than that launch."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:
@@ -76,7 +76,7 @@ class Prestarter:
             ).start()
 
     def _is_stale(self, node_id: str, asked_at: float) -> bool:
-        """Whether the number of workers may have changed since the count."""
+        """Whether the number of workers might have changed since the count."""
         appeared_at = self._asked_at.get(node_id, 0.0) + APPEARS_S
         return asked_at < max(self._used_at + CALM_S, appeared_at)
 

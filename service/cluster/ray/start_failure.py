@@ -10,9 +10,9 @@ LOGS = (
     *("gcs_server.err", "dashboard_agent.log", "runtime_env_agent.log", "raylet.err"),
     *("dashboard_*.log", "dashboard.err"),
 )
-"""Logs of Ray's processes. Each comes before the processes that may end because of it.
-`dashboard.log` and `monitor.log` are omitted: both report a used port on which no process
-depends."""
+"""Logs of Ray's processes. The log of a process comes before the logs of processes that might end
+because of it. `dashboard.log` and `monitor.log` are omitted, because both can report a port in use
+on which no other process depends."""
 TAIL_BYTES = 1 << 16
 MAX_CHARS = 400
 
@@ -29,12 +29,14 @@ def reason(daemon_log: Path, temp_dir: Path) -> str | None:
     `daemon_log` is the output of `ray start`, and `temp_dir` is Ray's temp-dir, which contains its
     logs.
     """
-    sessions = temp_dir.glob("session_2*/logs")  # only one; session_latest is a link to it
+    # There is only one session; session_latest is a link to it.
+    sessions = temp_dir.glob("session_2*/logs")
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
-    # Without its GCS, `ray start` only reports that the GCS is missing.
+    # If the GCS failed, the cause is in its own log; `ray start` only reports that the GCS is
+    # missing.
     logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
     texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
-    # Errors that a program survives often only mean that another program is missing.
+    # Fatal errors come first, because other errors often only mean that another program is missing.
     for patterns in ((_PYTHON, _FATAL), (_ERROR,)):
         for program, text in texts.items():
             if line := _last_match(text, patterns):

@@ -1,4 +1,4 @@
-"""Releases slots that attempts still hold in Ray after their supervisor is gone."""
+"""Releases slots that attempts still hold in Ray although their supervisors are gone."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Key = tuple[str, int]
 """A job id and the number of its attempt."""
 
 WAIT_S = 1.0
-"""How long `are_released` waits for a release to complete."""
+"""Time in seconds for which `are_released` waits until a release is complete."""
 
 
 class UnownedSlots:
-    """Releases the slots of attempts without a supervisor, with only one release at a time for
-    each."""
+    """Releases the slots of attempts without a supervisor. For each attempt, only one release runs
+    at a time."""
 
     def __init__(self) -> None:
         self._releases: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._released: set[Key] = set()
         self._sweeps: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._found: set[Key] = set()
-        """Attempts without an owner that held slots at the last call of `keys`."""
+        """The result of the last call of `keys`."""
 
     async def are_released(self, key: Key, node_ids: Collection[str]) -> bool:
         """Whether the attempt's slots are free or in quarantine.
 
         The first call starts the release, and later calls check it. `node_ids` are the live nodes
-        on which a process of the attempt may run.
+        on which a process of the attempt might be running.
         """
         if key in self._released:
             return True
@@ -50,7 +50,7 @@ class UnownedSlots:
         return True
 
     async def sweep(self, key: Key, node_ids: Collection[str]) -> None:
-        """Release slots that a forgotten attempt may still hold, without waiting for the release.
+        """Release slots that a forgotten attempt might still hold, without waiting for the release.
 
         If the release fails, `keys` finds the attempt again.
         """
@@ -73,7 +73,7 @@ class UnownedSlots:
             logger.warning("the slots of %s attempt %d are still held: %s", *key, done.exception())
 
     async def keys(self, quarantined: Collection[Key]) -> set[Key]:
-        """Return the attempts that hold slots that are not in quarantine."""
+        """Return all attempts that hold slots, except for attempts in `quarantined`."""
         held = {(each.job_id, each.attempt) for each in await placement_groups.held_slots()}
         self._found = held - set(quarantined)
         return set(self._found)

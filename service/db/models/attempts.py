@@ -35,11 +35,11 @@ class AttemptRow(Base):
     slices: Mapped[list[Any]]
     """The slots that the attempt holds, including the slots of its latest grant."""
     carriers: Mapped[list[Any] | None]
-    """Ids of all nodes on which the attempt ever had slots, and which can therefore have its files
-    or processes. Unset if the attempt never changed its size."""
+    """Ids of all nodes on which the attempt ever had slots. These nodes might have files or
+    processes of the attempt. Unset if the attempt never changed its size."""
     held: Mapped[dict[str, Any] | None]
-    """For each node id, the node's `labels` at the time when the attempt got slots on it, and the
-    `slot_seconds` for which it held them until `held_until`."""
+    """For each node id: the node's `labels` when the attempt got slots on the node, and the
+    `slot_seconds` that the attempt used on the node until `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
     roles: Mapped[list[Any] | None]
@@ -51,7 +51,8 @@ class AttemptRow(Base):
     cluster_session: Mapped[str]
     cursor: Mapped[dict[str, Any]]
     resume_step: Mapped[int | None]
-    """Number of steps already completed when training began; unset until a rank has reported it."""
+    """Number of steps already completed when the attempt began to train; unset until a rank has
+    reported it."""
     first_metric_step: Mapped[int | None]
     first_metric_at: Mapped[datetime | None]
     last_metric_step: Mapped[int | None]
@@ -61,32 +62,36 @@ class AttemptRow(Base):
     slot_seconds: Mapped[dict[str, Any] | None]
     """Slot-seconds of the attempt so far, by `TimeCategory`."""
     ledger_at: Mapped[datetime | None]
-    """When the supervisor reported `slot_seconds`, by its clock."""
+    """When the supervisor reported `slot_seconds`, according to its own clock."""
     lacking: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of missing workers that the group waits for, because it can't continue without them.
     (A gossip group continues in the meantime.)"""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
-    """Total number of grants and recalls of slots so far; also the number of the latest one."""
+    """Number of grants and recalls of slots so far. It is also the number of the latest grant or
+    recall."""
     granted: Mapped[list[Any] | None]
-    """The slices of the latest grant, until the group reports the slots that it holds after it."""
+    """The slices of the latest grant; unset once the group has reported its slots after the
+    grant."""
     recalled: Mapped[list[Any] | None]
-    """The slices of the latest recall, until the group reports the slots that it holds after it."""
+    """The slices of the latest recall; unset once the group has reported its slots after the
+    recall."""
     recalled_at: Mapped[datetime | None]
-    """When these slots were recalled."""
+    """When the slots in `recalled` were recalled."""
     batch_size: Mapped[int | None]
     """Global batch size of the latest grant or recall, if the document specifies a range."""
     batch_at: Mapped[datetime | None]
     """When the attempt's batch size was last chosen."""
     grow_after: Mapped[datetime | None]
-    """Slots are neither granted nor recalled before this time."""
+    """Slots are neither granted to the attempt nor recalled from it before this time."""
     recall_after: Mapped[datetime | None]
-    """Slots are not recalled before this time, because the group did not release the last ones."""
+    """Slots are not recalled before this time. Set if the group did not release the slots of the
+    previous recall."""
     grown_at: Mapped[datetime | None]
-    """When the attempt was last granted more slots than it was training on."""
+    """When the attempt was last granted slots in addition to the slots on which it was training."""
     shrunk_at: Mapped[datetime | None]
     """When slots were last recalled because other jobs would gain more from them."""
     growth: Mapped[dict[str, Any] | None]
-    """Why the group does not grow: `code`, `message`, `blocked_by`."""
+    """Why the group does not grow, with the keys `code`, `message` and `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
     """When the attempt was asked to leave its slots."""
     silent: Mapped[list[Any] | None]
@@ -99,12 +104,12 @@ class AttemptRow(Base):
     exit_code: Mapped[int | None]
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
-    """When the attempt got its slots, by the supervisor's clock."""
+    """When the attempt got its slots, according to the supervisor's clock."""
     running_at: Mapped[datetime | None]
     """When the attempt was first observed to be training or, for a script, running."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
-    """The state that the attempt restored (`service.ingest.resume_reports`); unset if there was
+    """The state that the attempt restored (`service.ingest.resume_reports`); unset if it restored
     none."""
 
 
@@ -123,7 +128,7 @@ class EventRow(Base):
 
 
 class HangRow(Base):
-    """A hang of a group: which ranks made no progress, and where each rank was."""
+    """A hang of a group: which ranks made no progress, and where in the code each rank was."""
 
     __tablename__ = "hangs"
     job_id: Mapped[str] = job_key()
@@ -131,7 +136,7 @@ class HangRow(Base):
     attempt: Mapped[int]
     time: Mapped[datetime]
     body: Mapped[dict[str, Any]]
-    """`views.Hang`, without the fields that have their own columns."""
+    """The fields of `views.Hang` that don't have their own columns."""
 
 
 class DrillRow(Base):
@@ -154,7 +159,7 @@ class DrillRow(Base):
     rank: Mapped[int]
     at_step: Mapped[int | None]
     resumes: Mapped[bool]
-    """Whether the drill ends the attempt, so that its effect shows in the next attempt."""
+    """Whether the drill ends the attempt, so that its effect is observed in the next attempt."""
     state: Mapped[str] = mapped_column(String(16))
     step: Mapped[int | None]
     recovery_s: Mapped[float | None]

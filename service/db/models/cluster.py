@@ -13,7 +13,7 @@ from service.db.models.base import Base
 
 
 class DeploymentRow(Base):
-    """The id of this deployment; a single row."""
+    """The id of this deployment. The table has a single row."""
 
     __tablename__ = "deployment"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -21,7 +21,7 @@ class DeploymentRow(Base):
 
 
 class ClusterRow(Base):
-    """The last observed state of the cluster; a single row."""
+    """The last observed state of the cluster. The table has a single row."""
 
     __tablename__ = "cluster"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -34,7 +34,7 @@ class ClusterRow(Base):
 
 
 class AutoscalingRow(Base):
-    """The latest request to Ray's autoscaler; a single row."""
+    """The latest request to Ray's autoscaler. The table has a single row."""
 
     __tablename__ = "autoscaling"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -48,18 +48,18 @@ class AutoscalingRow(Base):
 
 
 class StorageStateRow(Base):
-    """The last measured usage of the storage; a single row."""
+    """The last measured usage of the storage. The table has a single row."""
 
     __tablename__ = "storage_state"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     used_bytes: Mapped[int | None]
-    """Bytes of checkpoints, artifacts and logs, according to their rows; unset if no setting limits
-    them."""
+    """Total size of checkpoints, artifacts and logs in bytes, according to their rows; unset if no
+    setting limits this size."""
     free_bytes: Mapped[int | None]
-    """Free bytes on the disk of the storage or of the database, whichever has less; unset for an
-    object store."""
+    """Free bytes on the disk of the storage or on the disk of the database, whichever has fewer;
+    unset for an object store."""
     problem: Mapped[str | None]
-    """Why jobs are neither accepted nor started; unset while there is enough free space."""
+    """Why jobs are neither accepted nor started; unset while the storage has enough free space."""
     updated_at: Mapped[datetime]
 
 
@@ -80,7 +80,8 @@ class NodeRow(Base):
 
 
 class LeaseRow(Base):
-    """Which process runs the loops, and until when by the database's clock; a single row."""
+    """The process that runs the loops, and the time (by the database's clock) at which its lease
+    expires. The table has a single row."""
 
     __tablename__ = "leases"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -91,7 +92,8 @@ class LeaseRow(Base):
 
 
 class ServiceMetricRow(Base):
-    """A sum to which all processes of this deployment add (`service.domain.meter`)."""
+    """The value of a metric, summed over all processes of this deployment
+    (`service.domain.meter`)."""
 
     __tablename__ = "service_metrics"
     metric: Mapped[str] = mapped_column(String(64), primary_key=True)

@@ -40,7 +40,8 @@ class CodePackRow(Base):
 
 
 class CodePartRow(Base):
-    """The position of a part. Only the owner can find out, by its hash, whether it exists."""
+    """The position of a part. Only the owner of the part can find out from a hash whether the part
+    exists."""
 
     __tablename__ = "code_parts"
     __table_args__ = (Index("ix_code_parts_pack", "pack"),)
@@ -52,7 +53,7 @@ class CodePartRow(Base):
 
 
 class CodeUseRow(Base):
-    """The use of a pack by some code."""
+    """A pack that contains parts of some code."""
 
     __tablename__ = "code_uses"
     __table_args__ = (

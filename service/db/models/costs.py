@@ -12,7 +12,7 @@ from service.db.models.base import Base
 
 
 class SlotSecondsRow(Base):
-    """Total slot-seconds of all jobs, including deleted jobs, by category. They only grow."""
+    """Total slot-seconds of all jobs, including deleted jobs, by category. The totals only grow."""
 
     __tablename__ = "slot_seconds"
     slot_class: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -34,17 +34,20 @@ class AttemptCostRow(Base):
     since: Mapped[datetime]
     """When the attempt got its slots."""
     until: Mapped[datetime]
-    """End of the counted time: the attempt's latest report, or its end."""
+    """End of the time that the cost covers: the time of the attempt's latest report, or the end of
+    the attempt."""
     currency: Mapped[str] = mapped_column(String(16))
     slot_seconds: Mapped[float]
     total: Mapped[float]
     useful: Mapped[float]
     unreported: Mapped[float]
-    """Cost of time whose use is unknown. The rest of the total was wasted."""
+    """Cost of time whose use is unknown. The part of the total that is neither useful nor
+    unreported was wasted."""
 
 
 class DeletedAttemptRow(Base):
-    """The slots of an ended attempt whose job was deleted. They still count as the user's usage."""
+    """The slots of an ended attempt whose job was deleted. These slots still count towards the
+    user's usage."""
 
     __tablename__ = "deleted_attempts"
     __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)

@@ -22,14 +22,14 @@ class FederatedRoundRow(Base):
     """Name of the round's folder in the storage."""
     is_open: Mapped[bool]
     clients: Mapped[list[Any] | None]
-    """The clients that are asked for an update; None means all clients."""
+    """Numbers of the clients that are asked for an update; None means all clients."""
     quorum: Mapped[int]
     closes_at: Mapped[datetime]
     """After this time, the round ends as soon as it has a quorum."""
     num_elements: Mapped[int]
     awaits: Mapped[str] = mapped_column(String(32))
-    """Kind of message that clients must send: `round_files.UPDATE`, or with secure aggregation, the
-    answer expected in this phase."""
+    """Kind of message that clients must send: `round_files.UPDATE` or, with secure aggregation, the
+    answer that is expected in the current phase."""
     update_bytes: Mapped[int]
     """Size of an update, which clients send in parts."""
     model_sha256: Mapped[str] = mapped_column(String(64))
@@ -53,8 +53,8 @@ class FederatedClientRow(Base):
     joined_at: Mapped[datetime | None]
     """When the token was first used."""
     sent_round: Mapped[str | None] = mapped_column(String(64))
-    """Name of the round of the client's latest update. With secure aggregation, followed by a slash
-    and the phase of its latest answer."""
+    """Name of the round of the client's latest update. With secure aggregation, the name is
+    followed by a slash and the phase of the client's latest answer."""
     sent_sha256: Mapped[str | None] = mapped_column(String(64))
     sent_at: Mapped[datetime | None]
     num_sent: Mapped[int]

@@ -13,8 +13,8 @@ from service.db.models.base import Base, job_key
 from service.db.types import BigId
 
 FIRST_POSITIONS = "position <= 20"
-"""Condition for the jobs that explanations list as jobs ahead. Only these are indexed by position,
-because each start of a job changes the positions of all others."""
+"""Condition for the jobs that explanations can list as the jobs ahead. Only these jobs are indexed
+by position, because each start of a job changes the positions of all jobs behind it."""
 
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
@@ -82,8 +82,8 @@ class JobRow(Base):
     queue: Mapped[str] = mapped_column(String(64))
     priority: Mapped[int]
     rank: Mapped[int] = mapped_column(server_default=text("0"))
-    """Order among jobs of equal priority, lowest first. A job that is moved to the front gets the
-    next lower rank."""
+    """Order among jobs with the same priority, lowest first. A job that is moved to the front gets
+    a rank below all others."""
     held_by: Mapped[str | None] = mapped_column(String(255))
     """Name of the user who put the waiting job on hold, so that it does not start."""
     spec: Mapped[dict[str, Any]]
@@ -97,14 +97,15 @@ class JobRow(Base):
     roles: Mapped[list[Any] | None]
     """`role`, `first_rank`, `number` and `bundle` of each role that has its own resources."""
     required_topology: Mapped[str | None] = mapped_column(String(63))
-    """Topology level: a single domain of this level must hold the whole job. Unset if there is no
-    such requirement."""
+    """Level of the topology. The whole job must be placed in a single domain of this level. Unset
+    if there is no such requirement."""
     homes: Mapped[list[Any] | None]
     """The labels of each worker's node, except for the first worker:
     `placement.pinned_nodes.PinnedNodes`."""
     silo_sources: Mapped[list[Any] | None]
-    """URLs of the data of federated silos, in order; null for a silo whose node defines the URL.
-    They are not part of the stored document, and each is sent only to the rank of its silo."""
+    """URLs of the data of federated silos, in the order of the silos; null for a silo whose node
+    defines the URL. The URLs are not part of the stored document, and each URL is sent only to the
+    rank of its silo."""
     init_from: Mapped[dict[str, Any] | None]
     """The checkpoint that `spec.init_from` referred to when the job was submitted:
     `init_from.InitFromCheckpoint`."""
@@ -130,7 +131,7 @@ class JobRow(Base):
     """Number of seconds for which the waiting job was held, or waited for other jobs or for its
     array."""
     kept_back_since: Mapped[datetime | None]
-    """When the current such period began."""
+    """When the current period that counts towards `kept_back_s` began; unset if there is none."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
@@ -145,7 +146,7 @@ class JobRow(Base):
     preemptions: Mapped[int]
     max_user_retries: Mapped[int]
     max_infra_retries: Mapped[int]
-    """Like `log_limit_bytes`, the value of the service's setting when the job was submitted."""
+    """The value of the service's setting when the job was submitted, as for `log_limit_bytes`."""
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
     recoveries: Mapped[int] = mapped_column(server_default=text("0"))
@@ -175,7 +176,7 @@ class JobRow(Base):
     first_step_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
-    """Set while the job is being deleted. It is then no longer visible."""
+    """Set while the job is being deleted. A job that is being deleted is no longer visible."""
 
 
 class JobLabelRow(Base):
@@ -198,7 +199,7 @@ class JobDependencyRow(Base):
     """Id of the waiting job, or of an array whose jobs all wait."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     on_success: Mapped[bool]
-    """Whether `after_id` must succeed, rather than only end."""
+    """Whether `after_id` must succeed; otherwise it must only end."""
 
 
 class IdempotencyRow(Base):
@@ -211,7 +212,8 @@ class IdempotencyRow(Base):
         ForeignKey("jobs.id", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
         index=True,
     )
-    """Checked on commit, because the key is reserved before its job is written."""
+    """The foreign key is checked on commit, because the idempotency key is reserved before its job
+    is written."""
     drill_id: Mapped[str | None] = mapped_column(String(64))
     """Set if the request was for a drill of this job."""
     created_at: Mapped[datetime]
@@ -230,7 +232,8 @@ class SweepRow(Base):
 
 
 class TrialRow(Base):
-    """A job of a sweep. Non-finite numbers are stored as unset, both here and in `trial_rungs`."""
+    """A job of a sweep. Non-finite numbers are stored as NULL, both in this table and in
+    `trial_rungs`."""
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -242,7 +245,8 @@ class TrialRow(Base):
     parameters: Mapped[dict[str, Any] | None]
     """The trial's values by name; unset until the sampler has chosen them."""
     value: Mapped[float | None]
-    """The value of the metric, selected by the sweep's `by`."""
+    """The trial's value of the metric: the best or the last value, according to the sweep's
+    `by`."""
     value_step: Mapped[int | None]
     last_step: Mapped[int | None]
     rung: Mapped[int | None]

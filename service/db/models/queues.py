@@ -61,35 +61,37 @@ class ForecastRow(Base):
     earliest_at: Mapped[datetime | None]
     latest_at: Mapped[datetime | None]
     not_before: Mapped[datetime | None]
-    """If no time is known, the end of the period that the forecast covered."""
+    """If the time of the event could not be forecast, the end of the period that the forecast
+    covered."""
     code: Mapped[str | None] = mapped_column(String(64))
-    """Code for why no time is known; `message` is the explanation."""
+    """Code of the reason why the time of the event could not be forecast; `message` is the
+    explanation."""
     message: Mapped[str | None]
     num_assumed: Mapped[int]
     """Number of jobs whose duration the forecast had to assume."""
     made_at: Mapped[datetime]
     first_expected_at: Mapped[datetime | None]
-    """The first forecast of this time, used to measure the forecast error."""
+    """The time that the first forecast expected, which is used to measure the forecast error."""
     first_made_at: Mapped[datetime | None]
     came_at: Mapped[datetime | None]
 
 
 class OutlookRow(Base):
-    """The situation from which the latest forecast started, and errors of earlier forecasts; a
-    single row."""
+    """The situation from which the latest forecast started, and errors of earlier forecasts. The
+    table has a single row."""
 
     __tablename__ = "outlook"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     made_at: Mapped[datetime]
     situation: Mapped[bytes]
-    """Encoded by `service.outlook.codec`. If many jobs are waiting, it contains only the first
-    ones."""
+    """The situation, encoded by `service.outlook.codec`. If many jobs are waiting, it contains only
+    the first of them."""
     errors: Mapped[dict[str, Any]]
     """`views.ForecastErrors`."""
 
 
 class DecisionRow(Base):
-    """A round of the scheduler that changed something. Kept for some hours."""
+    """A round of the scheduler that changed something. The row is kept for some hours."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_made_at", "made_at"), {"sqlite_autoincrement": True})

@@ -51,8 +51,8 @@ class MetricChunkRow(Base):
 
 
 class RecentMetricsRow(Base):
-    """The latest points of all series of an attempt, from one reply, until they are moved to
-    chunks.
+    """The points of all series of an attempt in one reply. The points are kept in this table until
+    they are moved to chunks.
 
     The first points of a series are always in a chunk. Rows are ordered by `id`.
     """
@@ -78,9 +78,10 @@ class SystemMetricsRow(Base):
     first_rank: Mapped[int]
     """The first rank that the row can contain (`service.domain.system_metrics.RANKS_OF_ROW`)."""
     is_lone: Mapped[bool]
-    """Whether the row contains a single original sample, and will be merged with others."""
+    """Whether the row contains a single original sample, and will be merged with other such
+    rows."""
     mean_of: Mapped[int]
-    """Number of original samples of which each sample is the mean."""
+    """Number of original samples whose mean is one sample of this row."""
     num_samples: Mapped[int]
     last_time: Mapped[int]
     """Unix time of the latest sample, in seconds."""
@@ -110,20 +111,22 @@ class LogChunkRow(Base):
     incarnation: Mapped[int]
     """Incarnation of the process that wrote the last line."""
     next_number: Mapped[int]
-    """The number that this process assigns to its next line. A higher number means that lines were
-    lost."""
+    """The number that this process will assign to its next line. If the next line that arrives has
+    a higher number, lines were lost."""
     text: Mapped[str | None]
     """JSON arrays, one per line: `[time, line]`, or `[time, note, lost]` if lines were lost."""
     storage_key: Mapped[str | None]
     left_out: Mapped[int | None]
-    """Once the job's log has reached its limit, only the rank's latest lines are kept; this is the
-    number of lines that were dropped before them. None for lines before the limit."""
+    """Number of lines that were dropped before the lines of this chunk. Once the job's log has
+    reached its limit, only the latest lines of each rank are kept. None for chunks from before the
+    limit was reached."""
     refused_at: Mapped[datetime | None]
     """When the storage refused the chunk. The chunk is closed, and remains in `text` until the
     storage accepts it."""
     dropped_bytes: Mapped[int | None]
-    """Bytes of lines that were dropped from this refused chunk and from earlier ones, because there
-    was no free space; `text` is then a note about this."""
+    """Number of bytes that were dropped from this refused chunk and from earlier refused chunks,
+    because the database's limit for them was exceeded. If it is set, `text` is a note about the
+    dropped lines."""
 
 
 class CheckpointRow(Base):

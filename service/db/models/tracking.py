@@ -41,7 +41,7 @@ class ExperimentRow(Base):
     baseline: Mapped[str | None] = mapped_column(
         String(64), ForeignKey("jobs.id", ondelete="SET NULL"), index=True
     )
-    """The job with which the others are compared."""
+    """The job with which the other jobs of the experiment are compared."""
 
 
 class DocumentValueRow(Base):
@@ -60,7 +60,8 @@ class DocumentValueRow(Base):
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Id of a job, of an array, or of shared defaults."""
     pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """Empty in the row of a job whose `text` names the holder of the values that it shares."""
+    """A JSON pointer. The row of a job with an empty pointer contains, in `text`, the holder whose
+    values the job shares."""
     number: Mapped[float | None]
     text: Mapped[str | None] = mapped_column(String(255))
 
@@ -68,7 +69,7 @@ class DocumentValueRow(Base):
 class MetricSummaryRow(Base):
     """The last value and the extremes of a series of rank 0, over all steps that count.
 
-    While the job is running, rows can be some seconds behind its latest points.
+    While the job is running, its rows can lag some seconds behind its latest points.
     """
 
     __tablename__ = "metric_summaries"
@@ -91,7 +92,7 @@ class MetricSummaryRow(Base):
 
 
 class MlflowExportRow(Base):
-    """Progress of a job's export to MLflow (`service.tracking.mlflow`)."""
+    """The progress of a job's export to MLflow (`service.tracking.mlflow`)."""
 
     __tablename__ = "mlflow_exports"
     __table_args__ = (

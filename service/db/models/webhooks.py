@@ -33,7 +33,8 @@ class WebhookRow(Base):
     queue: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, Any]]
     all_users: Mapped[bool]
-    """Whether it is notified about the jobs of all users, instead of only its owner's jobs."""
+    """Whether the webhook is notified about the jobs of all users, instead of only its owner's
+    jobs."""
     secret: Mapped[str]
     """Key for signing messages."""
     failures: Mapped[int]
@@ -44,15 +45,16 @@ class WebhookRow(Base):
     disabled_code: Mapped[str | None] = mapped_column(String(64))
     disabled_message: Mapped[str | None]
     enabled_by: Mapped[str | None] = mapped_column(String(255))
-    """Name of the admin who enabled it, if not its owner."""
+    """Name of the admin who enabled the webhook; unset if its owner enabled it."""
     created_at: Mapped[datetime]
 
 
 class WebhookDeliveryRow(Base):
     """A message for a webhook, written in the same transaction as the change that it reports.
 
-    `webhook_id` is not a foreign key, so that changes to jobs neither wait for the deletion of a
-    webhook nor fail because of it. Messages without a webhook are deleted periodically.
+    `webhook_id` is not a foreign key, so that a transaction that changes a job neither waits for
+    the deletion of a webhook nor fails because of it. Messages without a webhook are deleted
+    periodically.
     """
 
     __tablename__ = "webhook_deliveries"
@@ -72,8 +74,8 @@ class WebhookDeliveryRow(Base):
     """Unset for test messages."""
     type: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
-    """Content of the message. It is stored because the job can change or be deleted in the
-    meantime."""
+    """Content of the message. It is stored because the job can change or be deleted before the
+    message is sent."""
     status: Mapped[str] = mapped_column(String(16))
     tries: Mapped[int]
     created_at: Mapped[datetime]

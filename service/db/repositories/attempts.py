@@ -81,7 +81,8 @@ def num_diverged(session: Session, job_id: str) -> int:
 
 
 def live(session: Session) -> list[AttemptRow]:
-    """Return all live attempts, which have not been observed to end, oldest first."""
+    """Return all live attempts, oldest first. An attempt is live until its end has been
+    observed."""
     query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
     return list(session.scalars(query.order_by(AttemptRow.created_at, AttemptRow.job_id)))
 
@@ -128,8 +129,8 @@ def _followed_columns() -> Select[Any]:
 
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
-    """Return the cursors of these jobs' live attempts by (job, attempt): how far their reports have
-    been stored."""
+    """Return the cursors of these jobs' live attempts, by (job, attempt). A cursor shows how many
+    of an attempt's reports have been stored."""
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -171,8 +172,8 @@ def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Ro
 
 
 def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> Iterator[Row[Any]]:
-    """Yield the columns `_ENDED` of these attempts (job, number), skipping attempts that are
-    live."""
+    """Yield the columns `_ENDED` of these attempts, given as (job, number). Live attempts are
+    omitted."""
     by_number: dict[int, list[str]] = {}
     for job_id, attempt in sorted(attempts):
         by_number.setdefault(attempt, []).append(job_id)
@@ -185,7 +186,8 @@ def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> I
 
 @cache
 def _ended_slots_of() -> tuple[Select[Any], ...]:
-    """Return `_ended_slots`, restricted to attempts of some jobs that have the same number."""
+    """Return the queries of `_ended_slots`, restricted to the attempts of some jobs that have the
+    same attempt number."""
     return tuple(
         query.where(
             query.selected_columns.job_id.in_(bindparam("job_ids", expanding=True)),
@@ -214,13 +216,13 @@ def _ended_slots() -> tuple[Select[Any], Select[Any]]:
 
 
 def keep_ended(session: Session, job_ids: Sequence[str]) -> None:
-    """Preserve the slots of these jobs' attempts before the jobs are deleted."""
+    """Copy the slots of these jobs' attempts to a table that remains when the jobs are deleted."""
     of_jobs = _ended_slots()[0].where(AttemptRow.__table__.c.job_id.in_(job_ids))
     session.execute(sql_insert(DeletedAttemptRow).from_select(list(_ENDED), of_jobs))
 
 
 def forget_ended(session: Session, before: datetime) -> None:
-    """Delete the slots of attempts of deleted jobs that ended before this time."""
+    """For attempts of deleted jobs, delete the slots of attempts that ended before this time."""
     session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))
 
 

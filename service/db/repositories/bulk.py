@@ -21,7 +21,8 @@ def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def change(row: Base, **columns: Any) -> None:
-    """Set the columns that differ. Setting a column is slower than comparing it."""
+    """Set the columns whose values differ. Other columns are not set, because setting a column is
+    slower than comparing it."""
     for name, value in columns.items():
         if getattr(row, name) != value:
             setattr(row, name, value)

@@ -100,7 +100,8 @@ def waiting_drills(session: Session) -> Sequence[Row[Any]]:
 def _waiting_drills() -> Select[Any]:
     c = DrillRow.__table__.c
     query = select(c.job_id, c.attempt, c.id, c.kind, c.rank, c.at_step)
-    waiting = text("drills.state = 'waiting'")  # must match the condition of the index
+    # Must be equal to the condition of the partial index.
+    waiting = text("drills.state = 'waiting'")
     return query.where(waiting).order_by(c.job_id, c.id)
 
 

@@ -40,8 +40,8 @@ def standing(session: Session, job_id: str, token_sha256: str) -> Row[Any] | Non
     """Return the state of a client as (client, sent_round, sent_sha256, joined_at, state,
     job_attempt, and the columns of the job's latest round).
 
-    The columns of the round are None if there was no round. Returns None if the job has no client
-    with this token.
+    The columns of the round are None if there has been no round. Returns None if the job has no
+    client with this token.
     """
     values = {"job_id": job_id, "token": token_sha256}
     return session.connection().execute(_standing(), values).first()

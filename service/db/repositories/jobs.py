@@ -33,8 +33,8 @@ _LOCKED = "locked_jobs"
 
 
 def lock(session: Session, job_id: str) -> JobRow | None:
-    """Lock the job and return its current row. No other transaction can change it until this one
-    ends."""
+    """Lock the job and return its current row. Until this transaction ends, no other transaction
+    can change the row."""
     row: JobRow | None = session.scalar(_locking(), {"job_id": job_id})
     if row is not None:
         _locked(session).add(job_id)
@@ -158,7 +158,7 @@ def _state_query() -> Select[Any]:
 
 
 def unstored(**columns: Any) -> JobRow:
-    """Return a read-only object with these columns that belongs to no session and triggers no
+    """Return a read-only JobRow with these columns. It belongs to no session, and triggers no
     listeners."""
     row = JobRow()
     vars(row).update(columns)
@@ -203,8 +203,8 @@ def _step_times() -> Select[Any]:
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
-    """Return (owner, name, num_workers, runtime_used_s) of the jobs that succeeded last, newest
-    first."""
+    """Return (owner, name, num_workers, runtime_used_s) of the `most` jobs that succeeded last,
+    newest first."""
     c = JobRow.__table__.c
     query = (
         select(c.owner, c.name, c.num_workers, c.runtime_used_s)
@@ -248,8 +248,8 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
 
 
 def erase(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete the jobs and, through foreign keys, everything that belongs to them except their past
-    slots."""
+    """Delete the jobs and, through foreign keys, all rows that belong to them, except for the slots
+    kept by `keep_ended`."""
     attempts.keep_ended(session, job_ids)
     document_values.drop(session, job_ids)
     found = session.scalars(

@@ -77,7 +77,7 @@ def _disposable() -> Select[str, str]:
 
 
 def _needed() -> ColumnElement[bool]:
-    """Whether an unfinished job starts from this job."""
+    """Return the condition that an unfinished job starts from the job's checkpoint."""
     user = aliased(JobRow)
     return (
         select(user.id)
@@ -96,7 +96,7 @@ def _pairs(session: Session, query: Select[str, str]) -> list[tuple[str, str]]:
 
 
 def add(session: Session, row: DownloadLinkRow) -> None:
-    """Add a link. Repeating this is harmless."""
+    """Add a link. Adding the same link again has no effect."""
     session.merge(row)
 
 

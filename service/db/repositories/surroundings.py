@@ -1,4 +1,4 @@
-"""A single query for facts that nearly every change of a job needs."""
+"""A single query for facts that are needed for nearly every change of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOUND = "surroundings"
 
 
 def seen(session: Session) -> Row[Any]:
-    """Return the facts, which are read once per transaction:
+    """Return these facts, which are read once per transaction:
 
     - connected: whether the cluster is connected; None before the first connection
     - ray_dashboard: the address of the dashboard

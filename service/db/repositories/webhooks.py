@@ -41,7 +41,7 @@ def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]
 
 
 def owners_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Return (id, owner, queue) of these jobs, by id."""
+    """Return (id, owner, queue) of each of these jobs, by id."""
     return _of_jobs(session, job_ids, ("id", "owner", "queue"))
 
 
@@ -93,7 +93,7 @@ def get(session: Session, webhook_id: str, *, lock: bool = False) -> WebhookRow 
 
 
 def every(session: Session, owner: str | None) -> Sequence[WebhookRow]:
-    """Return the owner's webhooks, or all if `owner` is None, oldest first."""
+    """Return the owner's webhooks, or all webhooks if `owner` is None, oldest first."""
     query = select(WebhookRow).order_by(WebhookRow.id)
     if owner is not None:
         query = query.where(WebhookRow.owner == owner)
@@ -112,8 +112,8 @@ def remove(session: Session, webhook_id: str) -> None:
 
 
 def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int]:
-    """Return the number of waiting messages of each of these webhooks. Webhooks without any are
-    omitted."""
+    """Return the number of waiting messages of each of these webhooks. Webhooks without waiting
+    messages are omitted."""
     query = (
         select(WebhookDeliveryRow.webhook_id, func.count())
         .where(_WAITING, WebhookDeliveryRow.webhook_id.in_(webhook_ids))

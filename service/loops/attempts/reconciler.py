@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Maximum total size of the replies of all attempts, each of which may have a reply that waits to
-be stored."""
+"""Maximum total size of the replies of all attempts, since the reply of each attempt can be waiting
+to be stored at the same time."""
 
 
 class Reconciler:
@@ -63,8 +63,8 @@ class Reconciler:
         # process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
-        """Commands that the cluster has accepted, by attempt and name. They are only kept in
-        memory: after a restart of the service they are sent again, which is harmless."""
+        """Commands that the cluster has accepted, by attempt and name. The set is only kept in
+        memory: after a restart of the service, the commands are sent again, which has no effect."""
         self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:
@@ -94,7 +94,7 @@ class Reconciler:
         for attempt in live:
             key = attempt.key
             if key in self._closed or (key not in self._followers and key not in cursors):
-                continue  # it has ended meanwhile
+                continue  # the attempt has ended in the meantime
             self._refs[key] = ref = _ref(attempt)
             if key not in self._followers:
                 self._begin_to_follow(attempt, cursors[key])
@@ -130,7 +130,7 @@ class Reconciler:
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
         """Run the chore concurrently with the loop, unless it is already running. A supervisor that
-        doesn't answer must not delay others."""
+        doesn't answer must not delay other attempts."""
         if what in self._chores:
             return chore.close()
         self._chores[what] = task = asyncio.create_task(chore)
@@ -163,10 +163,10 @@ class Reconciler:
                     ref, cursor, self._settings.poll_wait_s, self._reply_bytes
                 )
                 if reply.outcome is not None and ref != self._refs[key]:
-                    continue  # the group got new nodes meanwhile, which were not polled
+                    continue  # the group has got new nodes in the meantime, which were not polled
                 if not given_up and _was_never_seen(reply):
                     given_up = await self._give_up(ref, asked_at - claimed_at)
-                    continue  # it may have started just before it was given up
+                    continue  # the attempt might have started just before it was given up
             except ClusterUnavailable as error:
                 if str(error) != logged:
                     logged = str(error)
@@ -197,11 +197,11 @@ class Reconciler:
         return min(MAX_REPLY_BYTES, max(MIN_REPLY_BYTES, share))
 
     async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
-        """Prevent an attempt without a supervisor from starting late. Returns False, after a pause,
-        as long as the attempt may still be launched.
+        """Prevent an attempt without a supervisor from starting late. As long as the attempt might
+        still be launched, returns False after a pause.
 
-        This process knows when its own launches are over. Other launches may still be in progress
-        in another process, or in the gateway of a service that was killed.
+        This process records the ends of its own launches. Launches might also be in progress in
+        another process, or in the gateway of a service that was killed.
         """
         ours = self._launches.is_ours(ref.job_id, ref.attempt)
         if not ours and age_s < self._timings.launch_grace_s:
@@ -211,9 +211,11 @@ class Reconciler:
         return True
 
     async def _checkpoints_of_ended(self, ref: AttemptRef, outcome: Outcome | None) -> list[Frame]:
-        """Return reports of the attempt's checkpoints in the storage, newest first, as many as the
-        storage lists in time. They replace reports that were lost, unread, with their node."""
-        if outcome is None or outcome.cause is Cause.SUCCEEDED:  # then all reports have been read
+        """Return reports of the attempt's checkpoints in the storage, newest first, as far as the
+        storage lists them in time. These reports replace reports that were lost with their node
+        before they were read."""
+        # In this case, all reports have been read.
+        if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
         found: list[Frame] = []
 
@@ -223,10 +225,10 @@ class Reconciler:
 
         searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)
         try:
-            # Not wait_for, which loses a cancellation that arrives together with the result.
+            # `wait_for` would lose a cancellation that arrives together with the result.
             async with asyncio.timeout(self._timings.storage_limit_s):
                 await searching
-        except Exception as error:  # the job must end nevertheless
+        except Exception as error:  # the job must end even without these reports
             text = "%s attempt %d ends without a full list of its checkpoints in the storage: %r"
             logger.warning(text, ref.job_id, ref.attempt, error)
         return list(found)
@@ -248,8 +250,9 @@ class Reconciler:
     async def _end_unowned(self) -> None:
         """End attempts that the cluster still has although they have ended in the database.
 
-        The database is read last. An attempt is claimed before it is launched, so if the cluster
-        lists an attempt that is not live in the database afterwards, the attempt has ended.
+        The database is read after the cluster. An attempt is claimed before it is launched, so if
+        the cluster lists an attempt that is not live in the database afterwards, the attempt has
+        ended.
         """
         self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
         try:
@@ -260,7 +263,8 @@ class Reconciler:
                 key = (ref.job_id, ref.attempt)
                 if key not in owned:
                     logger.warning("ending %s attempt %d, which no job owns", *key)
-                    with contextlib.suppress(ClusterUnavailable):  # its process may be suspended
+                    # The supervisor might be suspended.
+                    with contextlib.suppress(ClusterUnavailable):
                         await self._cluster.send(ref, Stop())
                     await self._cluster.acknowledge(ref)
         except ClusterUnavailable:
@@ -270,8 +274,9 @@ class Reconciler:
     async def _drop_deleted(self) -> None:
         """Make the nodes delete the files of deleted jobs.
 
-        The nodes list the jobs whose files they keep, so a node that was unavailable is notified
-        later. The database is read last, because a job is stored before any node knows about it.
+        The nodes list the jobs whose files they keep, so a node that was unavailable deletes the
+        files later. The database is read after the nodes, because a job is stored in the database
+        before any node keeps files of it.
         """
         self._deleted_at = asyncio.get_running_loop().time() + self._timings.deleted_period_s
         try:

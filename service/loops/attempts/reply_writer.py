@@ -2,8 +2,9 @@
 the next transaction.
 
 Each report is checked when it is decoded, so only a bug in dray can make a reply impossible to
-store. However, an attempt whose reply is requested again and again would keep its slots forever,
-even after it is cancelled. To prevent this, `ReplyReduction` removes reports.
+store. Such a reply would be requested again and again, and its attempt would keep its slots
+forever, even after it is cancelled. To prevent this, `ReplyReduction` removes reports from the
+reply.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts
 
 MAX_REPLIES, MAX_OF_REPORTING = 200, 50
-"""Maximum number of replies in one transaction, and of replies from attempts that have reported
-before, which take longer. SQLite has only one writer, for which others wait."""
+"""Maximum number of replies in one transaction, and maximum number among them of replies from
+attempts that have reported before, which take longer to store. The limits are needed because SQLite
+has only one writer, and other writes have to wait."""
 MAX_FRAMES = 2000
 """Maximum number of frames in a transaction with several replies. A reply with more frames gets its
 own transaction, which runs concurrently with others if the database supports several writers."""
@@ -83,7 +85,7 @@ class ReplyWriter:
                 stored = [error] * len(batch)
             for (_, answer), recorded in zip(batch, stored, strict=True):
                 if answer.done():
-                    continue  # its follower was cancelled
+                    continue  # the attempt's follower was cancelled
                 if isinstance(recorded, Exception):
                     answer.set_exception(recorded)
                 else:
@@ -133,7 +135,7 @@ class ReplyReduction:
     _why: str = ""
 
     def note(self, error: Exception) -> None:
-        """Count a reply that could not be stored."""
+        """Count a failure to store a reply."""
         if is_of_values(error):
             self._failures += 1
             self._why = type(error).__name__
@@ -143,7 +145,7 @@ class ReplyReduction:
         self._failures = 0
 
     def reduce(self, received: Received) -> Received:
-        """Return the reply without the reports that may prevent it from being stored."""
+        """Return the reply without the reports that might prevent it from being stored."""
         if self._failures < TRIES:
             return received
         frames = received.reply.frames

@@ -1,7 +1,8 @@
 """The autoscaler: a loop that requests nodes from Ray for waiting jobs, and withdraws requests.
 
-The scheduler passes each plan to it. A separate loop sends the request, so that no round waits for
-Ray. The request is repeated periodically, because a new Ray or a new gateway doesn't know it.
+The scheduler passes each plan to the autoscaler. A separate loop sends the request, so that no
+round of the scheduler waits for Ray. The request is repeated periodically, because Ray and the
+gateway forget it when they restart.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class _Wanted:
 
 
 class Autoscaler(Stage):
-    """Requests and releases nodes. If the settings name no node types, it only withdraws the
-    request of an earlier service with other settings."""
+    """Requests and releases nodes. If the settings contain no node types, the autoscaler only
+    withdraws the request of an earlier service with other settings."""
 
     def __init__(
         self, database: LoopDatabase, cluster: Cluster, settings: Settings, timings: LoopTimings
@@ -59,19 +60,20 @@ class Autoscaler(Stage):
         self._wanted: _Wanted | None = None if self._types else _Wanted()
         """None before the first plan. Until then, the request of the previous leader remains."""
         self._is_asking = False
-        """Whether Ray may have a request from this term."""
+        """Whether Ray might have a request from this term."""
         self._stored: autoscaling.Demand | None = None
         self._sent_released: frozenset[str] = frozenset()
-        """Nodes whose release was sent to the gateway and may have arrived."""
+        """Nodes whose release was sent to the gateway. The message might have arrived."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
         """When nodes were first requested for each job."""
         self._session = ""
         self._first_nodes: frozenset[str] = frozenset()
-        """Nodes of the session's first plan, which may be the head or nodes of other types."""
+        """Nodes of the session's first plan. The head and nodes of other types can be among
+        them."""
         self._memory: Mapping[int, float] = {}
-        """The memory of the largest node of each type that was added, by the type's index in the
-        setting."""
+        """The largest memory of the nodes that were added, for each node type, by the type's index
+        in the setting."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
         """Since when nothing has run on each node and no waiting job has needed it."""
@@ -79,8 +81,8 @@ class Autoscaler(Stage):
     def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
         """Return the cluster with the nodes that are about to be released marked as released.
 
-        No job starts on such a node, because the snapshot may be older than the request. If a job
-        needs the node, the release is withdrawn.
+        No job starts on such a node, because the release might have taken effect since the
+        snapshot. If a job needs the node, the release is withdrawn.
         """
         wanted = () if self._wanted is None else self._wanted.released
         leaving = self._sent_released.union(wanted)
@@ -93,8 +95,8 @@ class Autoscaler(Stage):
         return replace(cluster, nodes=tuple(nodes))
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        """Add the nodes that may become usable. A refused node may be repaired or replaced, so it
-        doesn't count as a node of the cluster."""
+        """Add the nodes that could become usable to the snapshot. A refused node might be repaired
+        or replaced, so it doesn't count as a node of the cluster."""
         cluster = seen.cluster
         if not self._types or cluster is None:
             return
@@ -129,8 +131,9 @@ class Autoscaler(Stage):
         seen.decisions = [self._with_request(decision, found, requests) for decision in decisions]
 
     def _learn(self, present: Sequence[policy.Node], session: str) -> None:
-        """Learn the real memory of each node type from the nodes that were added. It is only kept
-        in memory, so that it is learned again after the setting has been corrected."""
+        """Determine the actual memory of each node type from the nodes that were added. The result
+        is not stored, so that it is determined again after the setting has been corrected and the
+        service restarted."""
         if session != self._session:
             self._session = session
             self._first_nodes = frozenset(node.id for node in present)
@@ -158,7 +161,7 @@ class Autoscaler(Stage):
         demand: autoscaling.Demand,
         requests: Mapping[str, policy.Request],
     ) -> policy.Decision:
-        """Add to the reason of a waiting job or group which nodes were requested for it."""
+        """Add the nodes that were requested for a waiting job or group to its reason."""
         if not isinstance(decision, policy.Wait | policy.Stay):
             return decision
         job_id, reason = decision.job_id, decision.reason
@@ -254,7 +257,7 @@ def _is_joining(node: ClusterNode) -> bool:
 
 
 def _is_used(node: ClusterNode, is_shared: bool) -> bool:
-    """Whether the node carries anything besides our attempts."""
+    """Whether anything other than dray's attempts uses the node."""
     return bool(node.quarantined) or (is_shared and _is_taken(node.resources, node.available))
 
 

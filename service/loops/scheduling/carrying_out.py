@@ -15,13 +15,13 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.term import LoopContext
 
 LONG_QUEUE = 200
-"""If more jobs than this wait, their reasons are only stored every `NOTE_PERIOD`."""
+"""If more jobs than this are waiting, their reasons are only stored once per `NOTE_PERIOD`."""
 NOTE_PERIOD = timedelta(seconds=1)
 
 
 class UnansweredRecalls(Stage):
     """Withdraws recalls of slots that were not answered in time. The next round plans with the
-    slots that are held at that time."""
+    slots that the groups then hold."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
@@ -40,8 +40,8 @@ class UnansweredRecalls(Stage):
 
 
 class ImpossibleJobs(Stage):
-    """Lets impossible jobs wait for a while, because missing nodes may return. A job that has run
-    before waits without a time limit."""
+    """Lets impossible jobs wait for a while before they fail, because missing nodes might return. A
+    job that has run before waits without a time limit."""
 
     def __init__(self, context: LoopContext) -> None:
         self._grace = timedelta(seconds=context.timings.impossible_grace_s)
@@ -119,7 +119,8 @@ class StoredDecisions(Stage):
 
 
 class Grants(Stage):
-    """Grants slots to groups that have not changed. The reconciler then sends the grants."""
+    """Grants slots to groups that have not changed since the snapshot. The reconciler then sends
+    the grants."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database, self._halted = context.database, context.halted
@@ -136,7 +137,8 @@ class Grants(Stage):
 
 
 class BatchChanges(Stage):
-    """Changes the batch size of groups that keep their number of workers, if the gain is clear."""
+    """Changes the batch size of groups that keep their number of workers if this clearly increases
+    their speed of progress."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database, self._halted = context.database, context.halted

@@ -22,8 +22,8 @@ NOT_ASKED = "the cluster was not asked yet"
 
 
 class ClusterWatcher:
-    """Holds the `latest` snapshot. While the cluster doesn't answer it is None, and `problem` gives
-    the reason."""
+    """Keeps the `latest` snapshot. While the cluster doesn't answer, `latest` is None, and
+    `problem` gives the reason."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
@@ -69,7 +69,8 @@ class ClusterWatcher:
         await self._clear_drained()
 
     async def _clear_drained(self) -> None:
-        """Ask the attempts on drained nodes to save and leave while they still can."""
+        """Ask the attempts on drained nodes to save their state and leave while the nodes still
+        run."""
         latest, grace_s = self.latest, self._settings.preempt_grace_s
         if latest is not None and any(node.drained_by is not None for node in latest.nodes):
             await self._database.write(lambda s, at: preemption.leave_nodes(s, latest, grace_s, at))

@@ -20,8 +20,8 @@ from service.outlook.decisions import Record, SeenRound
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 32
-"""Maximum number of rounds that wait to be stored. Older rounds are dropped, so that the scheduler
-never waits."""
+"""Maximum number of rounds that wait to be stored. If there are more, the oldest rounds are
+dropped, so that the scheduler never has to wait."""
 MOST_JOBS = 20_000
 """Maximum total number of waiting jobs in these rounds."""
 FORGET_S = 60.0
@@ -72,7 +72,8 @@ class DecisionRecorder(Stage):
         except DatabaseUnavailable:
             newer = list(self._rounds)
             self._rounds.clear()
-            self._rounds.extend([*rounds, *newer])  # they will be stored with the next round
+            # These rounds will be stored with the next round.
+            self._rounds.extend([*rounds, *newer])
             raise
         loop = asyncio.get_running_loop()
         if loop.time() >= self._forget_at:

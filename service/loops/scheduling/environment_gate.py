@@ -1,4 +1,5 @@
-"""The environment gate: jobs only start where their environment and code are ready.
+"""The environment gate. It ensures that jobs only start on nodes on which their environment and
+code are ready.
 
 A job whose needs are not ready on every node of its plan waits without holding slots, and the round
 makes another plan without this job.
@@ -23,9 +24,9 @@ from service.loops.shared.term import LoopContext
 logger = logging.getLogger(__name__)
 
 MAX_PLANS = 5
-"""Maximum number of plans in a round, each without the jobs whose needs were not ready in the plans
-before. If the last plan still starts jobs that are not ready, they wait for the next round, which
-begins without the other jobs."""
+"""Maximum number of plans in a round. Each plan excludes the jobs whose needs were not ready in the
+plans before. If the last plan still starts jobs that are not ready, these jobs wait for the next
+round, whose first plan excludes all jobs that were not ready before."""
 PLANNED_ANEW_S = 30.0
 """Seconds that a job waits for the nodes of one plan before it can be planned on other nodes."""
 
@@ -83,7 +84,8 @@ class EnvironmentGate(Stage):
         waiting = await self._still_waiting(snapshot, attempts, names)
         for _ in range(MAX_PLANS):
             seen.asked = held_back(snapshot, waiting)
-            # Planning a long queue takes long, and this thread must stay available for callers.
+            # Planning a long queue takes a long time, and this thread must remain available for
+            # callers.
             plan = functools.partial(policy.plan, on_error=self._note_error)
             decisions = await asyncio.to_thread(plan, seen.asked, seen.now)
             held = await self._held(decisions, attempts, names)
@@ -148,7 +150,7 @@ class EnvironmentGate(Stage):
                 continue
             failure = readiness.failure
             if isinstance(decision, policy.Wait) and not failure and decision.job_id in self._ready:
-                continue  # it was ready before: it keeps the promised slots
+                continue  # the job was ready before, so it keeps the promised slots
             why_not = "" if failure is None else environment_events.sentence_of(failure)
             reason = readiness.waiting or why_not
             held[decision.job_id] = reason
@@ -162,8 +164,8 @@ class EnvironmentGate(Stage):
         return held
 
     async def _note(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:
-        """Fail the job if a node failed. Otherwise, if the preparation takes long, add an event
-        once."""
+        """Fail the job if the preparation on a node failed. Otherwise, if the preparation takes a
+        long time, add an event once."""
         failure = readiness.failure
         if failure is not None:
             await self._database.write(
@@ -195,7 +197,7 @@ def _stays(
     growing: Sequence[policy.Growing], waiting: Mapping[str, str]
 ) -> Iterator[policy.Decision]:
     """Yield a decision for each group whose growth waits for a node. Other jobs don't have to wait
-    for it."""
+    for this node."""
     for group in growing:
         if group.job_id in waiting:
             reason = policy.Reason("preparing_environment", waiting[group.job_id])

@@ -1,4 +1,5 @@
-"""The forecaster: a loop that predicts when jobs will start and end, and measures its errors.
+"""The forecaster: a loop that predicts when jobs will start and end, and measures the errors of its
+predictions.
 
 It simulates the policy, starting from the scheduler's last round. Simulating a long queue takes
 seconds, so the simulation runs step by step, with rests in which the other loops can run.
@@ -56,7 +57,7 @@ class Forecaster(Stage):
                     await self.run_once()
                 except Exception:
                     logger.exception("a round of the forecaster failed; the loop continues")
-                    # The forecast may have been stored although the answer was lost, so read it
+                    # The forecast might have been stored although the answer was lost, so read it
                     # again.
                     self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began
@@ -70,7 +71,7 @@ class Forecaster(Stage):
             return 0
         known = await self._database.read(self._read)
         situation = await asyncio.to_thread(_situation, view, known)
-        # Store this first: requests use it while the simulation runs.
+        # Store the situation first, because requests use it while the simulation runs.
         stored = await asyncio.to_thread(lambda: codec.encode(situation.first_jobs()))
         await self._database.write(lambda s, _: _put(s, view.now, stored))
         plays = await asyncio.to_thread(ranges.plays, situation, view.now)
@@ -89,7 +90,7 @@ class Forecaster(Stage):
         self._forecasts.stored(changes)
 
     async def _restful(self, step: Callable[[], bool]) -> bool:
-        """Run one step in a thread, then rest. Returns whether there are more steps."""
+        """Run one step in a thread, and then rest. Returns whether there are more steps."""
         goes_on, took_s = await asyncio.to_thread(_timed, step)
         await asyncio.sleep(self._timings.forecast_rest * took_s)
         return goes_on
@@ -100,7 +101,7 @@ class Forecaster(Stage):
 
 
 def _put(session: Session, made_at: datetime, situation: bytes) -> None:
-    touch(session)  # no job has changed
+    touch(session)  # no response about a job has changed
     repository.put_situation(session, made_at, situation)
 
 

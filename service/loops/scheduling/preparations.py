@@ -41,15 +41,16 @@ FORGOTTEN_S = 60.0
 """If no job has been about to start on a node for this number of seconds, the node is asked less
 often."""
 SELDOM_S = 15.0
-"""Seconds between two questions in this case. They show the node that a queued job still needs the
-preparation, so this is much less than `shared_work.WANTED_S`."""
+"""Seconds between two such less frequent questions. The questions show the node that a queued job
+still needs the preparation, so this interval is much shorter than `shared_work.WANTED_S`."""
 BUILDING_S = 0.1
-"""Seconds before a node that is building is asked again, in addition to the time of its answer."""
+"""Seconds before a node that is building an environment is asked again, in addition to the time
+that the answer itself takes."""
 MAX_MESSAGE = 2000
 """Maximum length of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
-"""Seconds before a node is asked again if it, or its package index or repository, did not
-answer."""
+"""Seconds before a node is asked again if the node, or the package index or repository that it
+uses, did not answer."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {
@@ -68,7 +69,7 @@ def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> Nod
         if isinstance(source, Mapping):
             code = node_policies.code_of(RemoteCode.model_validate(source), settings)
     except ValidationError:
-        return None  # a document of another release, which the claim will refuse
+        return None  # the document is from another release, and the claim will refuse it
     if environment is None and code is None:
         return None
     keeps_all = document.get("script") is None
@@ -84,7 +85,7 @@ def _environment_of(found: object) -> dict[str, Any] | None:
     index_secret = environment.index is not None and environment.index.secret is not None
     if not (environment.is_built or environment.secrets or index_secret):
         return None
-    # The node's agent doesn't need the variables.
+    # The node's agent doesn't need the job's environment variables.
     return environment.model_dump(mode="json", exclude={"env"})
 
 
@@ -126,7 +127,7 @@ class _Question:
 
     @property
     def need(self) -> JobNeed:
-        """The need that the node is preparing, as far as it is known."""
+        """The need that the node is preparing, as far as the node has reported it."""
         if self.answer is not None:
             return self.answer.need
         return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
@@ -159,8 +160,8 @@ class Readiness:
 
 
 def _storable(answer: NodeEnvironment) -> NodeEnvironment:
-    """Return the answer with strings cleaned for storing in a database. They may contain messages
-    of indexes, repositories and installers."""
+    """Return the answer with strings cleaned for storing in a database. The strings can contain
+    messages of indexes, repositories and installers."""
     return replace(
         answer,
         message=clean(answer.message)[:MAX_MESSAGE],
@@ -206,8 +207,8 @@ class Preparations:
         return Readiness(ready, failure, waiting, is_long)
 
     def keep(self, job_ids: Set[str]) -> None:
-        """Let nodes stop preparations that none of these jobs needs. `job_ids`: all waiting
-        jobs."""
+        """Let nodes stop preparations that none of these jobs needs. `job_ids` must contain all
+        waiting jobs."""
         for key, question in list(self._questions.items()):
             question.jobs &= job_ids
             if question.jobs or question.task is None or question.task.done():
@@ -221,7 +222,7 @@ class Preparations:
         try:
             await self._cluster.forget(question.node_id, question.needs)
         except ClusterUnavailable:
-            pass  # the node itself stops a preparation about which it is no longer asked
+            pass  # the node itself stops a preparation if it is no longer asked about it
         except Exception:
             logger.exception("a node could not be notified of a preparation that no job needs")
 
@@ -255,8 +256,8 @@ class Preparations:
 
     async def _ask(self, question: _Question) -> None:
         """Ask until the node is ready or has failed, or until no job needs the answer. In the
-        latter case, the node is notified after its last answer, so that no question can arrive
-        later."""
+        latter case, the node is only notified after its last answer, so that no question can arrive
+        after the notification."""
         loop = asyncio.get_running_loop()
         while question.jobs:
             try:

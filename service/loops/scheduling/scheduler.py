@@ -1,4 +1,4 @@
-"""The scheduler: a loop that decides which waiting jobs start where, and starts them.
+"""The scheduler: a loop that decides which waiting jobs start and where, and starts them.
 
 Each round takes a snapshot, makes a plan, and claims and launches jobs. The decisions are made by a
 pure function, `service.domain.scheduling.policy.plan`. The stages of a round add to its snapshot
@@ -97,7 +97,8 @@ class Scheduler:
                     logger.exception("a round of the scheduler failed; the loop continues")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
-                # The time for starts doesn't count, because resting for it would leave slots empty.
+                # The time spent on starts is not counted, because a longer rest after many starts
+                # would leave slots empty.
                 await rest_after(began + starting_s)
                 await woken.wait(self._settings.scheduler_tick_s)
 

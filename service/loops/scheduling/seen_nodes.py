@@ -18,7 +18,7 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine
 
 RAY_LAGS = timedelta(seconds=5)
-"""How long Ray may still show slots as taken after an attempt has released them."""
+"""Maximum time for which Ray might still show slots as taken after an attempt has released them."""
 
 
 class SeenNodes(Stage):
@@ -60,8 +60,8 @@ class SeenNodes(Stage):
         *,
         shares_gpus: bool,
     ) -> tuple[policy.Node, ...]:
-        """Return the nodes for the plan. `alive`: the attempts whose slots are included in the
-        holders."""
+        """Return the nodes for the plan. `alive` contains the attempts whose slots are included in
+        the holders."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         nodes = []
@@ -85,7 +85,7 @@ class SeenNodes(Stage):
 
 
 class LeftSlots(Stage):
-    """Prevents further preemptions while a shared Ray may still show freed slots as taken."""
+    """Prevents further preemptions while a shared Ray might still show freed slots as taken."""
 
     def __init__(self) -> None:
         self._held: Mapping[tuple[str, int], int] = {}
@@ -118,10 +118,10 @@ def _seen(
 ) -> policy.Node:
     """Return the node for the plan.
 
-    `ours`: the resources that our attempts hold on the node. `parts`: the parts of its GPUs, by
-    holder; None if no GPU is shared.
+    `ours` are the resources that dray's attempts hold on the node. `parts` are the fractions of its
+    GPUs that jobs hold, for each holder; None if no GPU is shared.
     """
-    # If only dray uses the cluster, our own records are exact, and Ray's lag behind.
+    # If only dray uses the cluster, dray's own records are exact, and Ray's records lag behind.
     available = node.available if cluster.shared else node.resources
     stuck = node.quarantined or ()
     # The quarantined slots of a live attempt are included in the slots that it holds.

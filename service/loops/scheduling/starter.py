@@ -31,13 +31,14 @@ from service.loops.shared.term import LoopContext
 logger = logging.getLogger(__name__)
 
 MAX_CLAIMS = 200
-"""Maximum number of claims in one transaction. SQLite has only one writer, for which others
-wait."""
+"""Maximum number of claims in one transaction. The limit is needed because SQLite has only one
+writer, and other writes have to wait."""
 MAX_LAUNCHES = 16
 """Maximum number of concurrent launches."""
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
-"""Causes that count as lost workers. Preemptions don't, because a job saves before them, and
-neither do user errors, which don't depend on the machines."""
+"""Causes that count as lost workers. Preemptions are not included, because a job saves its state
+before a preemption. User errors are not included either, because they don't depend on the
+machines."""
 OVERLOAD = "the machine is overloaded"
 """Text from `machine_speed` in the reason of an attempt that ended because its machines were too
 slow. In that case, no worker was lost."""
@@ -104,8 +105,8 @@ class Starter(Stage):
                     try:
                         await self._launch(each)
                     except Exception:
-                        # Continue with the others. The reconciler ends the attempt if it did not
-                        # start.
+                        # Continue with the other launches. The reconciler ends the attempt if it
+                        # did not start.
                         logger.exception("the launch of %s failed", each.job_id)
                 self._launches.answered(each.job_id, under_way.pop(each.job_id))
                 self._signals.publish(ATTEMPTS)
@@ -138,8 +139,9 @@ class Starter(Stage):
         try:
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
-            # The attempt may have started. The reconciler finds out, and ends the attempt if it did
-            # not. A gateway that is still launching the attempt reports this when it is polled.
+            # The attempt might have started. The reconciler checks this, and ends the attempt if it
+            # has not started. If a gateway is still launching the attempt, its reply to the poll
+            # shows this.
             logger.warning(
                 "%s attempt %d may or may not have started: %s", spec.job_id, spec.attempt, error
             )

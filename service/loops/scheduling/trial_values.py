@@ -1,4 +1,5 @@
-"""Gets the values of trials from samplers that are called when a trial starts."""
+"""Gets the values of trials from samplers such as Optuna, which are called when a trial is about to
+start."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 5.0
 """Seconds before a sampler that failed is called again."""
 PATIENCE_S = 2.0
-"""How long slots wait for values; most samplers take a fraction of a second."""
+"""Time in seconds for which slots are kept free until a sampler returns the values. Most samplers
+take a fraction of a second."""
 NUM_THREADS = 4
 MAX_MESSAGE = 2000
 UNAVAILABLE = "sampler_unavailable"
@@ -54,8 +56,9 @@ class TrialValues(Stage):
     """Calls the samplers concurrently with the scheduler's rounds. The sampler of a sweep handles
     one call at a time, because a call can take a second and its result depends on earlier trials.
 
-    The slots of a trial wait for `PATIENCE_S` for the first result. If the sampler takes longer or
-    fails, the sweep's trials without values take no slots until the sampler has returned values.
+    The slots of a trial are kept free for `PATIENCE_S` until the first result arrives. If the
+    sampler takes longer or fails, the sweep's trials without values take no slots until the sampler
+    has returned values.
     """
 
     def __init__(self, database: LoopDatabase, signals: Signals) -> None:
@@ -104,8 +107,9 @@ class TrialValues(Stage):
         """Call the samplers for all of these jobs that could not be claimed because they lack
         values.
 
-        The results wake the scheduler. Never raises, because other jobs are about to be launched; a
-        job whose sampler is not called now will fail its next claim, too.
+        The results wake the scheduler. This method never raises, because other jobs are about to be
+        launched. If the sampler of a job is not called now, it will be called after the job's next
+        failed claim.
         """
         asked = list(job_ids)
         try:
@@ -139,7 +143,8 @@ class TrialValues(Stage):
             if not done:
                 await self._pass_over(job_id, sweep_id, "its sampler has not answered yet")
             await answering
-        except Exception as error:  # includes a service without Optuna: another service may have it
+        except Exception as error:
+            # For example, Optuna is not installed; another service might have it.
             logger.warning("no values for the trial %s: %r", job_id, error)
             why = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
             await self._pass_over(job_id, sweep_id, why)
@@ -155,7 +160,7 @@ class TrialValues(Stage):
         self._signals.publish(QUEUE)
 
     async def _answer(self, job_id: str) -> None:
-        """Give the trial its values, unless it has changed meanwhile."""
+        """Give the trial its values, unless it has changed in the meantime."""
         question = await self._database.read(lambda s, _: _question(s, job_id))
         if question is None:
             return
@@ -184,7 +189,7 @@ def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
 def _set_values(
     session: Session, job_id: str, values: Mapping[str, Any], document: Mapping[str, Any]
 ) -> None:
-    """Give a trial its values, unless it has changed meanwhile."""
+    """Give a trial its values, unless it has changed in the meantime."""
     trial = repository.trial(session, job_id)
     sweep = None if trial is None else repository.get(session, trial.array_id)
     if sweep is not None and repository.set_values(session, job_id, values, document):

@@ -49,7 +49,7 @@ class UsedShares(Stage):
         """Attempts whose end has not been read yet."""
 
     def claimed(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Record attempts that have begun, because they may end before `look` sees them alive."""
+        """Record attempts that have begun, because they might end before `look` sees them alive."""
         self._lived.update(attempts)
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
@@ -64,7 +64,7 @@ class UsedShares(Stage):
         live: Sequence[LiveAttempt],
         total: Mapping[str, float],
     ) -> dict[Account, float]:
-        """Return the cluster-seconds used by each account. `total`: the cluster's current
+        """Return the cluster-seconds used by each account. `total` contains the cluster's current
         resources."""
         lives = {(attempt.job_id, attempt.attempt) for attempt in live}
         if self._has_looked_back:
@@ -86,5 +86,5 @@ class UsedShares(Stage):
 
     def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
         share = share_of(resizing.held_request(row.slices, row.bundle, row.roles), total)
-        held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks may jump
+        held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks can jump
         self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())

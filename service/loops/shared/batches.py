@@ -15,8 +15,8 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 ALONE_S = 2.0
-"""Seconds after which no more items are stored one by one if one of them failed with a
-DomainError."""
+"""Maximum time in seconds for storing items one by one. After that, the remaining items are skipped
+if an item has failed with a DomainError."""
 
 
 async def together_or_alone(
@@ -25,9 +25,9 @@ async def together_or_alone(
     """Store all items together or, if that fails, one by one. Return the result of `store`, or the
     exception, for each item.
 
-    DatabaseUnavailable is raised, because it concerns all items. Any other DomainError may concern
-    one item or all of them. If the storage doesn't answer, each attempt takes long; in that case,
-    the remaining items are skipped after a while.
+    DatabaseUnavailable is raised, because it concerns all items. Any other DomainError might
+    concern one item or all of them. If the storage doesn't answer, each try takes a long time, so
+    the remaining items are skipped after `ALONE_S`.
     """
     try:
         return await store(items)

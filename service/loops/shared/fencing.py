@@ -21,7 +21,7 @@ Work = Callable[[Session, datetime], T]
 
 
 class LeaseLost(Exception):
-    """Raised if the lease is lost, so that another process may run the loops. Nothing was
+    """Raised if the lease is lost, because another process might be running the loops. Nothing was
     written."""
 
 
@@ -54,7 +54,7 @@ class LoopDatabase:
         """Run `work`, commit it under the lease, and return its result.
 
         If the lease is lost, this method never returns: the leader waits for `lost` and cancels the
-        loops, so that no loop continues with state that another process may have changed.
+        loops, so that no loop continues with state that another process might have changed.
         """
         try:
             return await self._database.write(lambda s: self._fenced(s, work))

@@ -1,7 +1,7 @@
 """The loops' view of jobs: waiting jobs and live attempts.
 
-Every round of the loops reads them, so the queries fetch only the required columns and create no
-ORM objects.
+Every round of the loops reads the jobs and attempts, so the queries fetch only the required columns
+and create no ORM objects.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from service.outlook.step_times import Runs
 from service.outlook.waiting_jobs import left_s, waited_s, waiting_job
 
 SLOW_START_S = 900.0
-"""Seconds that an attempt has for reaching its first step. An attempt that hangs before its first
-step can be preempted after this time plus the minimum run time."""
+"""Number of seconds in which an attempt is expected to reach its first step. If it hangs before
+that step, it can be preempted after this time plus the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
@@ -80,7 +80,7 @@ class LiveAttempt:
     is_recall_unanswered: bool = False
     """Whether the attempt was asked to release slots too long ago and still holds them."""
     growing: policy.Growing | None = None
-    """Set while the group could use more slots and can be granted some."""
+    """Set while the group could use more slots and can be granted slots."""
     running: policy.RunningJob | None = None
     """Set while the job could be asked to release its slots, or has been asked."""
     array_id: str | None = None
@@ -89,8 +89,8 @@ class LiveAttempt:
 def snapshot(
     session: Session, now: datetime, earlier: Runs | None = None
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
-    """Return the waiting jobs, in the order of priority and submission, and every attempt that may
-    still hold slots.
+    """Return the waiting jobs, in the order of priority and submission, and every attempt that
+    might still hold slots.
 
     `earlier` contains the run times of finished jobs; None if the remaining times are not needed.
     """
@@ -106,7 +106,7 @@ def snapshot(
 
 
 def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
-    """Return every attempt that may still hold slots. The cost doesn't depend on the number of
+    """Return every attempt that might still hold slots. The cost doesn't depend on the number of
     waiting jobs."""
     attempts = attempts_repository.followed_columns(session)
     drills = _drills(session) if attempts else {}
@@ -205,9 +205,9 @@ def _since(at: datetime | None, now: datetime) -> float:
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
-    """Return the seconds for which the attempt could use its slots for training. An attempt that
-    starts slowly gets `SLOW_START_S` more, because otherwise each attempt could be preempted before
-    its first step."""
+    """Return the seconds for which the attempt could use its slots for training. Up to
+    `SLOW_START_S` before the first step are not counted, because otherwise an attempt that starts
+    slowly could be preempted before its first step each time."""
     is_starting = job.state is JobState.STARTING
     ran_at = None if is_starting else attempt.running_at
     since: datetime = ran_at or attempt.started_at or attempt.created_at

@@ -47,13 +47,14 @@ class Launches:
         self._ours.discard((job_id, attempt))
 
     def is_under_way(self, job_id: str, attempt: int) -> bool:
-        """Whether the attempt must not be polled yet, because a supervisor that doesn't exist yet
-        looks like a dead supervisor."""
+        """Whether a launch of the attempt is in progress. Such an attempt must not be polled,
+        because a supervisor that doesn't exist yet can't be distinguished from a dead
+        supervisor."""
         return (job_id, attempt) in self._under_way
 
     def is_ours(self, job_id: str, attempt: int) -> bool:
-        """Whether this process has claimed the attempt, so that it knows when the launch is
-        over."""
+        """Whether this process has claimed the attempt, and therefore records the end of its
+        launch."""
         return (job_id, attempt) in self._ours
 
 
@@ -69,5 +70,5 @@ class LoopContext:
     prices: PricesFile
     deployment_id: str
     halted: asyncio.Event
-    """Set when no more jobs may be started."""
+    """Set when no more jobs must be started."""
     launches: Launches = field(default_factory=Launches)

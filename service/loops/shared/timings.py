@@ -25,7 +25,8 @@ class LoopTimings:
     """Seconds after which an unchanged snapshot is stored again, so that its age shows that it is
     current."""
     impossible_grace_s: float = 60.0
-    """Seconds before a job that the cluster could never run fails: a node may be restarting."""
+    """Seconds before a job that the cluster could never run fails, since a node might be
+    restarting."""
     reply_period_s: float = 0.2
     """Minimum number of seconds between two replies with data, so that the steps of a fast job are
     stored in batches."""
@@ -39,19 +40,21 @@ class LoopTimings:
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
-    """Seconds after the claim of an attempt in which another process may still launch it. This is
-    longer than the gateway waits for an answer."""
+    """Seconds after the claim of an attempt in which another process might still launch it. This is
+    longer than the time for which the gateway waits for an answer."""
     last_launches_s: float = 5.0
-    """How long a stopping service waits for its current launches. If it cancelled a launch, the
-    next leader would not know the result, and would have to wait for `launch_grace_s`."""
+    """Seconds for which a stopping service waits until its current launches have finished. If it
+    cancelled a launch, the next leader could not determine whether the attempt was launched, and
+    would have to wait for `launch_grace_s`."""
     storage_limit_s: float = 20.0
-    """How long the end of an attempt waits for the storage to list the attempt's checkpoints."""
+    """Seconds for which the end of an attempt waits until the storage has listed the attempt's
+    checkpoints."""
     lease_held_for: timedelta = timedelta(seconds=7)
-    """Together with `lease_retry_s`, this ensures that a suspended holder is replaced within 10
-    s."""
+    """Time for which the lease is valid. Together with `lease_retry_s`, it ensures that a suspended
+    holder is replaced within 10 s."""
     lease_renewal_s: float = 2.0
-    """Seconds between two renewals of the lease. Two renewals in a row can fail without losing
-    it."""
+    """Seconds between two renewals of the lease. Two renewals in a row can fail without losing the
+    lease."""
     lease_retry_s: float = 1.0
     """Minimum number of seconds between two requests for the lease, even if it is about to
     expire."""
@@ -81,7 +84,7 @@ class LoopTimings:
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
     """Maximum number of seconds between two measurements of the storage, no matter how long the
-    last one took: the database may have been unavailable."""
+    last measurement took, since that time might only be due to an unavailable database."""
     deletion_grace: timedelta = timedelta(minutes=1)
     """Age after which an unfinished deletion counts as interrupted, because its process is gone."""
 
@@ -89,8 +92,8 @@ class LoopTimings:
 async def rest_after(began: float) -> None:
     """Sleep for `REST` times the duration of the round, but at most for `MAX_REST_S`.
 
-    `began` is the start of the round by the event loop's clock. Changes that happen meanwhile are
-    found by the next round.
+    `began` is the start of the round by the event loop's clock. The next round handles the changes
+    that happen during the rest.
     """
     took_s = asyncio.get_running_loop().time() - began
     await asyncio.sleep(min(REST * took_s, MAX_REST_S))

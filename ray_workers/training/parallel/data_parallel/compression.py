@@ -29,13 +29,15 @@ from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_RATIO = 0.25
-"""Share of the elements with which the warm-up of topk begins, as in the authors' code."""
+"""Fraction of the elements that is sent at the beginning of topk's warm-up, as in the authors'
+code."""
 Gradients = torch.futures.Future[Tensor]
 
 
 def takes_momentum(options: spec.Compression | None) -> bool:
-    """Whether the compressor applies the momentum instead of the optimizer. It accumulates
-    gradients that are sent late, which the optimizer's momentum would count twice."""
+    """Whether the compressor applies the momentum instead of the optimizer. topk accumulates the
+    gradients that it sends later, and the optimizer's momentum would count these gradients
+    twice."""
     return options is not None and options.name == "topk"
 
 
@@ -52,8 +54,8 @@ class CompressedGradientEngine(GradientEngine):
         self._hook_momentum = momentum
         self._seed = seed
         self._velocities: list[Tensor] = []
-        """Velocities of the gradients while this rank is alone and there is no hook to keep
-        them."""
+        """Velocities of the gradients. Only used while this rank is alone, because there is then no
+        hook that keeps them."""
 
     def form(self, world_size: int) -> None:
         super().form(world_size)
@@ -86,9 +88,9 @@ class CompressedGradientEngine(GradientEngine):
     @property
     def _bucket_cap_mb(self) -> int | None:
         """The bucket size in MiB: a single bucket for the whole gradient if only a small part of it
-        is sent. PowerSGD's hook starts its second exchange in the thread that completed the first,
-        and waits for it there. Since gloo has two threads, two concurrent buckets would
-        deadlock."""
+        is sent. PowerSGD's hook starts its second exchange in the thread that completed the first
+        exchange, and blocks this thread until it has finished. Since gloo has two threads, two
+        concurrent buckets would deadlock."""
         if self._options.name in ("fp16", "bf16"):
             return None
         return 1 + sum(p.nbytes for p in self._parameters) // 2**20
@@ -120,8 +122,8 @@ def compress(
         case "fp16":
             module.register_comm_hook(None, fp16_compress_hook)
         case "bf16":
-            # A lambda, because DDP refuses this hook by name on CPU, although gloo supports bf16 by
-            # now.
+            # A lambda, because DDP refuses a hook with this name on CPU, although gloo now supports
+            # bf16.
             module.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         case "powersgd":
             factors = PowerSGDState(
@@ -133,8 +135,8 @@ def compress(
             )
             module.register_comm_hook(factors, powerSGD_hook)
         case "topk":
-            # A lambda, because DDP requires an annotation with its own class, which can't be
-            # postponed.
+            # A lambda without annotations, because DDP rejects functions with postponed
+            # annotations.
             state = TopK(options.ratio, momentum, options.warmup_steps)
             module.register_comm_hook(state, lambda rest, bucket: topk_hook(rest, bucket))
         case unknown:
@@ -159,7 +161,7 @@ class TopK:
         self._rests: dict[Tensor, Tensor] = {}
 
     def pick(self, parameter: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (indices, values) of the elements of the flat gradient to send."""
+        """Return (indices, values) of the elements of the flat gradient that are sent."""
         flat = gradient.reshape(-1)
         if self._momentum:
             velocity = self._kept(self._velocities, parameter, flat)

@@ -26,10 +26,10 @@ from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyC
 
 class Replicas(Strategy):
     """Every rank has the whole model. All ranks are equivalent, so any of them can send its state
-    to a newcomer."""
+    to a new rank."""
 
     is_on_demand = False
-    """Whether ranks get their shares during the step."""
+    """Whether the shares of a batch are assigned to ranks during the step, instead of before it."""
     num_shares: int | None = None
     """Number of shares of each global batch, regardless of the world size; None for one per
     rank."""
@@ -41,7 +41,7 @@ class Replicas(Strategy):
         gradients: GradientEngine,
         update: OptimizerStep | None = None,
     ) -> None:
-        """update: the optimizer step; by default that of the document's optimizer."""
+        """update: the optimizer step; by default, the step of the document's optimizer."""
         super().__init__(given)
         self.model = given.workload.model
         self.gradients = gradients
@@ -65,7 +65,7 @@ class Replicas(Strategy):
         return newest, handed if progress < newest else None
 
     def _begin_alike(self) -> None:
-        """Load rank 0's model, because different machines may draw different random numbers. A
+        """Load rank 0's model, because different machines might draw different random numbers. A
         collective."""
         if self.world_size > 1:
             process_group.have_rank_0s([*self.model.parameters(), *self.model.buffers()])
@@ -73,7 +73,8 @@ class Replicas(Strategy):
     def compare_copies(self) -> None:
         if self.world_size == 1 or self.given.spec.copies_differ:
             return
-        # Buffers are not compared: the next forward pass replaces them with rank 0's.
+        # Buffers are not compared, because the next forward pass replaces them with rank 0's
+        # buffers.
         alike = self.update.replicated(self.update.state_dict())
         mine = digest([*self.model.parameters(), *tensors_in(alike)]) % 2**62
         if not process_group.all_same(mine, self.device, self.world_size):

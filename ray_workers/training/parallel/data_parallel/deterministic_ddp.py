@@ -5,8 +5,8 @@ computed separately, with the same samples, shapes and random numbers on any ran
 added element by element in the order of the shares; in a ring all-reduce, the order would depend on
 the ranks. Each rank sums one slice of the elements, and all ranks receive every slice.
 
-With one share per rank, this sends as much data as a ring; with fewer ranks, it sends more. It
-doesn't overlap with the backward pass.
+With one share per rank, the exchange sends as much data as a ring all-reduce; with fewer ranks, it
+sends more. It doesn't overlap with the backward pass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class DeterministicGradientEngine(GradientEngine):
         super().__init__(parts)
         self._num_shares = num_shares
         self._slot = self._objective.slot
-        """Carries the loss, which is summed together with the gradients and in the same order."""
+        """A slot for the loss, which is summed together with the gradients and in the same
+        order."""
         self._sizes = [p.numel() for p in (*self._parameters, self._slot)]
 
     def form(self, world_size: int) -> None:

@@ -3,8 +3,8 @@
 The noise scale is tr(S) / |G|^2, where G is the gradient and S is the covariance of a sample's
 gradient. It is the size of a batch whose mean gradient is half noise (McCandlish et al. 2018,
 https://arxiv.org/abs/1812.06162, section 2.2). It is estimated from two batch sizes (appendix A.1):
-the share of each rank, and the global batch. Computing their squared norms requires one pass over
-the gradient before the exchange, and exchanging one additional number.
+the share of each rank, and the global batch. To compute the squared norms, each rank makes one pass
+over its gradient before the exchange, and exchanges one additional number.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ray_workers.training.parallel.gradients import EngineParts, GradientEngine,
 EVERY = 10
 """Number of steps between two measurements. On a GPU, each measurement waits for the device."""
 DECAY = 0.9
-"""Decay of the means of |G|^2 and tr(S). They are averaged separately, because the mean of their
-ratio is biased."""
+"""Decay of the means of |G|^2 and tr(S). The two quantities are averaged separately, because the
+mean of their ratio would be biased."""
 
 
 def estimates(
@@ -34,9 +34,9 @@ def estimates(
 ) -> tuple[float, float]:
     """Return unbiased estimates of (|G|^2, tr(S)) from one global batch. Either can be negative.
 
-    own_squares: the sum over the ranks of |h|^2, where h is what a rank adds to the gradient of the
-    global batch: the mean gradient of its samples times its part of the samples.
-    global_square: |sum of h|^2. parts: the ranks' parts of the batch, which sum to 1.
+    own_squares: the sum over the ranks of |h|^2, where h is a rank's contribution to the gradient
+    of the global batch: the mean gradient of its samples, multiplied by its fraction of the
+    samples. global_square: |sum of h|^2. parts: the ranks' parts of the batch, which sum to 1.
 
     For a rank with n of N samples, E|h|^2 = (n/N)^2 |G|^2 + (n/N) tr(S) / N. If q is the sum of the
     squared parts, then E(own_squares) = q |G|^2 + tr(S) / N, and E(global_square) is the same with
@@ -73,7 +73,8 @@ class NoiseMeasuringGradientEngine(GradientEngine):
         super().__init__(parts)
         self._noise = GradientNoise()
         self._num_steps = 0
-        """Number of steps in this group, by which all ranks measure in the same steps."""
+        """Number of steps in this group. All ranks use it to decide when to measure, so they
+        measure in the same steps."""
         self._own_square: Tensor | None = None
         """During a measurement: |h|^2 of the buckets that have already been exchanged."""
         self._is_measured = False
@@ -84,7 +85,7 @@ class NoiseMeasuringGradientEngine(GradientEngine):
 
     def _wrapped(self) -> DistributedDataParallel:
         wrapped = super()._wrapped()
-        # A lambda: DDP requires an annotation with its own class, and no postponed annotation.
+        # A lambda without annotations, because DDP rejects functions with postponed annotations.
         wrapped.register_comm_hook(None, lambda _, bucket: self._exchange_bucket(bucket))
         return wrapped
 

@@ -1,9 +1,9 @@
-"""Makes the ranks' shares of the batch proportional to their speeds, for machines of different
-speeds.
+"""Makes the ranks' shares of the batch proportional to their speeds, for groups on machines of
+different speeds.
 
 The ranks periodically compare their times per sample, and the following global batches are divided
 in proportion to their speeds. A sample's weight in the gradient doesn't depend on the rank that
-computes it, so the result stays the same, except for the order of summation.
+computes it, so the result is the same as with equal shares, except for the order of summation.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from ray_workers.training.parallel.gradients import EngineParts, GradientEngine,
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_AFTER, EVERY = 5, 20
-"""Numbers of steps after which the ranks compare their speeds: first soon, then periodically."""
+"""The ranks compare their speeds for the first time after FIRST_AFTER steps, and then every EVERY
+steps."""
 WORTH_IT = 1.03
-"""The shares change if a step is expected to become shorter by at least this factor."""
+"""The shares change only if this is expected to make a step shorter by at least this factor."""
 STRAGGLES, KEEPS_UP = 1.25, 1.1
-"""A rank is reported if its time per sample is more than STRAGGLES times the median, until it is
-less than KEEPS_UP times the median."""
+"""A rank is reported as a straggler once its time per sample exceeds STRAGGLES times the median,
+and until it is below KEEPS_UP times the median."""
 
 
 class LoadBalancedDdp(Replicas):
@@ -69,7 +70,7 @@ class LoadBalancedDdp(Replicas):
             self._feed.cut_anew(parts, from_step=step + 1)
 
     def _report(self, step: int, seconds: Sequence[float], num_steps: int) -> None:
-        """Report the stragglers, if they are not the same ranks as in the last report."""
+        """Report the stragglers, unless they are the same ranks as in the last report."""
         middle = statistics.median_low(seconds)
         limits = [KEEPS_UP if rank in self._reported else STRAGGLES for rank in range(len(seconds))]
         slow = [r for r, each in enumerate(seconds) if each > limits[r] * middle]
@@ -100,14 +101,15 @@ class TimedGradientEngine(GradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine = work.share
-        # The unit is the forward pass of a sample. A backward pass takes about two, and the
-        # measurement ends before the backward pass of the last micro-batch.
+        # The unit is the duration of the forward pass of one sample. A backward pass takes about
+        # twice as long, and the measurement ends before the backward pass of the last micro-batch.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
         self._wait_for_device()  # unfinished operations belong to the previous step
         began = time.perf_counter()
 
         def timed() -> None:
-            # From here on, the rank waits for the gradients of other ranks.
+            # After this call, the rank waits for the gradients of other ranks, which must not be
+            # measured.
             self._wait_for_device()
             if not mine.batch.is_empty:
                 self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
@@ -120,8 +122,8 @@ class TimedGradientEngine(GradientEngine):
 
 
 def in_proportion(seconds: Sequence[float]) -> list[float]:
-    """Return the parts of a batch for which all ranks take the same time, given their seconds per
-    sample."""
+    """Return each rank's part of a batch such that all ranks take the same time. `seconds` is each
+    rank's time per sample."""
     speeds = [1 / each for each in seconds]
     return [speed / sum(speeds) for speed in speeds]
 

@@ -2,8 +2,9 @@
 
 Local SGD (arXiv:1805.09767) averages the ranks' weights. DiLoCo (arXiv:2311.08105) passes the mean
 of the ranks' changes as a gradient to an outer optimizer. Between synchronizations, each rank has
-its own weights, and it always has its own state of the inner optimizer. Therefore checkpoints and
-evaluations directly follow a synchronization, and a checkpoint contains every rank's inner state.
+its own weights, and it always has its own state of the inner optimizer. Therefore the ranks
+synchronize directly before each checkpoint and evaluation, and a checkpoint contains every rank's
+inner state.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class LocalGradientEngine(GradientEngine):
     """Computes the gradient of this rank's own share, without exchanging it.
 
     The gradient is weighted by the number of samples in the share, so that the mean over the ranks
-    is the gradient of the global batch, as with all-reduce. If all shares are equal, it is the mean
-    over the share; otherwise, this mean is multiplied by the ratio of the share's size to the size
-    of an equal share.
+    is the gradient of the global batch, as with all-reduce. If all shares are equal, the gradient
+    is the mean over the share; otherwise, this mean is multiplied by the ratio of the share's size
+    to the size of an equal share.
     """
 
     uses_ddp = False
@@ -101,8 +102,8 @@ class LocalSgd(Replicas):
 
     @torch.no_grad()
     def _agree(self, *, measures: bool) -> None:
-        """Synchronize the weights, and find out whether any rank has been asked to leave. measures:
-        whether to also measure the distance between the ranks' weights."""
+        """Synchronize the weights, and determine whether any rank has been asked to leave.
+        measures: whether to also measure the distance between the ranks' weights."""
         asked = self._weights[0].new_tensor([float(self.given.page.is_asked_to_leave)])
         *means, asked = _means([*self._weights, *self._means, asked], self.world_size)
         self._is_asked_to_leave = bool(asked > 0.0)
@@ -126,22 +127,23 @@ class LocalSgd(Replicas):
         torch._foreach_copy_(self._weights, self.agreed)
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Return the distance of the weights before the averaging whose result was evaluated."""
+        """Return the distance between the ranks' weights, measured directly before the average that
+        was evaluated."""
         return {} if self._distance is None else {CONSENSUS_DISTANCE: self._distance}
 
     def consolidate(self) -> None:
         self._others = state_transfer.gather(self.update.state_dict, self.device)
 
     def state(self) -> dict[str, Any]:
-        """Return the state, including the inner states that `consolidate` gathered. They are then
-        released."""
+        """Return the state, including the inner states that `consolidate` gathered, and release the
+        gathered states."""
         inner, self._others = self._others, []
         outer = {} if self._outer is None else self._outer.state_dict()
         return {**super().state(), "local": {"outer": outer, "inner": inner}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state, with the inner state of this rank, or of another rank if this rank had
-        none."""
+        """Load a state. The inner state is the state of this rank or, if the checkpoint contains
+        none for it, of another rank."""
         super().load(state)
         local = state["local"]
         if self._outer is not None and local["outer"]:

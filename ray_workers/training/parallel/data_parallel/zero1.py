@@ -1,8 +1,8 @@
 """ZeRO 1: the optimizer's state is divided among the ranks; each rank has all parameters and
 gradients.
 
-This uses torch's `ZeroRedundancyOptimizer`: each rank of a group updates some of the parameters and
-sends them to the others. DDP averages the gradients over all ranks.
+The implementation uses torch's `ZeroRedundancyOptimizer`: each rank of a group updates some of the
+parameters and sends them to the other ranks. DDP averages the gradients over all ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 
 
 class Zero1Step(OptimizerStep):
-    """The step of an optimizer of which this rank has a part. After each step, all ranks know
-    whether any rank has been asked to leave."""
+    """The step of an optimizer whose state is divided among ranks. After each step, every rank has
+    received whether any rank has been asked to leave."""
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class Zero1Step(OptimizerStep):
     def consolidate(self) -> None:
         """Gather the complete state on rank 0. A collective of its group."""
         self._spread.consolidate_state_dict(to=0)
-        # The call above doesn't wait for its copies to main memory (pytorch/pytorch#198020).
+        # `consolidate_state_dict` doesn't wait for its copies to main memory
+        # (pytorch/pytorch#198020).
         devices.synchronize(self._one.device)
         self._is_gathered = self._spread.rank == 0 and dist.get_rank() == 0
 
@@ -96,7 +97,7 @@ class Zero1Step(OptimizerStep):
 
 
 class Zero1(ModelParallel):
-    """The ranks of a `shard` group divide only the optimizer's state among them. The update knows
+    """The ranks of a `shard` group divide only the optimizer's state among them. `update` shows
     whether a rank has been asked to leave."""
 
     is_whole = True
@@ -126,7 +127,7 @@ class Zero1(ModelParallel):
         super().leave_group()
 
     def consolidate(self) -> None:
-        if self.mesh.at["data"] == 0:  # these groups have the complete state
+        if self.mesh.at["data"] == 0:  # together, the ranks of these groups have the complete state
             self.update.consolidate()
         super().consolidate()
 

@@ -17,7 +17,8 @@ from ray_workers.training.parallel.federated.rounds import Participant, RoundPla
 
 @dataclass(frozen=True)
 class RoundShare(Share):
-    """A rank's part of a round. Its batch contains no samples, because the clients have them."""
+    """A rank's part of a round. Its batch contains no samples, because the clients have the
+    samples."""
 
     plan: RoundPlan
     owners: Sequence[int]
@@ -38,8 +39,8 @@ class RoundShare(Share):
 
 
 class RoundFeed:
-    """The methods of a feed of rounds that don't depend on where the clients are. `at` returns the
-    round of a step as one share."""
+    """The methods of a feed of rounds that don't depend on where the clients are. `at`, which
+    subclasses define, returns the round of a step as one share."""
 
     def end_batches(self, *_: object) -> None:
         """Do nothing, because a round is one step."""
@@ -56,7 +57,7 @@ def batches_of(
     *seed: int,
 ) -> Iterator[Piece]:
     """Yield (inputs, targets) for each step of a client in a round. `own` contains the numbers of
-    its samples. Each local epoch visits them in a different order.
+    the client's samples. Each local epoch visits the samples in a different order.
 
     seed: the seed of the job, the round and the client.
     """

@@ -31,8 +31,8 @@ def client_lr(options: spec.Train, round_number: int, num_rounds: int) -> float:
 class Flat:
     """The parameters of a model and its floating-point buffers (running means) as one vector.
 
-    With privacy, buffers are left out, because noise would corrupt buffers that are constants, such
-    as the means of a table's columns.
+    With privacy, buffers are left out, because noise would corrupt constant buffers, such as the
+    means of a table's columns.
     """
 
     def __init__(self, model: nn.Module, *, has_buffers: bool) -> None:
@@ -43,7 +43,7 @@ class Flat:
             for name, buffer in model.named_buffers()
             if has_buffers and not buffer.is_floating_point()
         }
-        """Counters, which can't be averaged."""
+        """Integer buffers, such as counters, which can't be averaged."""
         self._tensors = [p.detach() for p in self.parameters] + self.buffers
         self._others = [b for b in model.buffers() if not (has_buffers and b.is_floating_point())]
         self._sizes = [tensor.numel() for tensor in self._tensors]

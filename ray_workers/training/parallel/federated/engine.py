@@ -52,12 +52,12 @@ class RoundResult:
     """The combined updates of a round."""
 
     mean: Tensor | None
-    """float64 (elements,); None if there were too few updates."""
+    """The combined update, float64 (elements,); None if there were too few updates."""
     loss: float
     num_within: int
     """Number of updates that did not have to be clipped for privacy."""
     rows: Tensor | None = None
-    """(participants, elements): all updates, if the round needs individual updates."""
+    """All updates, (participants, elements); None if the round doesn't need individual updates."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RoundEnd:
 
 
 class FederatedEngine(GradientEngine):
-    """Runs a round in the `backward` of a step. The gradient is the round's update, negated.
+    """Runs a round in the `backward` of a step. The gradient is the negated update of the round.
 
     No persistent state changes before the server's step, so an interrupted round can be repeated.
     """
@@ -143,7 +143,7 @@ class FederatedEngine(GradientEngine):
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
         """Return the model's integer buffers after the round; None if unchanged. Clients with their
-        own data train dray's models, whose integer buffers are constants."""
+        own data only train dray's own models, whose integer buffers don't change."""
         return None
 
     def _updates(self, mine: RoundShare, prepare: Callable[[int], None]) -> Iterator[JudgedUpdate]:
@@ -274,8 +274,8 @@ class FederatedEngine(GradientEngine):
 
     @torch.no_grad()
     def change_buffers(self, rate: float) -> None:
-        """Change the buffers together with the weights, before the average includes them. rate:
-        factor for the changes to running means."""
+        """Change the buffers. Called after the weights have changed and before the moving average
+        (EMA) includes the buffers. rate: factor for the changes to running means."""
         assert self._end is not None
         for buffer, change in zip(self._flat.buffers, self._end.buffers, strict=True):
             buffer.add_(change, alpha=rate)

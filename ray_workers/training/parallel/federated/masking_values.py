@@ -32,8 +32,8 @@ class SecureSum:
 
 @contextmanager
 def needing_cryptography() -> Iterator[None]:
-    """Raise RoundsError if an import in this context fails. The modules require the package
-    cryptography, which is only needed on nodes for such jobs."""
+    """A context that raises RoundsError if an import in it fails. The imported modules require the
+    package cryptography, which nodes only need for jobs with secure aggregation."""
     try:
         yield
     except ImportError as error:
@@ -53,7 +53,7 @@ def masking_settings(
         session=session,
         num_values=num_values,
         threshold=secure.threshold,
-        limit=options.max_update_norm,  # limits the norm, and so each element
+        limit=options.max_update_norm,  # a limit for the norm, and therefore for each element
         bits=secure.bits,
         max_weight=max_weight,
     )

@@ -35,8 +35,8 @@ class Participant:
     attacks: bool = False
     """Whether the client sends a poisoned update."""
     lost_in: MaskingPhase | None = None
-    """With secure aggregation: the phase, after its update, from which on the client no longer
-    answers."""
+    """With secure aggregation: the first phase after its update in which the client no longer
+    answers; None if it answers in all phases."""
     reports_loss: bool = True
     """Whether the client sends its mean loss with the update."""
 
@@ -53,7 +53,7 @@ class RoundPlan:
     num_stragglers: int
     lost: Mapping[int, MaskingPhase]
     """Clients that send no update: drop-outs, and stragglers for which the round doesn't wait. With
-    secure aggregation, the value is the phase from which on the client no longer answers."""
+    secure aggregation, the value is the first phase in which the client no longer answers."""
 
     @cached_property
     def num_samples(self) -> int:
@@ -91,7 +91,8 @@ class Rounds:
                     continue
             num_steps = options.steps_of(self._sizes[client])
             stragglers = options.stragglers
-            # A client with a single step has taken either none or all of its steps.
+            # A client with a single step can't be a straggler that has taken only some of its
+            # steps.
             if stragglers is not None and straggles < stragglers.rate and num_steps > 1:
                 num_stragglers += 1
                 if stragglers.updates == "drop":
@@ -103,8 +104,8 @@ class Rounds:
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
 
     def chosen_of(self, eligible: Sequence[int], number: int, again: int) -> list[int]:
-        """Choose the clients of a round in which not all clients may take part, or of its
-        repetition number `again`, which has other clients if there are any."""
+        """Choose the clients of a round from the `eligible` clients. `again` is the number of the
+        repetition if the round is repeated; a repetition uses other clients if there are any."""
         count = min(self._options.clients_per_round, len(eligible))
         generator = self._generator(f"chosen again {again}", number)
         drawn = generator.choice(len(eligible), count, replace=False)
@@ -126,8 +127,8 @@ class Rounds:
 
 
 def assign(participants: Sequence[Participant], num_ranks: int) -> list[int]:
-    """Return the rank that simulates each participant. Participants with the most steps are
-    assigned first, each to the rank with the fewest steps so far."""
+    """Return the rank that simulates each participant. The participants are assigned in descending
+    order of their numbers of steps, each to the rank with the fewest steps so far."""
     ranks = [(0, rank) for rank in range(num_ranks)]
     owners = [0] * len(participants)
     for index in sorted(range(len(owners)), key=lambda at: (-participants[at].num_steps, at)):
@@ -167,7 +168,7 @@ def next_of(collection: Collection, *, is_late: bool) -> Next:
 
     A round ends when all updates have arrived, or at its deadline if there is a quorum. Without a
     quorum, it continues after the deadline and ends with the update that completes the quorum, so
-    that a night without clients doesn't cost a round.
+    that no round is lost if, for example, all clients are switched off during the night.
     """
     is_enough = len(collection.accepted) >= collection.quorum
     all_came = collection.asked <= collection.accepted | collection.refused

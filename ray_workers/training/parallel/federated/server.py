@@ -30,7 +30,7 @@ class ServerStep(OptimizerStep):
     ) -> None:
         self._server_lr = server.lr
         self._engine = engine
-        # The document's clipping applies to the clients' gradients.
+        # The document's `max_grad_norm` applies to the clients' gradients.
         options = given.spec.train.model_copy(update={"max_grad_norm": None})
         super().__init__(given.workload.model, engine, options, given.device)
 
@@ -39,7 +39,7 @@ class ServerStep(OptimizerStep):
         return self._engine.algorithm.optimizer(parameter_groups(model, weight_decay=0.0))
 
     def step(self, lr: float) -> Tensor:
-        """Step with the server's learning rate. `lr` is the clients' rate."""
+        """Take a step with the server's learning rate. `lr` is the learning rate of the clients."""
         if not self._engine.counts:
             norm = self._engine.grad_norm()
             self._engine.forget_gradients()

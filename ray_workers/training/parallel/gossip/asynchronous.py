@@ -3,16 +3,16 @@ others.
 
 Each rank has a copy of the weights, which is modified by two threads: the training thread adds the
 changes made by its optimizer, and another thread averages the copy with the copies of neighbours.
-The gradient is computed for weights that were read from the copy at the beginning of the step, and
-which may be older than the copy at the end of the step.
+The gradient is computed for weights that are read from the copy at the beginning of the step. By
+the end of the step, averaging might have changed the copy.
 
 The graph has two sides. Active ranks start an averaging after each of their steps by sending their
 copy to a neighbour on the other side. Passive ranks respond with their own copies, in the order of
 the requests. No rank sends a request to an active rank, so ranks can't wait for each other in a
-circle. A slow rank responds as fast as others, but computes fewer shares of the batch.
+circle. A slow rank responds as quickly as other ranks, but computes fewer shares of the batch.
 
-Both ranks add half of the difference between the two copies that were sent. This keeps the sum of
-all copies unchanged, even if a gradient was added in between.
+Each of the two ranks adds half of the difference between the two sent copies to its own copy. This
+keeps the sum of all copies unchanged, even if a gradient was added in the meantime.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class SharedCopy:
         self._read = weights.empty()
         """The copy as it was last read by the training."""
         self._averaged = 0
-        """Number of averagings that have modified the copy since then."""
+        """Number of averagings that have modified the copy since it was last read."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
-        """Number of updates, by the number of averagings since their weights were read."""
+        """Number of updates by staleness. The staleness of an update is the number of averagings
+        since its weights were read."""
 
     def begin(self) -> None:
         """Copy the model's weights."""
@@ -96,8 +97,8 @@ class SharedCopy:
             return [row.clone() for row in self.rows]
 
     def meet(self, theirs: Sequence[Tensor]) -> list[Tensor]:
-        """Average with a copy that an active rank has sent. Returns the previous copy, as the
-        response."""
+        """Average the copy with a copy that an active rank has sent. Returns the previous copy,
+        which is the response."""
         with self.lock:
             answer = [row.clone() for row in self.rows]
             self._move(answer, theirs)
@@ -121,7 +122,8 @@ class Averaging:
         """sides: (the neighbours that this rank asks, the neighbours that ask this rank)."""
         self._copy = copy
         self._asked, self._asking = sides
-        # Passed explicitly with each message, so that a late thread can't send to the next group.
+        # The group is passed explicitly with each message, so that a late thread can't send to the
+        # next group.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
         self._wanted = self._busy = self._is_ending = self._is_abandoned = False
@@ -135,7 +137,7 @@ class Averaging:
 
     def want(self) -> None:
         """Make an active rank average again during the next step. Like `pause`, `meet` and `end`,
-        raises the error that ended the thread."""
+        this method raises the error that ended the thread, if any."""
         with self._changed:
             self._check()
             self._wanted = True
@@ -154,8 +156,9 @@ class Averaging:
             self._check()
 
     def meet(self) -> None:
-        """Wait until every rank has called this method. An active rank doesn't call it while it is
-        waiting for a response, which never arrives if a passive rank's thread has failed."""
+        """Wait until every rank has called this method. An active rank must not call it while it is
+        waiting for a response, because the response never arrives if the passive rank's thread has
+        failed."""
         came = dist.all_reduce(torch.ones(()), group=self._group, async_op=True)
         while not came.is_completed():
             self._check()
@@ -168,8 +171,8 @@ class Averaging:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the averaging after the training has ended on all ranks. This is a collective,
-        because a passive rank would wait forever for the message of a rank that is gone."""
+        """End the averaging after the training has ended on all ranks. This is a collective:
+        otherwise, a passive rank would wait forever for the message of a rank that has exited."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -180,8 +183,8 @@ class Averaging:
         self._thread.join()
 
     def abandon(self) -> None:
-        """End the averaging in a broken group whose connections are about to be cut. The copy
-        doesn't change any more. The thread ends when its connections are cut."""
+        """End the averaging in a broken group whose connections are about to be cut. After this
+        call, the copy doesn't change any more. The thread ends when the connections are cut."""
         with self._copy.lock, self._changed:
             self._is_abandoned = True
             self._changed.notify_all()
@@ -249,7 +252,8 @@ class Averaging:
 
 
 class AveragedStep(OptimizerStep):
-    """An optimizer step on weights read from a shared copy, to which the changes are then added."""
+    """An optimizer step on weights that were read from a shared copy. The step's changes are then
+    added to that copy."""
 
     def __init__(
         self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy
@@ -311,7 +315,8 @@ class AsynchronousGossip(GossipReplicas):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        # Before `prepare`, the copy belongs to no group. A rank that is alone only uses the model.
+        # Before `prepare`, the copy belongs to no group. A rank without other ranks has no
+        # averaging.
         if self._averaging is not None:
             self._averaging.abandon()
             self._averaging = None

@@ -1,4 +1,5 @@
-"""The common part of all gossip modes: the mean of all copies, and checkpoints with all copies."""
+"""The base class of all gossip modes, with the mean of all copies, and checkpoints that contain all
+copies."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class GossipReplicas(Replicas):
-    """Copies of the model that differ among the ranks. Evaluations and the result use their mean,
-    without changing the copies. A checkpoint contains all copies, and their mean as its model."""
+    """Copies of the model that differ among the ranks. Evaluations and the result use the mean of
+    the copies, without changing the copies. A checkpoint contains all copies, and their mean as its
+    model."""
 
     saves_alone = False
     push_weight = 1.0
@@ -40,7 +42,7 @@ class GossipReplicas(Replicas):
         assert isinstance(options, Gossip)
         self._document = options
         self.graph_options = options
-        """The graph of the ranks in the group."""
+        """The options of the graph, adapted to the ranks in the group."""
         self._is_new = True
         """Whether this rank joined the group without a copy."""
         buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
@@ -98,14 +100,14 @@ class GossipReplicas(Replicas):
             others = state_transfer.gather(
                 lambda: {**self._own_copy(), **self.update.state_dict()}, self.device
             )
-            # The mean comes last, so that no rank finishes before rank 0 has all copies. If a rank
-            # dies, no other rank then treats the checkpoint as complete.
+            # The mean comes last, so that no rank finishes before rank 0 has all copies. Therefore,
+            # if a rank dies, no other rank treats the checkpoint as complete.
             with self._as_mean():
                 if self.rank == 0:
                     mean = _cloned(self.model.state_dict())
         if self.rank == 0:
-            # Clone the tensors: a copy may change before the optimizer step, which waits for a
-            # checkpoint.
+            # Clone the tensors, because a copy can change before the optimizer step, which is the
+            # first operation that waits for a checkpoint.
             own = {**self._own_copy(), "model": _cloned(self.model.state_dict())}
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
@@ -117,7 +119,8 @@ class GossipReplicas(Replicas):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load this rank's copy. If the number of ranks has changed, each rank begins with the mean
-        of all copies, which is the state's model, and with the optimizer state of some rank."""
+        of all copies, which is the model in the state, and with the optimizer state of one of the
+        ranks."""
         super().load(state)
         copies = state["gossip"]["copies"]
         index = self.rank % len(copies)
@@ -131,8 +134,8 @@ class GossipReplicas(Replicas):
         return super().state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """Load a peer's copy, with a new push weight, if this rank is new. Otherwise keep its own
-        copy."""
+        """If this rank is new, load a peer's copy, with a new push weight. Otherwise, this rank
+        keeps its own copy."""
         if self._is_new:
             super().load(state)
 
@@ -141,8 +144,8 @@ class GossipReplicas(Replicas):
 
     @torch.no_grad()
     def _take_mean(self, weights: list[Tensor], buffers: list[Tensor]) -> None:
-        """Load the mean of all copies into the model, and measure the copies' distance from it.
-        weights, buffers: this rank's copy."""
+        """Load the mean of all copies into the model, and measure the distance of the copies from
+        the mean. weights, buffers: this rank's copy."""
         if self.world_size == 1:
             return
         total = weights[0].new_tensor([self.push_weight], dtype=torch.float64)
@@ -156,8 +159,8 @@ class GossipReplicas(Replicas):
             squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
         dist.all_reduce(squares)
         self._distance = math.sqrt(squares.item() / self.world_size)
-        # Write last, because a rank that already had the mean when the group broke would contribute
-        # it to the mean of the next group again.
+        # Write only after all exchanges. If the group broke after a rank had loaded the mean, that
+        # rank would contribute the mean, instead of its copy, to the mean of the next group.
         self._weights.write(means[: len(weights)])
         self._buffers.write(means[len(weights) :])
 

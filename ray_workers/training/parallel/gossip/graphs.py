@@ -3,8 +3,9 @@
 The weights of a step are a matrix M: the new copy of rank i is the sum over j of M[i, j] times the
 copy of rank j. The rows and the columns of M sum to 1, so the mean of all copies doesn't change,
 and equal copies stay equal. With directed graphs (`sgp`), only the columns sum to 1: a rank divides
-its copy among its receivers, regardless of what they get from other ranks. The push weight, a
-number that is divided in the same way, records the share of a copy that each rank holds.
+its copy among its receivers, regardless of what the receivers get from other ranks. The push
+weight, a number that is divided in the same way, shows the total share of copies that each rank
+has.
 
 All ranks compute the same graph from (seed, step), so receivers know their senders.
 """
@@ -31,7 +32,7 @@ class Graph(ABC):
 
     @abstractmethod
     def row(self, rank: int, step: int) -> Row:
-        """Return the weights of the copies that a rank mixes in a step (the first step is 1)."""
+        """Return the weights with which a rank mixes copies in a step. Steps are counted from 1."""
 
     @abstractmethod
     def receivers(self, rank: int, step: int) -> list[int]:
@@ -168,12 +169,12 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
 def without_missing(options: Gossip, worker_indices: Sequence[int], num_positions: int) -> Gossip:
     """Return the document's graph without the missing ranks.
 
-    worker_indices: the index of each rank's worker, which stays the same for the whole attempt. The
-    position of the first workers in the graph is their index; later workers take free positions.
-    num_positions: the number of ranks in the document.
+    worker_indices: the index of each rank's worker, which is the same during the whole attempt. The
+    position of a worker in the graph is its index; workers whose index is not a position get free
+    positions. num_positions: the number of ranks in the document.
 
-    Only custom graphs have positions. The neighbours of a missing rank are connected in a circle,
-    which replaces every path through the missing rank.
+    Only custom graphs depend on positions. The neighbours of a missing rank are connected in a
+    circle, which replaces every path through the missing rank.
     """
     if options.edges is None or list(worker_indices) == list(range(num_positions)):
         return options
@@ -195,7 +196,7 @@ def without_missing(options: Gossip, worker_indices: Sequence[int], num_position
 def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
     """Return the neighbours of a rank for ad_psgd: (the ranks that it asks, the ranks that ask it).
     One of the two lists is empty, because the graph has two sides, and the side of rank 0 asks.
-    Edges within a side, which can occur if ranks are missing, are left out."""
+    Edges between two ranks of the same side, which can occur if ranks are missing, are left out."""
     side = {other: other % 2 for other in range(num_ranks)}
     match options.graph:
         case "complete" | "random":
@@ -212,7 +213,8 @@ def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], lis
 
 
 def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
-    """Return weights for directed edges: a rank divides its copy into equal parts and keeps one."""
+    """Return weights for directed edges: a rank divides its copy into equal parts, one for each
+    receiver and one for itself."""
     targets: list[set[int]] = [set() for _ in range(num_ranks)]
     for one, other in edges:
         targets[one].add(other)
@@ -226,7 +228,8 @@ def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
 
 def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
     """Return weights for undirected edges: 1 / (1 + the larger number of neighbours of the two
-    ranks) (Metropolis weights, Xiao and Boyd 2004). With these, rows and columns sum to 1."""
+    ranks) (Metropolis weights, Xiao and Boyd 2004). With these weights, rows and columns sum to
+    1."""
     near: list[set[int]] = [set() for _ in range(num_ranks)]
     for one, other in edges:
         near[one].add(other)
@@ -239,8 +242,9 @@ def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
 
 
 def all_have_heard(graph: Graph, rank: int, step: int) -> int:
-    """Return the step after which all ranks know a fact that this rank knew before `step`, if every
-    copy carries the facts that its sender knows."""
+    """Return the step after which information from `rank` has reached all ranks, if it is first
+    sent in `step` and every rank sends the information that it has received along with its
+    copies."""
     heard = {rank}
     while True:
         heard |= {

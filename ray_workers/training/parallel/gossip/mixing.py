@@ -18,7 +18,7 @@ is bitwise equal to an uninterrupted job."""
 
 
 class FlatCopy:
-    """Tensors as one row of numbers per dtype, so that each row can be sent as one message."""
+    """Tensors as one row of numbers per dtype. Each row can be sent as one message."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
@@ -52,7 +52,7 @@ class Mixing:
     """Mixes this rank's copy with its neighbours' copies, in one exchange per step.
 
     A copy is `push_weight` times the weights of the model (Assran et al. 2019, algorithm 1: x, w
-    and z = x / w). If the rows of the graph sum to 1, the push weight is 1 on every rank.
+    and z = x / w). If the rows of the graph sum to 1, the push weight of every rank is 1.
 
     An interrupted exchange changes nothing: `begin` sends, `finish` waits for the neighbours'
     copies, and only `apply` modifies the model.
@@ -64,19 +64,20 @@ class Mixing:
         self.next_step = 1
         """The step whose graph will be used next."""
         self.leaves_after: int | None = None
-        """The step after which all ranks leave; None unless this rank knows of such a step."""
+        """The step after which all ranks leave; None if this rank has not received such a step."""
         self._copy = copy
         self.own = copy.empty()
-        """The copy as it is sent; then the mixture, until `apply`."""
+        """The copy that is sent. `apply` mixes it with the received copies in place."""
         self._others: list[list[Tensor]] = []
-        """Memory for received copies, enough for the largest number received in one step so far."""
+        """Memory for received copies: as much as was needed in any step so far."""
         self._graph: Graph | None = None
 
     def form(self, graph: Graph | None, rank: int, next_step: int) -> None:
         """Join a newly formed group. graph: None for a rank that is alone."""
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
-        # Allocate new memory, because late copies of an earlier group are still written to the old.
+        # Allocate new memory, because late copies of an earlier group might still be written to the
+        # old memory.
         self.own, self._others = self._copy.empty(), []
         self._works: list[Any] = []
 
@@ -84,12 +85,12 @@ class Mixing:
         """Scale the push weights of all ranks so that they sum to the number of ranks. A
         collective.
 
-        The sum is wrong after ranks have died or joined, or if only some ranks had applied a
-        mixture when a group broke. The model's weights don't change, so the mean only changes by
-        the lost copies.
+        The sum differs from the number of ranks after ranks have died or joined, or if only some
+        ranks had applied a mixture when a group broke. Scaling doesn't change the models' weights,
+        so the mean changes only because of lost copies.
         """
         if not self.pushes:
-            return  # each rank has 1
+            return  # the push weight of each rank is 1
         total = self.own[0].new_tensor(self.push_weight, dtype=torch.float64)
         process_group.add_up(total, num_ranks)
         factor = num_ranks / total.item()
@@ -105,8 +106,8 @@ class Mixing:
         self._copy.read(self.own)
         if self.push_weight != 1.0:
             torch._foreach_mul_(self.own, self.push_weight)
-        # The note contains the push weight, and the number of steps until all ranks leave, 0 for
-        # never.
+        # The note contains the push weight, and the number of steps until all ranks leave (0 if
+        # they don't leave).
         steps_left = 0 if self.leaves_after is None else self.leaves_after - step + 1
         note = self.own[0].new_tensor([self.push_weight, steps_left], dtype=torch.float64)
         self._row = graph.row(self._rank, step)
@@ -128,7 +129,7 @@ class Mixing:
             for sender, others, notes in zip(senders, self._others, self._notes, strict=False)
             for message in (notes, *others)
         ]
-        self._sent = note  # must stay alive until it is sent
+        self._sent = note  # keep the note alive until it has been sent
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def finish(self) -> None:

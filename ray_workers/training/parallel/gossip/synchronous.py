@@ -1,12 +1,13 @@
-"""Synchronous gossip: all ranks take the same steps, and in each step mix their copies with some
-others.
+"""Synchronous gossip: all ranks take the same steps, and mix their copies with some other copies in
+each step.
 
 D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed for the previous
-copy while the copies are exchanged; then the optimizer steps from the mixture. SGP (Assran et al.
-2019, arXiv:1811.10792, algorithm 1): the copies are mixed, then the gradient is computed. The paper
-mixes at the end of a step, which only differs in the first mixture, when all copies are equal.
+copy while the copies are exchanged, and the optimizer's step is then applied to the mixture. SGP
+(Assran et al. 2019, arXiv:1811.10792, algorithm 1): the copies are mixed, and the gradient is then
+computed for the mixture. The paper mixes at the end of a step. The only difference is one more
+mixing before the first step, which has no effect, because all copies are equal.
 
-All ranks only synchronize for evaluations, checkpoints and the result.
+All ranks synchronize only for evaluations, checkpoints and the result.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ class MixingGradientEngine(LocalGradientEngine):
     def _mix(self, work: Pass) -> None:
         work.before_exchange()
         self._mixing.finish()
-        self._mixing.apply()  # from here on, the step needs no other rank
+        self._mixing.apply()  # after this, the step no longer depends on other ranks
 
 
 class PushSumStep(OptimizerStep):
-    """The optimizer step on weights that are a copy divided by its push weight. The gradient
-    changes the copy (Assran et al. 2019, algorithm 1, line 3), so the change of the weights is
-    divided by the push weight."""
+    """The optimizer step on weights that are a copy divided by its push weight. The gradient is
+    applied to the copy (Assran et al. 2019, algorithm 1, line 3), so the resulting change of the
+    weights is divided by the push weight."""
 
     def __init__(
         self, given: StrategyContext, gradients: MixingGradientEngine, mixing: Mixing
@@ -98,8 +99,8 @@ class SynchronousGossip(GossipReplicas):
         self.mixing.form(self._graph, self.rank, step + 1)
 
     def after_step(self, step: int) -> None:
-        """If this rank is asked to leave, choose the step after which all ranks leave. It is the
-        first step by which all ranks know about it, through the notes sent with the copies."""
+        """If this rank is asked to leave, choose the step after which all ranks leave: the first
+        step by which the notes sent with the copies have reached all ranks."""
         mixing, graph = self.mixing, self._graph
         mixing.next_step = step + 1
         if self.given.page.is_asked_to_leave and mixing.leaves_after is None:

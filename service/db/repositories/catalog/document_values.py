@@ -17,11 +17,11 @@ from service.domain.ids import is_array_id
 from service.domain.tracking.document_values import SharedValues, StoredValue, Values
 
 SHARES = ""
-"""The pointer of the row of a job that names the holder of the values it shares."""
+"""Pointer of the row that contains the holder whose values a job shares."""
 
 
 def insert_shared(session: Session, shared: SharedValues) -> None:
-    """Store values that jobs share. Repeating this is harmless."""
+    """Store values that jobs share. Storing the same values again has no effect."""
     known = select(DocumentValueRow.holder).where(DocumentValueRow.holder == shared.holder)
     if session.connection().execute(known.limit(1)).first() is not None:
         return
@@ -33,7 +33,8 @@ def insert_shared(session: Session, shared: SharedValues) -> None:
 
 
 def insert(session: Session, holder: str, own: Mapping[str, Values]) -> None:
-    """Store the jobs' own values, given by id. They share all other values with `holder`."""
+    """Store the jobs' own values. `own` contains these values by job id. The jobs share all other
+    values with `holder`."""
     rows = [
         row
         for job_id, values in own.items()

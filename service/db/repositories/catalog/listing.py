@@ -56,7 +56,8 @@ def page(
             query = query.where(column == value)
     if wanted.name_glob is not None:
         query = query.where(_matches(session, wanted.name_glob))
-    if wanted.text is not None:  # not indexed: scans until the page is full
+    # The text is not indexed, so jobs are scanned until the page is full.
+    if wanted.text is not None:
         query = query.where(JobRow.name.icontains(wanted.text, autoescape=True))
     if wanted.id_prefix is not None:
         query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
@@ -108,10 +109,9 @@ def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
 def _labelled(
     labels: Sequence[tuple[str, str]],
 ) -> tuple[Select[JobRow], ColumnElement[str]]:
-    """Return a query for jobs with all these labels, and the id column to order by.
+    """Return a query for jobs with all these labels, and the column of the job's id to order by.
 
-    If there are labels, this is the id column of the first label, which is part of the label's
-    index.
+    If there are labels, the column is in the table of labels, where it is part of the index.
     """
     query = select(JobRow)
     order: ColumnElement[str] = JobRow.id.expression

@@ -14,7 +14,8 @@ from service.db.models import JobAnnotationRow, JobRow, MlflowExportRow
 from service.db.repositories import jobs as jobs_repository
 
 LATE = 1000
-"""On PostgreSQL, a job can become visible after at most this many jobs with higher numbers."""
+"""Maximum number of jobs with higher numbers that can become visible before a job does, as
+concurrent transactions on PostgreSQL commit in any order."""
 
 
 def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:
@@ -31,7 +32,8 @@ def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:
 
 
 def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
-    """Add the rows that `new_jobs` returned, except for jobs that have since been deleted."""
+    """Add rows for the jobs that `new_jobs` returned, except for jobs that have been deleted
+    since."""
     existing = jobs_repository.existing(session, [job["job_id"] for job in jobs])
     rows = [job for job in jobs if job["job_id"] in existing]
     if rows:

@@ -162,8 +162,8 @@ class _Compiler:
         return self.compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
-        """Return the path of the field in the database's syntax; None if no document can have this
-        field."""
+        """Return the path of the field in the syntax of the database; None if no document can have
+        this field."""
         parts = tuple(key.split("."))
         if not all(parts):
             return None
@@ -191,7 +191,7 @@ class _Compiler:
             return self.compare(cast(self._as_text(path), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
-        # The text of a parameter can stand for a string in the document, or for a number or list.
+        # A parameter's text can represent a string in the document, or a number or list.
         forms = [
             form
             for value in values

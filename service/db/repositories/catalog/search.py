@@ -64,7 +64,8 @@ _CANCELLED = "57014"
 
 @contextmanager
 def limited(session: Session) -> Iterator[None]:
-    """Raise InvalidSearch if the statements of the block take longer than `LIMIT_S`."""
+    """A context manager that raises InvalidSearch if the statements in its block take longer than
+    `LIMIT_S`."""
     connection: Any = session.connection().connection.driver_connection
     is_sqlite = session.get_bind().dialect.name == "sqlite"
     until = time.monotonic() + LIMIT_S
@@ -101,7 +102,8 @@ _ORDERS = {
 
 
 def condition(session: Session, node: SearchNode) -> ColumnElement[bool]:
-    """Return the condition for a job to match the expression, which is never NULL."""
+    """Return the SQL condition that is true for jobs that match the expression. It is never
+    NULL."""
     match node:
         case AllOf(items):
             return and_(*(condition(session, item) for item in items))
@@ -141,8 +143,8 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
 
 
 def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
-    """Return a bound on the id, for which an index can be used, since ids start with the submission
-    time."""
+    """Return a bound on the id that the condition implies, since ids start with the submission
+    time. With this bound, an index can be used."""
     if name != "created_at" or not isinstance(node, Compared):
         return true()
     assert isinstance(node.literal, datetime)
@@ -175,10 +177,12 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
 
 
 def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
-    """Return the condition for the document's own or shared value at the pointer to match."""
+    """Return the condition that the value of the job's document at the pointer, which can be its
+    own or shared, matches."""
     own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
     if _is_default(session, pointer, node):
-        # Most jobs match, so the condition is evaluated per job.
+        # Since most jobs match, the condition is evaluated for each job instead of listing the
+        # matching jobs.
         of_job = (own.holder == JobRow.id, own.pointer == pointer)
         of_shared = (shared.holder == shares.text, shared.pointer == pointer)
         of_shares = (shares.holder == JobRow.id, shares.pointer == SHARES)
@@ -198,7 +202,7 @@ def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElemen
 
 
 def _is_default(session: Session, pointer: str, node: _OnField) -> bool:
-    """Whether the default of the field matches, and therefore documents without this field."""
+    """Whether the default of the field matches, so that documents without this field match."""
     row = DocumentValueRow
     holders = _holders(row, pointer, node).where(
         row.holder >= DEFAULTS, row.holder <= last_id(DEFAULTS)

@@ -77,8 +77,8 @@ def replace_nodes(session: Session, rows: Sequence[NodeRow]) -> None:
 
 
 def _overwrite(session: Session, rows: Sequence[ClusterRow] | Sequence[NodeRow]) -> None:
-    """Insert or overwrite rows, so that two services can write at the same time without
-    conflicts."""
+    """Insert rows, or overwrite them if they exist, so that two services that write at the same
+    time don't conflict."""
     if not rows:
         return
     table = type(rows[0])

@@ -67,9 +67,9 @@ def between(
 ) -> dict[tuple[str, str], CostSum]:
     """Return the spending between two times, by (owner or queue, currency).
 
-    For an attempt that lies only partly in this period, the share of its time in the period counts.
+    If an attempt ran only partly in this period, the same fraction of its cost is counted.
 
-    `by` is `owner` or `queue`. If `owner`, `queues` or `currency` are given, only these are
+    `by` is `owner` or `queue`. If `owner`, `queues` or `currency` are given, only their costs are
     counted.
     """
     c = AttemptCostRow
@@ -92,7 +92,7 @@ def between(
         sum_.add(part, _share(part, since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
-        # This statement can see keys that did not exist for the earlier ones.
+        # This statement can return keys that did not exist when the earlier statements ran.
         found.setdefault((row.key, row.currency), CostSum()).num_jobs = row.n
     return found
 

@@ -13,8 +13,8 @@ from service.domain.leases import Lease
 
 LOOPS = "loops"
 ADVISORY_LOCK = 0x6C656173
-"""Key of the lock that transactions under the lease hold in shared mode, and a takeover in
-exclusive mode."""
+"""Key of an advisory lock. Transactions under the lease hold it in shared mode, and a takeover of
+the lease holds it in exclusive mode."""
 
 _TABLE = cast(Table, LeaseRow.__table__)
 _LEASE = select(_TABLE.c.holder, _TABLE.c.term, _TABLE.c.expires_at).where(_TABLE.c.name == LOOPS)
@@ -48,8 +48,9 @@ def lock(session: Session, *, alone: bool) -> None:
 
     `alone` is whether to lock exclusively, which waits for all transactions that hold the lock.
 
-    This is an advisory lock, because its waiters are served in order: with rows locked `FOR SHARE`,
-    new readers could delay a takeover forever. On SQLite, no other process writes.
+    The lock is an advisory lock, because its waiters are served in order. With rows locked `FOR
+    SHARE`, new readers could delay a takeover forever. On SQLite, no lock is needed, because no
+    other process writes.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.connection().execute(_LOCK[alone])
@@ -62,7 +63,8 @@ def end_writes(session: Session) -> None:
 
 
 def get(session: Session) -> Lease | None:
-    """Return the committed lease. After `lock`, it does not change until this transaction ends."""
+    """Return the committed lease. If this transaction has called `lock`, the lease does not change
+    until it ends."""
     row = session.connection().execute(_LEASE).one_or_none()
     return None if row is None else Lease(*row)
 

@@ -1,4 +1,4 @@
-"""SQL for jobs that wait or hold slots, as the scheduler reads and changes them."""
+"""SQL with which the scheduler reads and changes jobs that wait or hold slots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLAIMED = (
 def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
     """Lock the jobs that are still waiting, and return their columns `_CLAIMED` by id.
 
-    No other transaction can change them until this transaction ends.
+    Until this transaction ends, no other transaction can change these jobs.
     """
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
@@ -45,7 +45,8 @@ def _locking_waiting() -> Select[Any]:
 def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> None:
     """Change jobs that `lock_waiting` returned.
 
-    `changes` contains `job_id` and the new columns, which must be the same columns for all jobs.
+    Each item of `changes` contains `job_id` and the new values of columns, which must be the same
+    columns for all jobs.
     """
     if not changes:
         return
@@ -130,11 +131,11 @@ def _waiting_notes() -> Select[Any]:
 
 
 def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Store why jobs are waiting. This is a single statement, because when a job starts, all jobs
-    behind it move up.
+    """Store why jobs are waiting. A single statement is used for all jobs, because when a job
+    starts, all jobs behind it move up.
 
-    `notes` contains `job_id` and the columns `_NOTE`, each named `new_` plus the name of the
-    column.
+    Each item of `notes` contains `job_id` and the columns `_NOTE`, each named `new_` plus the name
+    of the column.
     """
     if notes:
         session.connection().execute(_change_waiting(_NOTE), list(notes))
@@ -175,7 +176,8 @@ _NAMED: tuple[Any, ...] = (JobRow.id, JobRow.name, JobRow.state, JobRow.priority
 def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
     """Return the columns `_NAMED` of up to 20 waiting jobs before this position in the latest
     plan."""
-    # Only waiting jobs have a position. A condition on the state would mislead SQLite's planner.
+    # No condition on the state is needed, because only waiting jobs have a position. Such a
+    # condition would also make SQLite choose a slower index.
     query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
     return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
 
@@ -187,8 +189,8 @@ def count_queued(session: Session) -> int:
 
 
 def holding_slots(session: Session, first: Sequence[str], limit: int) -> Sequence[Row[Any]]:
-    """Return the columns `_NAMED` of jobs with a live attempt: first the jobs in `first`, then the
-    oldest ones."""
+    """Return the columns `_NAMED` of up to `limit` jobs with a live attempt: first the jobs in
+    `first`, then the oldest of the others."""
     live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
     query: Select[Any] = select(*_NAMED).where(JobRow.id.in_(live))
     order = (JobRow.id.in_(first).desc(), JobRow.number)

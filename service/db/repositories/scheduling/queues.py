@@ -37,8 +37,9 @@ def lock(session: Session, name: str) -> Queue | None:
     """Lock the queue and return it; None if it does not exist.
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
-    the queue limits the number of waiting jobs, this number can't grow either. A queue without such
-    limits is locked in shared mode, so that submissions to it do not wait for each other.
+    the queue limits the number of waiting jobs, no other transaction can add a waiting job either.
+    A queue without such limits is locked in shared mode, so that submissions to it do not wait for
+    each other.
     """
     return _found(session, _locking(shared=True), name) or lock_alone(session, name)
 
@@ -113,7 +114,7 @@ def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int 
 
 
 def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
-    """Return (queue, owner, number of waiting jobs, number of these that are held)."""
+    """Return (queue, owner, number of waiting jobs, number of held jobs among them)."""
     counts = (func.count(), func.count(JobRow.held_by))
     query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
     return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
@@ -129,7 +130,8 @@ def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 
 
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
-    # With only `finished_at`, SQLite might scan all jobs that were ever in the queue.
+    # With a condition on `finished_at` alone, SQLite might scan all jobs that were ever in the
+    # queue.
     states = [state for state in JobState if not state.is_terminal]
     return JobRow.finished_at.is_(None), JobRow.state.in_(states)
 

@@ -50,8 +50,8 @@ def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str,
 
 
 def first(session: Session, array_id: str) -> JobRow | None:
-    """Return the array's job with the lowest index, which represents what the jobs have in
-    common."""
+    """Return the array's job with the lowest index, from which everything that the jobs have in
+    common is read."""
     query = select(JobRow).where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
     return session.scalar(query.order_by(JobRow.array_index).limit(1))
 
@@ -77,7 +77,8 @@ def started(session: Session, array_id: str) -> list[str]:
 def cancel_unstarted(
     session: Session, units: Collection[str], *, code: str, message: str, now: datetime
 ) -> list[Row[str, str | None, int]]:
-    """Cancel the given jobs, and the jobs of the given arrays, that wait for their first attempt.
+    """Cancel the jobs that wait for their first attempt among `units`, which are ids of jobs and
+    arrays.
 
     Returns (id, array_id, number of the event to add) of each cancelled job.
     """
@@ -108,9 +109,9 @@ def cancel_unstarted(
 
 
 def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
-    """Yield conditions that select these jobs and the jobs of these arrays.
+    """Yield separate conditions for the jobs and for the arrays among `units`.
 
-    The conditions are separate, because SQLite would scan all rows for a combined condition.
+    SQLite would scan all rows for a combined condition.
     """
     alone = sorted(unit for unit in units if not is_array_id(unit))
     for some in in_chunks(alone, CHUNK):
@@ -144,7 +145,7 @@ def hand_head_on(session: Session, row: JobRow) -> None:
             .execution_options(synchronize_session=False)
         ).one_or_none()
         if took is not None:
-            return  # otherwise the job was deleted in the meantime
+            return  # otherwise, the job has been deleted in the meantime
 
 
 def hide(session: Session, array_id: str, now: datetime) -> list[str]:

@@ -1,8 +1,8 @@
 """SQL for uploaded code: its descriptions, packs and parts.
 
-A pack is deleted when no code uses it and its parts have not been requested for some time. Code
-that relies on a part must renew the part's pack first, which on PostgreSQL also waits for a running
-deletion.
+A pack is deleted when no code uses it and its parts have not been requested for some time. Before
+code relies on a part, the part's pack must be renewed. On PostgreSQL, this also waits for a running
+deletion of the pack.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def locations(session: Session, owner: str, parts: Collection[str]) -> dict[str,
 
 
 def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
-    """Restart the retention period of these packs. Returns those packs that are not being
-    deleted."""
+    """Restart the retention period of these packs. Returns the packs that are not being deleted."""
     kept: set[str] = set()
     for some in _batches(sorted(packs), MOST_AT_ONCE):
         kept |= set(
@@ -85,7 +84,8 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
 
 
 def insert_parts(session: Session, owner: str, parts: Mapping[str, PartLocation]) -> None:
-    """Add those parts of a written pack that no other pack contains. Repeating this is harmless."""
+    """Add the parts of a written pack that no other pack contains. Adding the same parts again has
+    no effect."""
     insert_ = _insert_of(session)
     rows: list[dict[str, Any]] = [
         {
@@ -102,8 +102,8 @@ def insert_parts(session: Session, owner: str, parts: Mapping[str, PartLocation]
 
 
 def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow | None:
-    """Add complete code and its packs. Returns the row, which might have been added by another
-    request."""
+    """Add completely uploaded code and its packs. Returns the row of the code, which another
+    request might have added."""
     values = {column.name: getattr(row, column.name) for column in CodeRow.__table__.columns}
     insert_ = _insert_of(session)
     session.execute(insert_(CodeRow).values(values).on_conflict_do_nothing())

@@ -1,4 +1,4 @@
-"""SQL for dependencies: jobs and arrays that wait for others to end."""
+"""SQL for dependencies of jobs and arrays on other jobs and arrays, for whose end they wait."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from service.domain.states import STOPPED_EARLY
 
 
 def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
-    """Insert the dependencies of `waiter`. `after` contains (id to wait for, whether it must
-    succeed)."""
+    """Insert the dependencies of `waiter`. `after` contains pairs: the id of a job or array to wait
+    for, and whether it must succeed."""
     rows = [
         {"waiter": waiter, "after_id": after_id, "on_success": on_success}
         for after_id, on_success in after
@@ -54,8 +54,8 @@ def waiting_for(
 ) -> list[tuple[str, str, bool]]:
     """Return (waiter, after_id, on_success) of all dependencies on these jobs and arrays.
 
-    The rows of arrays remain locked: if two jobs of an array end at the same time, the transaction
-    that has to wait for the lock sees the end of the other job.
+    The rows that depend on arrays remain locked. If two jobs of an array end at the same time, the
+    second transaction waits for the lock and then sees the end of the other job.
     """
     queries = [(_waiting_for(), some) for some in in_chunks(job_ids, CHUNK)]
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
@@ -81,7 +81,7 @@ def settle(session: Session, after_ids: Iterable[str]) -> None:
 
 
 def withdraw(session: Session, waiters: Iterable[str]) -> None:
-    """Delete all dependencies of these jobs and arrays on others."""
+    """Delete all dependencies of these jobs and arrays on other jobs and arrays."""
     for some in in_chunks(sorted(waiters), CHUNK):
         session.execute(delete(JobDependencyRow).where(JobDependencyRow.waiter.in_(some)))
 
@@ -95,7 +95,7 @@ def hold_unfinished(session: Session, ids: Collection[str]) -> None:
 
 
 def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str]]:
-    """Return the states of each of these jobs and arrays, each state with the id of a job in that
+    """For each of these jobs and arrays, return its states, each with the id of a job in that
     state.
 
     Jobs and arrays that do not exist or are being deleted are omitted.

@@ -55,10 +55,11 @@ def add_rung(session: Session, array_id: str, rung: int, job_id: str, value: flo
 def rank_on_rung(
     session: Session, array_id: str, rung: int, value: float | None, *, maximises: bool
 ) -> tuple[int, int]:
-    """Return the number of trials that were judged at the rung, and how many of them are better
-    than this value."""
+    """Return the number of trials that were judged at the rung, and the number of these trials that
+    are better than `value`."""
     better = func.count().filter(_is_better(value, maximises))
-    # Trials that failed later do not count, so that no other trial is stopped because of them.
+    # Trials that failed after they were judged do not count, so that no other trial is stopped
+    # because of them.
     failed = select(JobRow.id).where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
     query = select(func.count(), better).where(
         TrialRungRow.array_id == array_id,
@@ -145,8 +146,8 @@ def earlier_trials(session: Session, array_id: str) -> Sequence[EarlierTrialRow]
 
 
 def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
-    """Return the parameters of the trials among these jobs, by job id; None if a trial has no
-    parameters yet."""
+    """Return the parameters of each trial among these jobs, by job id. The value is None for a
+    trial without parameters."""
     return {
         row.job_id: row.parameters
         for some in in_chunks(sorted(job_ids), CHUNK)

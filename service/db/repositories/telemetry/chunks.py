@@ -14,8 +14,8 @@ from service.db.models import JobRow, LogChunkRow, MetricChunkRow
 from service.db.repositories.bulk import in_chunks
 
 BATCH = 400
-"""Maximum number of values in an IN list, since older versions of SQLite allow only 999
-parameters."""
+"""Maximum number of values in an IN list. Older versions of SQLite allow only 999 parameters per
+statement."""
 
 
 def batches(values: Collection[int]) -> Iterator[list[int]]:
@@ -60,8 +60,8 @@ def metric_chunks(
 ) -> list[MetricChunk]:
     """Return chunks with a step above `after_step`, sorted by key, attempt and step.
 
-    They are sorted in Python, because the database would have to scan the whole series to sort
-    them.
+    The chunks are sorted in Python, because the database would have to scan the whole series to
+    sort them.
     """
     asked: dict[str, Any] = {"job_id": job_id, "rank": rank}
     chosen = ""
@@ -75,13 +75,14 @@ def metric_chunks(
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
 
 
-# Building a statement takes longer than running it, so statements for polling are built once.
+# Building a statement takes longer than running it, so the statements that polling uses are built
+# once.
 
 
 @cache
 def _chunks_query(chosen: str) -> Select[Any]:
-    """Return a query for a rank's chunks. `chosen` is its condition, `after_step` or `keys`, or
-    empty for all chunks."""
+    """Return a query for a rank's chunks. `chosen` is the name of the condition: `after_step` or
+    `keys`, or empty for all chunks."""
     c = _TABLE.c
     columns = [c[name] for name in _COLUMNS]
     query = select(*columns, c.outline.is_not(None).label("has_outline")).where(

@@ -31,8 +31,8 @@ class MetricSummary:
 
 
 def merge(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Merge summaries of later points, given by key, into the stored summaries. Repeating this is
-    harmless."""
+    """Merge summaries of later points, given by key, into the stored summaries. Merging the same
+    summaries again has no effect."""
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     session.connection().execute(_merging(session.get_bind().dialect.name), rows)
 
@@ -57,7 +57,7 @@ def _merging(dialect: str) -> Insert:
 
 
 def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Replace all summaries of the job with these, given by key."""
+    """Replace all summaries of the job with `summaries`, which are given by key."""
     session.connection().execute(delete(_TABLE).where(_TABLE.c.job_id == job_id))
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     if rows:

@@ -16,13 +16,13 @@ _TABLE = table_of(RecentMetricsRow)
 
 
 def add(session: Session, job_id: str, attempt: int, last_step: int, points: bytes) -> None:
-    """Add a row, which is written together with others when the session is flushed."""
+    """Add a row. It is written together with other rows when the session is flushed."""
     row = RecentMetricsRow(job_id=job_id, attempt=attempt, last_step=last_step, points=points)
     session.add(row)
 
 
 def of_attempt(session: Session, job_id: str, attempt: int) -> list[bytes]:
-    """Return the points of the attempt's rows, in the order of insertion."""
+    """Return the points of each of the attempt's rows, in the order of insertion."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     return [row.points for row in session.connection().execute(_of_attempt(), asked)]
 

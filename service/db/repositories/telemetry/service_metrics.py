@@ -16,7 +16,8 @@ from service.domain.meter import Cell
 
 
 def add(session: Session, cells: Mapping[Cell, float]) -> None:
-    """Add to the sums, always in the same order, so that processes can't deadlock."""
+    """Add to the sums. Their rows are always locked in the same order, so that processes can't
+    deadlock."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert: Any = postgresql.insert if is_postgres else sqlite.insert
     statement = insert(ServiceMetricRow)
@@ -38,8 +39,8 @@ def every(session: Session) -> dict[Cell, float]:
 
 
 def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
-    """Return (queue, state, num_jobs, first_at) of unfinished jobs. `first_at` is when the earliest
-    job that only waits for free slots was submitted."""
+    """Return (queue, state, num_jobs, first_at) of unfinished jobs. `first_at` is when the oldest
+    job that waits only for free slots was submitted."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
     first = func.min(JobRow.created_at).filter(can_start)
     query = (

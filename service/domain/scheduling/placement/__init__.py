@@ -1,1 +1,1 @@
-"""Resources of nodes: which slots a gang gets, and which remain free."""
+"""Resources of nodes: which slots a gang gets, and which slots remain free."""

@@ -1,5 +1,5 @@
-"""Values that jobs with equal requests share during one plan. Even long queues contain few
-different requests."""
+"""Values that are computed only once per plan for all jobs with equal requests, because even long
+queues contain few different requests."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ with the same runtime; with 0, the width would not matter."""
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The requirement that at least `least` workers are in one domain of `level`."""
+    """The requirement that a single domain of `level` has room for at least `least` workers."""
 
     level: str
     least: int
 
 
 class WorkerKind:
-    """Workers with equal bundles in gangs with equal requirements, compared by identity."""
+    """Workers with equal bundles in gangs with equal requirements. Instances are compared by
+    identity."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class WorkerKind:
         self.role_vectors: Mapping[int, tuple[float, ...]] = {}
         """The vector of each role with its own resources, by its first rank."""
         self.demand: tuple[tuple[int, float], ...] = ()
-        """(index in the vector, amount) of each nonzero amount; with roles, the minimum over all
-        roles."""
+        """Pairs (index in the vector, amount) for the resources that a worker needs; with roles,
+        each amount is the minimum over all roles."""
 
     @property
     def is_whole(self) -> bool:
@@ -83,15 +84,17 @@ class WorkerKind:
         ]
 
     def by_node(self, slices: Sequence[Slice]) -> Counter[str]:
-        """Return the number of workers on each node, excluding roles with their own resources."""
+        """Return the number of workers on each node. Workers in roles with their own resources are
+        not counted."""
         found: Counter[str] = Counter()
         for part, vector in self.vectors(slices):
             found[part.node_id] += part.num_workers * (vector is self.vector)
         return found
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
-        """Return the same as `slots.fits`, but for vectors: the free resources, and the amounts of
-        them that are set aside. For heterogeneous workers, this is an upper bound."""
+        """Return the same as `slots.fits`, but for vectors. `free` are the free resources, and
+        `aside` the amounts of these resources that are set aside. For heterogeneous workers, the
+        result is an upper bound."""
         most = math.inf if self.demand else 0.0
         for at, each in self.demand:
             left = free[at] if aside is None else free[at] - aside[at]
@@ -173,9 +176,9 @@ class Gangs:
         return [kind for kind in self._kinds.values() if kind.required is not None]
 
     def name_all(self, *, shares_gpus: bool = False, has_closed: bool = False) -> None:
-        """Fix the vectors to the resources that the known gangs request. Gangs that are added later
-        only hold slots. `shares_gpus` is whether running jobs have fractions of GPUs, and
-        `has_closed` whether some nodes accept only ranks of silos."""
+        """Define the vectors, whose elements are the resources that the known gangs request. Gangs
+        that are added later only hold slots. `shares_gpus` is whether running jobs have fractions
+        of GPUs, and `has_closed` whether some nodes accept only ranks of silos."""
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
         names |= dict.fromkeys(label for home in homes for label in home)
@@ -201,8 +204,8 @@ class Gangs:
     def _measure(self, kind: WorkerKind) -> None:
         """Compute the vectors of a kind. Workers of the same job never share a GPU: workers with
         fractions need one GPU with room each, and workers with whole GPUs need GPUs of which no job
-        has a fraction. A fraction is assumed to be the only one on its GPU; it leaves room for
-        another fraction if their sum is at most 1."""
+        has a fraction. Each fraction is assumed to be the only fraction on its GPU; it leaves room
+        for a second fraction if the sum of both is at most 1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         capacities = {

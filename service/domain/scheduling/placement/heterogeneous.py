@@ -21,25 +21,26 @@ MOST_NODES = 32
 
 
 def place_heterogeneous(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
-    """Return slices for all ranks, in rank order, each close to the earlier ones. Returns an empty
-    tuple if no placement exists or none was found."""
+    """Return slices for all ranks, in rank order. The ranks are placed close to each other. Returns
+    an empty tuple if no placement exists or none was found."""
     return _placed(request, free, topology)[0]
 
 
 def never_fits(request: Request, free: Free, topology: Topology) -> bool:
-    """Whether there is certainly no placement for the ranks."""
+    """Whether it is certain that no placement for the ranks exists."""
     found, is_sure = _placed(request, free, topology)
     return not found and is_sure
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """Return the slices, and whether the result is certain: if there are no slices, whether it is
-    certain that no placement exists."""
+    """Return the slices, and whether the result is certain. If there are no slices, the result is
+    certain if the search has shown that no placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
     own = sorted(range(alike), key=lambda at: _size(sorts[at][1]), reverse=True)
-    # Ranks without their own resources could take the only room for the other ranks.
+    # Try both orders, because ranks without their own resources could use up the only room for the
+    # other ranks.
     for order in ([alike, *own], [*own, alike]):
         if found := _place([sorts[at] for at in order], free, topology):
             return _in_order(request, dict(zip(order, found, strict=True))), True
@@ -76,8 +77,8 @@ def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple
 
 
 def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[Slice, ...]]:
-    """Return the slices of each sort, placed in this order; an empty list if there is no room for a
-    sort."""
+    """Place the sorts one after another, and return the slices of each sort; an empty list if there
+    is no room for one of them."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
     for number, bundle in sorts:
@@ -133,8 +134,8 @@ class _Search:
         return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
 
     def _fill(self, sort: int, at: int, number: int) -> bool:
-        """Choose nodes for `number` ranks of a sort, starting at node `at`, and for all later
-        sorts."""
+        """Choose nodes for `number` ranks of a sort, starting at node `at`, and then for all later
+        sorts. Returns whether that succeeded."""
         if not number:
             last = sort + 1 == len(self._sorts)
             return last or self._fill(sort + 1, 0, self._sorts[sort + 1][0])

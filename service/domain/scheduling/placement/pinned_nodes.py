@@ -1,4 +1,5 @@
-"""Gangs with pinned nodes: each worker runs on a node with its own data, identified by labels."""
+"""Gangs with pinned nodes: each worker runs on the node that stores its data, which is identified
+by labels."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ray_workers.shared.contracts import Slice
 
 PinnedNodes = tuple[tuple[str, ...], ...]
-"""The labels of each worker's node, as resources. The first worker is omitted, because it is not
-pinned."""
+"""The labels of each worker's node, as names of resources. The first worker is omitted, because it
+is not pinned."""
 HasLabels = Callable[[str, tuple[str, ...]], bool]
 """Function of a node and labels that returns whether the node has all of the labels."""
 
@@ -20,11 +21,11 @@ def place_pinned(
     is_open: Callable[[str], bool],
 ) -> tuple[Slice, ...] | int:
     """Return a slice for each worker, in the order of the workers. If a worker has no room on its
-    nodes, return its index in `homes` instead, or len(homes) for the first worker.
+    pinned nodes, return its index in `homes` instead, or len(homes) for the first worker.
 
-    `capacities` is the number of workers that fit on each node. `is_open` is whether a node accepts
-    ranks other than silos, such as the first worker, which prefers nodes to which no other worker
-    is pinned.
+    `capacities` is the number of workers that fit on each node. `is_open` returns whether a node
+    accepts ranks other than silos. The first worker needs such a node, and prefers nodes to which
+    no other worker is pinned.
     """
     nodes = sorted(node for node, capacity in capacities.items() if capacity > 0)
     may_take = [[node for node in nodes if has_labels(node, labels)] for labels in homes]
@@ -48,7 +49,7 @@ def _place(
     tried: set[str],
 ) -> bool:
     """Find a node for a worker, moving other workers to other nodes if necessary (Kuhn's matching
-    algorithm). Returns whether that succeeded."""
+    algorithm). Returns whether a node was found."""
     for node in may_take[worker]:
         if node in tried:
             continue

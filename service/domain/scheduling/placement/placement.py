@@ -1,11 +1,12 @@
-"""Placement of gangs: workers close together, with small gaps left behind.
+"""Placement of gangs. Workers are placed close together, and so that only small gaps remain on
+their nodes.
 
 A gang is placed on one node if a node has room for it; otherwise in the narrowest domain of the
-topology that has room; otherwise on as few domains as possible, starting with the domains that have
-the most room. The same rules apply to its part in each domain, down to the nodes. If several nodes
-or domains qualify, the gang goes where it leaves the smallest gap, then where the surrounding
-domains are the fullest, to preserve large gaps. Slices, and therefore ranks, are in the order of
-their domains.
+topology that has room for it; otherwise on as few domains as possible, starting with the domains
+that have the most room. The same rules apply to the part of the gang in each domain, down to the
+nodes. If several nodes or domains qualify, the gang is placed where it leaves the smallest gap; if
+these are also equal, where the surrounding domains are the fullest, to preserve large gaps. Slices,
+and therefore ranks, are in the order of their domains.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class _Area:
         self.num_nodes = 0
         """Number of nodes that have room."""
         self.nodes: dict[int, list[str]] = {}
-        """Nodes with room that are in no narrower domain, sorted, by the room on each node."""
+        """Sorted lists of the nodes that have room and are in no narrower domain, by the room on
+        each node."""
 
 
 _NOTHING = _Area()
@@ -91,7 +93,7 @@ class Placement:
     def pack(
         self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
     ) -> tuple[Slice, ...]:
-        """Return slices for `num_workers`, for which there must be room.
+        """Return slices for `num_workers`. There must be room for this number of workers.
 
         `near` are nodes on which the group already has workers. These nodes are used first, then
         the domains around them, from the narrowest to the widest. `within` is the only domain or
@@ -104,14 +106,16 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """Return the nodes, starting with the most room, followed by the domains around them."""
+        """Return the nodes, starting with the node that has the most room, followed by the domains
+        around them, from the narrowest to the widest."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.capacity(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]
 
     def narrowest(self, within: Domain, num_workers: int) -> Place | None:
-        """Return a node inside `within` that has room for `num_workers`, or else the narrowest such
-        domain; None if nothing narrower than `within` has room."""
+        """Return a node inside `within` that has room for `num_workers`, or else the narrowest
+        domain that has room; None if there is neither such a node nor such a domain narrower than
+        `within`."""
         wide_enough = list(self._wide_enough(within, num_workers))
         fitting = [
             (size, domain)
@@ -149,8 +153,8 @@ class Placement:
                 yield from self._wide_enough(child, num_workers)
 
     def _fullness(self, domain: Domain) -> tuple[object, ...]:
-        """Return a sort key for domains: by room, then by number of nodes with room, then by both
-        for the domains around them, and finally by name."""
+        """Return a sort key for domains: by room, then by number of nodes with room, then by the
+        room and the number of nodes of each surrounding domain, and finally by name."""
         around = list(domain.around)
         areas = [self._areas[each] for each in around]
         capacities = [(area.capacity, area.num_nodes) for area in areas]
@@ -158,7 +162,8 @@ class Placement:
 
 
 class _Pack:
-    """Slices that are chosen one by one. Their room counts as taken until `finish` restores it."""
+    """Slices that are chosen one by one. The room of chosen slices counts as taken until `finish`
+    restores it."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement

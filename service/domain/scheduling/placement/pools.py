@@ -1,9 +1,9 @@
 """Counts how many workers of each kind fit in the free resources of the nodes.
 
 Room is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs is the
-same on all nodes that are equal when empty, so it is stored once for all of them. Once this amount
-exceeds an empty node, no more nodes need to be checked. Room is counted per domain (`placement`)
-only when a gang is placed or must be within one domain.
+same on all nodes that are equal when empty, so it is stored once for all equal nodes. Once the
+amount leaves no room even on empty nodes, the free resources need not be checked at all. Room is
+counted per domain (`placement`) only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reserved:
 
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
         """Set aside as many slots on each node as these workers could use if the node were empty.
-        For a single kind, never more is set aside than the node has."""
+        The amount set aside for one kind never exceeds the resources of the node."""
         if kind in self._whole:
             return
         if kind.heterogeneous is not None:
@@ -58,7 +58,7 @@ class Reserved:
                 self.version += 1
 
     def _set_aside_heterogeneous(self, kind: WorkerKind, request: Request) -> None:
-        """Set aside slots for a gang with heterogeneous slots, like `set_aside`."""
+        """Set aside slots for a gang with heterogeneous slots. See `set_aside`."""
         sorts = [(kind.vector, request.num_alike)]
         sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
         for at, total in enumerate(self._stock.totals):
@@ -72,13 +72,14 @@ class Reserved:
             self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
-        """Whether any empty node still has room for such a worker."""
+        """Whether an empty node would still have room for such a worker in addition to the reserved
+        amounts."""
         return any(map(kind.fits, self._stock.totals, self.on))
 
 
 class Pool:
-    """The resources that certain jobs are allowed to take. Amounts are negative if more is
-    reserved."""
+    """The resources that certain jobs are allowed to take: free resources minus reserved resources.
+    The difference can be negative."""
 
     def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
         self._stock = stock
@@ -88,27 +89,30 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the best place that can hold a gang of them."""
+        """Return how many such workers of one gang fit: in total, or in a single domain if the gang
+        requires that."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit anywhere."""
+        """Return how many such workers fit in the cluster, regardless of the domains that a gang
+        requires."""
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:
-        """Return how many more such workers would fit if nodes with data of silos accepted them."""
+        """Return how many such workers would fit on nodes with data of silos if these nodes
+        accepted them."""
         groups = self._free.groups.values()
         as_open = ((self._stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def capacities(self, kind: WorkerKind) -> dict[Place, int]:
-        """Return how many such workers fit in each part of the cluster that can hold a gang of
-        them."""
+        """Return how many such workers fit in each place that a gang can use: the cluster, or each
+        domain of the level that the gang requires."""
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. This is fast if they do not: unless resources were added
-        since, an earlier count can only be too high."""
+        """Whether `num_workers` fit. The answer is usually fast if they do not fit: unless
+        resources have been added since the last count, that count can only be too high."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
@@ -117,8 +121,8 @@ class Pool:
         return capacity.bound >= num_workers and capacity.most() >= num_workers
 
     def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
-        """Return slices for up to `most` workers close to each other (`placement`); None if fewer
-        than `least` fit."""
+        """Return slices for up to `most` workers, placed close to each other (`placement`); None if
+        fewer than `least` workers fit."""
         if not self.has(kind, least):
             return None
         capacity = self._exact(kind)
@@ -131,7 +135,8 @@ class Pool:
     def pack_near(
         self, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
     ) -> tuple[Slice, ...] | None:
-        """Return slices like `pack_most`, but close to the slots that the group already holds."""
+        """Return slices like `pack_most`, but close to the slots that a group already holds
+        (`held`)."""
         if not self.has(kind, least) or (found := self.capacity_near(kind, held)) < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
@@ -152,8 +157,8 @@ class Pool:
         return capacity.capacities().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
 
     def _too_many(self, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """Return, for each node, how many of the counted workers would share a GPU with another
-        worker of their group."""
+        """Return, for each node, how many of the workers that fit would share a GPU with another
+        worker of their group, which is not allowed."""
         most = self._stock.most_more(self._when, kind, held)
         if not most:
             return {}
@@ -161,7 +166,7 @@ class Pool:
         return {name: max(0, placement.capacity(name) - number) for name, number in most.items()}
 
     def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
-        """Return slices for `num_workers` in a place that has enough room according to
+        """Return slices for `num_workers` in `place`, which must have enough room according to
         `capacities`."""
         return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
 
@@ -180,11 +185,12 @@ class Pool:
         sign: int,
         had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return the same as `Stock.released`, keeping the order of the fractions."""
+        """Return the same as `Stock.released` with `is_again`."""
         return self._stock.released(free, vector, part, parts, sign, had, is_again=True)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
-        """Return the fractions of GPUs that jobs will have on a node."""
+        """Return the fractions of GPUs that jobs will have on a node once the jobs that were asked
+        to leave have left."""
         return self._stock.parts(When.SOON, node_id)
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
@@ -214,10 +220,10 @@ class _Capacity:
         self._reserved = reserved
         self._version = -1
         self._num_moves = 0
-        """Number of moves that have been counted."""
+        """Number of moves (`Free.moves`) that `total` accounts for."""
         self.num_grown = 0
         self._size_of: dict[NodeGroup, int] = {}
-        """The capacity of each node of a group."""
+        """The capacity of each node of a group, by group."""
         self.total = 0
         """The capacity of all nodes."""
         self.bound = 0
@@ -225,10 +231,10 @@ class _Capacity:
         self._is_exact = False
         """Whether `bound` equals `most()`."""
         self._is_closed = False
-        """Whether everything is set aside, so that no room can appear."""
+        """Whether so much is set aside that no worker fits even on an empty node."""
         self._placement: Placement | None = None
         self._num_placed = 0
-        """Number of moves that have been applied to the placement."""
+        """Number of moves (`Free.moves`) that have been applied to the placement."""
 
     def catch_up(self) -> None:
         free, is_first = self._free, self._version < 0
@@ -252,20 +258,20 @@ class _Capacity:
         self._is_closed = not self._reserved.leaves(self._kind)
         if self._is_closed and not self._free.exceeds_total:
             self._size_of, self.total = {}, 0
-            self._version = -1  # recount if a node gets more than its total
+            self._version = -1  # count again once a node has more free resources than its total
             return
-        # Groups without room still have none, because amounts set aside only grow.
+        # Groups that had no room still have none, because the amounts set aside only grow.
         self._size_of = {group: 0 for group, size in self._size_of.items() if not size}
         self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 
     def most(self) -> int:
-        """Return how many workers fit in the best place that can hold a gang of them."""
+        """Return the same as `Pool.capacity`."""
         if not self._is_exact:
             self.bound, self._is_exact = max(self.capacities().values(), default=0), True
         return self.bound
 
     def capacities(self) -> dict[Place, int]:
-        """Return the capacity of each part of the cluster that can hold a gang."""
+        """Return the same as `Pool.capacities`."""
         required, topology = self._kind.required, self._stock.topology
         if self._kind.is_whole:
             return {topology.cluster: count(self.place_whole())}
@@ -274,7 +280,8 @@ class _Capacity:
         return self.placement.capacities(required.level) if topology.has(required.level) else {}
 
     def place_whole(self) -> tuple[Slice, ...]:
-        """Return the same as `Stock.place_whole`, for resources that are free and not set aside."""
+        """Return the same as `Stock.place_whole`, for the resources that are free and not set
+        aside."""
         left: dict[str, Amounts] = {}
         for group in self._free.groups.values():
             amounts = plus(group.amounts, self._reserved.on[group.kind], -1)

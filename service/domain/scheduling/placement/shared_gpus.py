@@ -1,10 +1,11 @@
-"""Shared GPUs: how many GPUs of a node are not shared, and how many have room for another fraction.
+"""Shared GPUs: counts how many GPUs of a node are not shared, and how many have room for another
+fraction.
 
 Ray does not report which GPU a fraction is on. It puts each fraction on the fullest GPU that has
-room. The fractions on a node are therefore assumed to be packed in this way, the largest first,
-followed by the fractions of the current plan; workers of the same job are on different GPUs. If
-this packing needs more GPUs than the node has, a search looks for a different one. If Ray's actual
-packing differs, a start can fail, and is then retried.
+room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
+first, followed by the fractions of the current plan, with workers of the same job on different
+GPUs. If this packing needs more GPUs than the node has, a search looks for another packing. If
+Ray's actual packing differs from the assumed one, the start of a job can fail, and is retried.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ MOST_TRIED = 2_000
 """Maximum number of steps of a search."""
 
 Parts = Sequence[tuple[float, int]]
-"""(fraction of a GPU per worker, number of workers) of each job with fractions on a node."""
+"""A pair (fraction of a GPU per worker, number of workers) for each job with fractions on a
+node."""
 
 
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
-    """Return the fractions that jobs hold on a node, the largest first, so that they pack well."""
+    """Return the fractions that jobs hold on a node. The largest come first, because they pack best
+    in this order."""
     found = []
     for holder in holders:
         if is_part_of_gpu(holder.bundle):
@@ -47,7 +50,7 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]
 
 def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[tuple[float, int]]:
     """Return the fractions on a node without `number` workers of one job. `had` is the number of
-    workers that the job had there, or 0 if unknown."""
+    workers that the job had on the node, or 0 if unknown."""
     left = list(parts)
     if (part, had) in left:
         left[left.index((part, had))] = (part, had - number)
@@ -60,8 +63,8 @@ def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[
 
 
 def with_more(parts: Parts, part: float, had: int, more: int) -> list[tuple[float, int]]:
-    """Return the fractions on a node after a job with `had` workers there gets `more`. Workers of
-    the same job do not share a GPU."""
+    """Return the fractions on a node after a job that has `had` workers on it gets `more` workers.
+    Workers of the same job do not share a GPU."""
     if not had:
         return [*parts, (part, more)]
     return sorted([*without_parts(parts, part, had, had), (part, had + more)], reverse=True)
@@ -77,9 +80,9 @@ def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float
 
 
 def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
-    """Return the free share of each GPU that has some of these fractions; None if no way was found
-    to fit them on `num_gpus`. As in Ray, each fraction goes to the fullest GPU with room; workers
-    of the same job go to different GPUs."""
+    """Return the free share of each GPU that has some of these fractions; None if no packing on
+    `num_gpus` was found. As in Ray, each fraction is put on the fullest GPU with room; workers of
+    the same job are put on different GPUs."""
     left: list[float] = []
     for part, number in parts:
         fitting = sorted((free, at) for at, free in enumerate(left) if free >= part - EPSILON)
@@ -92,8 +95,8 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """Return the same as `packed`, by a search that starts with the largest fractions, and among
-    equal fractions with the jobs that have the most workers."""
+    """Return the same as `packed`. The search starts with the largest fractions; among equal
+    fractions, with the jobs that have the most workers."""
     in_units = ((round(part * UNIT), number) for part, number in parts)
     jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
     if sum(number * size for number, size in jobs) > num_gpus * UNIT:
@@ -115,8 +118,8 @@ def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[floa
 
 
 def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield the sorted free units of the GPUs for each way to place `number` more workers, trying
-    the fullest GPUs first."""
+    """Yield each way to place `number` more workers of `size` units, as the sorted free units of
+    the GPUs after that. The fullest GPUs are tried first."""
     fitting = [at for at, free in enumerate(left) if free >= size]
     for chosen in itertools.combinations(fitting, number):
         after = list(left)
@@ -126,7 +129,8 @@ def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, 
 
 
 class SharedGpus:
-    """Computes the amounts in resource vectors that depend on the fractions of GPUs on a node."""
+    """Computes those amounts of a resource vector that depend on the fractions of GPUs on the
+    node."""
 
     def __init__(self, names: Sequence[str], parts: Sequence[float]) -> None:
         """`names` are the names of the amounts, and `parts` the fractions that jobs request."""
@@ -135,7 +139,7 @@ class SharedGpus:
         self._whole_at = names.index(WHOLE_GPUS)
         self._capacities = [(names.index(gpus_fitting(part)), part) for part in parts]
         self.indices = frozenset({self._whole_at, *(at for at, _ in self._capacities)})
-        """Indices of the amounts that depend on the fractions."""
+        """Indices of the amounts that depend on the fractions on a node."""
 
     def capacity_to_grow(
         self, amounts: Sequence[float], parts: Parts, part: float, had: int
@@ -149,7 +153,7 @@ class SharedGpus:
         return more
 
     def exact(self, amounts: Sequence[float], parts: Parts) -> tuple[float, ...]:
-        """Return the amounts of a node with these fractions of GPUs."""
+        """Return the amounts of a node on which jobs have these fractions of GPUs."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         left, found = packed(parts, number), list(amounts)
         if left is None:  # Ray placed the fractions, but the search found no way to do so
@@ -162,8 +166,8 @@ class SharedGpus:
         return tuple(found)
 
     def changed(self, amounts: Sequence[float], before: Parts, after: Parts) -> tuple[float, ...]:
-        """Return a node's amounts after its fractions have changed. Some of the amounts can be
-        promised."""
+        """Return a node's amounts after its fractions have changed. Parts of these amounts can
+        already be promised to jobs."""
         was, becomes = self.exact(amounts, before), self.exact(amounts, after)
         found = list(amounts)
         for at in self.indices:

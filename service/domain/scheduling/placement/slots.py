@@ -1,4 +1,4 @@
-"""Slots as plain data: requests of gangs, resources of nodes, and whether they fit together.
+"""Slots as plain data: requests of gangs, resources of nodes, and whether a request fits on a node.
 
 Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Node labels are treated
 as resources in this module and in the bundles of jobs (`service.config.node_types`), and nowhere
@@ -32,19 +32,20 @@ Kind = tuple[tuple[str, float], ...]
 """A bundle as a hashable key."""
 
 NUM_GPUS = "number of GPUs"
-"""A free resource of a node: the number of its GPUs that no job has exclusively. Workers do not
+"""A pseudo-resource of a node: the number of its GPUs that no job uses exclusively. Workers do not
 request it."""
 WHOLE_GPUS = "whole GPUs"
-"""A free resource of a node: the number of its GPUs of which no job has any fraction. Like
+"""A pseudo-resource of a node: the number of its GPUs that no job uses, not even a fraction. Like
 `NUM_GPUS`, it exists only while GPUs are shared."""
 
 GPUS_FITTING = "GPUs with room for "
-"""Prefix of the names of resources that count GPUs with room for a fraction of a given size."""
+"""Prefix of pseudo-resources that count the GPUs with room for a fraction of a given size."""
 UNITS = ("bytes", "KiB", "MiB", "GiB")
 """Units of memory, each 1024 times as large as the previous one."""
 
 ACCELERATOR_SHARE = 0.001
-"""The amount of `accelerator_type:X` to request from Ray to bind a worker to such a node."""
+"""The amount of `accelerator_type:X` that is requested from Ray to place a worker on a node with
+that accelerator."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Request:
     """Minimum number of workers with which an elastic gang can start and continue; None if it is
     not elastic."""
     required_level: str | None = None
-    """Level of the topology: a single domain of this level must hold the gang. None if there is no
-    such requirement."""
+    """Level of the topology. The gang must be placed in a single domain of this level. None if
+    there is no such requirement."""
     homes: PinnedNodes = ()
     """The pinned nodes of each worker except the first; empty if workers are not pinned."""
     roles: tuple[RoleSlots, ...] = ()
@@ -72,7 +73,8 @@ class Request:
 
     @functools.cached_property
     def role_kinds(self) -> tuple[tuple[int, int, Kind], ...]:
-        """A key for the roles with their own resources, equal for equal ranks and resources."""
+        """A hashable key for the roles with their own resources: equal if their ranks and resources
+        are equal."""
         return tuple(
             (role.first_rank, role.number, tuple(sorted(role.bundle.items())))
             for role in self.roles
@@ -95,7 +97,7 @@ class Request:
 
     @property
     def mean_bundle(self) -> Mapping[str, float]:
-        """The total amounts divided by the number of workers."""
+        """The resources of all workers divided by the number of workers."""
         if not self.roles:
             return self.bundle
         total: dict[str, float] = {}
@@ -133,10 +135,11 @@ class Node:
     id: str
     total: Mapping[str, float]
     available_to_us: Mapping[str, float]
-    """The resources that a launch can take now: see `offered`."""
+    """The resources that a launch can use now (see `offered`)."""
     accepted: bool = True
     quarantined: Mapping[str, float] = field(default_factory=dict)
-    """Resources of slots with stuck processes of ended attempts. No job can free them by ending."""
+    """Resources of slots that stuck processes of ended attempts still occupy. They don't become
+    free when a job ends."""
     is_starting: bool = False
     """Whether the node is not accepted yet because its agent is starting."""
 
@@ -196,11 +199,11 @@ def offered(
     available: Mapping[str, float],
     held: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the resources of a node that a launch can take: free in Ray, and not held by our
-    attempts.
+    """Return the resources of a node that a launch can use: the resources that are free in Ray and
+    not held by dray's attempts.
 
-    Our claims count immediately, before Ray knows about them. Only Ray knows what other programs
-    use.
+    Both conditions are needed: dray's claims are not visible in Ray immediately, and the usage of
+    other programs is only visible in Ray.
     """
     return {
         name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
@@ -223,8 +226,8 @@ def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
 
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """Return how many workers of one job fit into the free resources, for jobs without silos.
-    Workers of the same job do not share a GPU."""
+    """Return how many workers of one job, which must not be a job with silos, fit into the free
+    resources. Workers of the same job do not share a GPU."""
     return fits_pinned(bundle, free) if is_open(free) else 0
 
 
@@ -266,15 +269,15 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
     """Add `times` bundles to the free resources; a negative number removes them."""
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
-    if WHOLE_GPUS in free:  # assume that a worker's fraction is the only one on its GPU
+    if WHOLE_GPUS in free:  # assume that a worker's fraction is the only fraction on its GPU
         gpus = math.ceil(bundle.get("GPU", 0.0))
         free[WHOLE_GPUS] += times * gpus
         free[NUM_GPUS] += 0 if is_part_of_gpu(bundle) else times * gpus
 
 
 def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], times: int) -> None:
-    """Add `times` bundles of a job on the node to the free resources, up to the node's total minus
-    its quarantined resources."""
+    """Add `times` bundles that a job releases on the node to the free resources. The result is at
+    most the node's total minus its quarantined resources."""
     add(free, bundle, times)
     for name in bundle:
         most = node.total.get(name, 0.0) - node.quarantined.get(name, 0.0)
@@ -365,8 +368,8 @@ def spoken(name: str, amount: float) -> str:
 
 
 def share_of(request: Request, total: Mapping[str, float]) -> float:
-    """Return a gang's dominant share (Ghodsi et al., NSDI 2011): the largest share that it holds of
-    any resource of the cluster."""
+    """Return a gang's dominant share (Ghodsi et al., NSDI 2011): the maximum, over all resources,
+    of the fraction of the cluster's total that the gang requests."""
     shares = (
         request.num_workers * amount / total[name]
         for name, amount in request.mean_bundle.items()

@@ -1,4 +1,4 @@
-"""Free resources of nodes.
+"""The free resources of the nodes.
 
 Nodes of the same kind with the same free resources form a group. Even a large cluster has few
 groups, because there are few kinds of nodes, and most nodes are either empty or full.
@@ -38,7 +38,7 @@ Amounts = tuple[float, ...]
 
 
 class When(IntEnum):
-    """The definition of free resources."""
+    """Which resources count as free."""
 
     FREE = 0
     """Resources that no job holds."""
@@ -49,7 +49,7 @@ class When(IntEnum):
 
 
 _Spot = tuple[Amounts, Domain]
-"""Identifies nodes that have these resources when empty and are directly in this domain."""
+"""The resources of an empty node, and the narrowest domain that contains the node."""
 
 
 class NodeGroup:
@@ -59,9 +59,9 @@ class NodeGroup:
 
     def __init__(self, kind: int, amounts: Amounts) -> None:
         self.kind = kind
-        """Kind of the nodes, determined by their resources when empty."""
+        """Kind of the nodes (see `Stock.kind_of`)."""
         self.amounts = amounts
-        """Free resources of each node; negative if more is promised."""
+        """Free resources of each node; negative if more is promised than the node has."""
         self.nodes: set[str] = set()
 
 
@@ -75,14 +75,14 @@ class Free:
         an empty node by kind."""
         self._totals = totals
         self.exceeds_total = False
-        """Whether a node might have more free than its total, which the counts for shared GPUs can
-        cause."""
+        """Whether the free resources of a node might exceed its total, which can happen with the
+        counts of shared GPUs."""
         self.groups: dict[tuple[int, Amounts], NodeGroup] = {}
         self.group_of: dict[str, NodeGroup] = {}
         self.moves: list[tuple[str, NodeGroup, NodeGroup]] = []
         """(node id, old group, new group) of each change."""
         self.num_grown = 0
-        """How many times resources were added."""
+        """Number of times that resources were added."""
         for node_id, kind, amounts in nodes:
             self._join(node_id, kind, amounts)
 
@@ -117,14 +117,14 @@ class Stock:
         topology: Topology,
         holders: Sequence[Holder] = (),
     ) -> None:
-        """`gangs` must contain all gangs whose jobs will request slots. `topology` can also contain
-        other nodes. `holders` are jobs that hold slots and could leave them."""
+        """`gangs` must contain all gangs whose jobs will request slots. `topology` can contain
+        further nodes. `holders` are jobs that hold slots and could leave them."""
         self.topology = topology
         self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
-        """None if no GPU is shared."""
+        """Counts of shared GPUs; None if no GPU is shared."""
         self._parts: dict[tuple[When, str], list[tuple[float, int]]] = {}
-        """Fractions of GPUs that jobs have, or will have, by node."""
+        """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
         self.kind_of: dict[str, int] = {}
         """The kind of each node, by node."""
         self.totals: list[Amounts] = []
@@ -146,7 +146,7 @@ class Stock:
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
     def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
-        """Return the fractions of GPUs that jobs have, or will have, on a node."""
+        """Return the fractions of GPUs that jobs have (or will have, for SOON) on a node."""
         if self._shared is None:
             return []
         found = self._parts.get((when, node_id))
@@ -167,8 +167,8 @@ class Stock:
         """Return a node's amounts and fractions of GPUs after these slots are released, or if
         `sign` is -1, after they are taken. `vector` is the vector of one worker, `parts` are the
         fractions before the change, and `had` is the number of workers with fractions that the job
-        has on the node before the change. With `is_again`, the fractions return to their earlier
-        position in the order."""
+        has on the node before the change. `is_again` is whether slots are taken again that were
+        released before; the fractions then return to their earlier position in the order."""
         found = plus(tuple(amounts), tuple(vector), sign * part.num_workers)
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         if self._shared is None or not 0 < size < 1:
@@ -185,8 +185,8 @@ class Stock:
         return self._shared.changed(plain, parts, after), after
 
     def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
-        """Determine the kinds of nodes. Equal nodes are of different kinds if there is a gang that
-        could use only one of their domains."""
+        """Determine the kinds of nodes. Nodes with equal resources are of different kinds if a gang
+        could use the domain of only one of them."""
         spots = [(gangs.vector(node.total), self.topology.domain_of[node.id]) for node in nodes]
         numbers = Counter(spots) if gangs.required else {}
         usable = {kind: self._usable(kind, numbers) for kind in gangs.required}
@@ -205,8 +205,9 @@ class Stock:
         self._capacity.update(capacity)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
-        """Return the spots in domains that, when empty, could hold a gang with a requirement. Also
-        stores in `_whole` how many of its workers fit in the largest domain."""
+        """Return the spots in the domains that could hold the whole gang if they were empty, for a
+        gang with a requirement. Also stores in `_whole` how many workers of the gang fit in the
+        largest domain."""
         required = kind.required
         if required is None or not self.topology.has(required.level):
             self._whole[kind] = 0
@@ -225,7 +226,8 @@ class Stock:
         }
 
     def place_of(self, node_id: str, required: Requirement | None) -> Place:
-        """Return the part of the cluster around the node that can hold a gang."""
+        """Return the place around the node that a gang can use: the cluster, or the node's domain
+        of the required level."""
         if required is None or not self.topology.has(required.level):
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
@@ -283,7 +285,7 @@ class Stock:
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
     def take(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
-        """Give these slots to a job. `held` are the slots that it had before."""
+        """Give these slots to a job. `held` are the slots that the job already had."""
         for part, vector, had in self._one_by_one(kind, slices, held):
             if part.node_id in self.kind_of:
                 for when in When:
@@ -295,8 +297,8 @@ class Stock:
     def _one_by_one(
         self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
     ) -> Iterator[tuple[Slice, Amounts, int]]:
-        """Yield each slice, the vector of its workers, and the number of workers with fractions of
-        GPUs that the job already has on the node."""
+        """Yield triples: a slice, the vector of its workers, and the number of workers with
+        fractions of GPUs that the job already has on the node."""
         had = _by_node(held)
         for part, vector in kind.vectors(slices):
             yield part, vector, had[part.node_id]
@@ -304,8 +306,8 @@ class Stock:
                 had[part.node_id] += part.num_workers
 
     def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
-        """Take slots on one node. No amount grows, even if fractions of GPUs are then packed
-        differently."""
+        """Take slots on one node. No amount grows, even if the fractions of GPUs are packed
+        differently afterwards."""
         free = self.by_when[when]
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
         less, after = self.released(before, vector, part, parts, -1, had)
@@ -333,8 +335,8 @@ class Stock:
             self._cap(part.node_id, self._soon)
 
     def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """For each node where a group has workers with fractions of GPUs, return how many more of
-        its workers fit on GPUs that it does not use yet."""
+        """Return, for each node on which a group has workers with fractions of GPUs, how many more
+        workers fit on GPUs that the group does not use yet."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found
@@ -346,7 +348,7 @@ class Stock:
         return found
 
     def _cap(self, node_id: str, most: Free) -> None:
-        """Limit NOW to the amounts of `most` on the node."""
+        """Limit the node's amounts for NOW to the amounts in `most`."""
         now, limit = self._now.group_of[node_id], most.group_of[node_id]
         self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
 

@@ -2,8 +2,8 @@
 
 The operator lists label keys, from the widest level to the narrowest. Nodes are in the same domain
 of a level if they have the same values for the labels of this level and of all wider levels. If a
-node has no label for a level, or an empty one, its domain of the next narrower level is used
-instead. The last level is always the node itself.
+node has no label for a level, or a label with an empty value, its domain of the next narrower level
+is used instead. The last level is always the node itself.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ class Domain:
 
     @property
     def around(self) -> Iterator[Domain]:
-        """The domain itself, followed by the domains that contain it, from narrow to wide."""
+        """The domain itself, followed by the domains that contain it, from the narrowest to the
+        widest."""
         at: Domain | None = self
         while at is not None:
             yield at
             at = at.parent
 
     def at(self, level: int) -> Domain | None:
-        """Return the widest enclosing domain (or this domain itself) that is not wider than the
-        level; None if there is none."""
+        """Return the widest of this domain and the domains that contain it that is not wider than
+        `level`; None if all of them are wider."""
         found = None
         for domain in self.around:
             if domain.level < level:
@@ -55,17 +56,19 @@ def name_of(place: Place) -> str:
 
 
 def largest(capacities: Mapping[Place, int]) -> Place:
-    """Return the place with the most room; if several are equal, the first by name."""
+    """Return the place with the most room; if several places have the same room, the first by
+    name."""
     return min(capacities, key=lambda place: (-capacities[place], name_of(place)))
 
 
 class Domains:
-    """The domains that are used for one level."""
+    """The domains that are used for one level: the level's own domains, and narrower domains whose
+    nodes have no label for the level."""
 
     def __init__(self, around: Mapping[Domain, Domain | None]) -> None:
         self.around = around
-        """The domain that is used for each domain; None if its nodes are used as domains
-        themselves."""
+        """For each domain, the domain that is used for its nodes; None if each of its nodes is used
+        as a domain of its own."""
         self.all = [domain for domain, found in around.items() if domain is found]
         self.wider = [domain for domain, found in around.items() if found is None]
 
@@ -115,7 +118,8 @@ class Topology:
         return {self.levels[each.level]: each.name for each in around if each is not self.cluster}
 
     def together(self, sizes: Mapping[str, int], level: str | None) -> int:
-        """Return how many workers fit in one domain of a level, or in total if `level` is None."""
+        """Return how many workers fit in the best domain of a level, or in total if `level` is
+        None. `sizes` is the number of workers that fit on each node."""
         if level is None:
             return sum(sizes.values())
         return max(self.capacities(sizes, level).values(), default=0) if self.has(level) else 0

@@ -1,8 +1,8 @@
 """Changes of the global batch size for groups that keep their slots.
 
-Gradient noise grows during training, so larger batches become more efficient. A batch is changed
-only if the group then makes clearly more progress. A group that grows or shrinks gets the batch for
-its new size immediately (`policy.Grow`, `policy.Shrink`).
+Gradient noise grows during training, so larger batches become more efficient. The batch size of a
+group is changed only if the new size clearly speeds up its progress. A group that grows or shrinks
+gets the batch size for its new number of workers immediately (`policy.Grow`, `policy.Shrink`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from service.domain.scheduling.placement.slots import count, fits
 from service.domain.scheduling.policy.records import Snapshot
 
 LASTS_S = 60.0
-"""Minimum time to keep a batch size, in seconds, since each change costs a new rendezvous."""
+"""Minimum time in seconds between two changes of a batch size, since each change costs a new
+rendezvous."""
 
 
 def batch_changes(snapshot: Snapshot, but: Container[str]) -> dict[str, int]:
-    """Return the new batch sizes by job, except for jobs in `but`, which the plan changes in other
-    ways."""
+    """Return the new batch sizes by job. `but` are jobs that the plan changes in other ways, and
+    that keep their batch sizes."""
     found: dict[str, int] = {}
     for running in snapshot.running:
         job = snapshot.elastic.get(running.job_id)

@@ -1,5 +1,4 @@
-"""Running jobs that leave slots to other jobs, because an earlier plan or this plan asks them
-to."""
+"""Requests to running jobs to leave slots to other jobs, made by this plan or by earlier plans."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from service.domain.scheduling.rules.obstacles import Reason
 
 OTHERS_GAIN = "other jobs come first or gain more by"
 MAX_PREEMPTED = 100
-"""Maximum number of jobs that one plan asks for slots. The next plan can ask more."""
+"""Maximum number of jobs that one plan asks for slots. The next plan can ask further jobs."""
 
 
 class Departures:
@@ -46,9 +45,10 @@ class Departures:
         running = eviction.cheapest_first(snapshot.running, ranks)
         self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
-        """The order in which jobs were asked to leave or shrink, by job."""
+        """Jobs that were asked to leave or shrink, each with its number in the order of the
+        requests."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
-        """The jobs that leave slots on each node, by node."""
+        """The jobs that leave slots, by node."""
         for job in running:
             if job.is_leaving:
                 self._expect(job, job.slices)
@@ -57,13 +57,13 @@ class Departures:
         self._soon = Pool(stock, When.SOON)
         self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
-        """For failed requests: the rank of the job, and how many of its workers would fit if all
-        jobs left that it can ask."""
+        """For kinds of requests for which no room could be made: the rank of the requesting job,
+        and how many of its workers would fit if all jobs that it can ask left."""
         self.targets: dict[str, int] = {}
         """Chosen sizes of elastic jobs, by job."""
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
-        """Groups to which this plan gives slots, so that it does not ask them for any."""
+        """Groups to which this plan gives slots. It therefore does not ask them for slots."""
 
     def asked_of(self, job_id: str) -> Preempt | Shrink | None:
         """Return this plan's request to the job, if any."""
@@ -123,8 +123,9 @@ class Departures:
             self._resize(running, self.targets[running.job_id])
 
     def _resize(self, running: RunningJob, target: int) -> None:
-        """Ask a running job to release the slots above its chosen size. If it can't change its size
-        in place, ask it to leave and resume with that size."""
+        """Ask a running job to release the slots in excess of its chosen size. If the job can't
+        change its size in place, ask it to leave all its slots and to resume with the chosen
+        size."""
         held = count(running.slices)
         in_place = self._snapshot.elastic[running.job_id].in_place
         if held == target or len(self.asked) >= MAX_PREEMPTED or (in_place and target > held):
@@ -151,7 +152,7 @@ class Departures:
         self._expect(running, running.slices)
 
     def keeps(self, job_id: str) -> None:
-        """Record that the plan gives slots to the group."""
+        """Record that the plan gives slots to this group."""
         self._grown.add(job_id)
 
     def chooses_at_most(self, job: RunningJob | Growing, num_workers: int) -> bool:
@@ -164,8 +165,8 @@ class Departures:
 
     def ask_to_leave(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Ask running jobs to leave slots for this job. If that would not free enough slots, ask no
-        job and return False. Jobs with chosen sizes are not asked on behalf of each other: their
-        sizes already account for that."""
+        job and return False. A job with a chosen size is not asked on behalf of another such job:
+        the sizes were chosen with both jobs in mind."""
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets

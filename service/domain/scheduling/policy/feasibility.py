@@ -35,7 +35,7 @@ def can_ever_fit(
     request: Request, nodes: Sequence[Node], topology: Topology | None = None
 ) -> Reason | None:
     """Return why the accepted nodes could not run the gang even if they were empty; None if they
-    could. `topology` can also contain other nodes."""
+    could run it. `topology` can contain further nodes."""
     accepted = [node for node in nodes if node.accepted]
     reason = _why_not_on(request, accepted, topology)
     if reason is None or len(accepted) == len(nodes):
@@ -113,8 +113,8 @@ def _why_never(
 def _why_never_with_roles(
     request: Request, nodes: Sequence[Node], topology: Topology | None
 ) -> Reason | None:
-    """Return why roles with their own resources do not fit together with the other ranks; None if
-    they do."""
+    """Return why roles with their own resources do not fit in the cluster together with the other
+    ranks; None if they fit."""
     free = {node.id: node.total for node in nodes}
     if not never_fits(request, free, topology or Topology((), nodes)):
         return None
@@ -136,7 +136,8 @@ def lacking_role(request: Request, nodes: Sequence[Node]) -> RoleSlots | None:
 
 
 def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
-    """Return the role with the number of ranks that fit on empty nodes."""
+    """Return a copy of the role whose number of ranks is the number that fits on the empty
+    nodes."""
     return replace(role, number=sum(fits(role.bundle, node.total) for node in nodes))
 
 
@@ -174,8 +175,8 @@ def _why_unplaceable(request: Request, nodes: Sequence[Node]) -> Reason | None:
 def _why_never_together(
     request: Request, topology: Topology, sizes: Mapping[str, int]
 ) -> Reason | None:
-    """Return why no domain of the required level could hold the gang. `sizes` is the room by
-    node."""
+    """Return why no domain of the required level could hold the gang. `sizes` is the number of
+    workers that fit on each node."""
     level = request.required_level
     if level is None:
         return None
@@ -208,8 +209,8 @@ def _unsatisfiable(message: str) -> Reason:
 
 
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
-    """Return a resource of which no accepted node has enough for a single worker; None if only the
-    number of workers is too large."""
+    """Return the first resource of which no accepted node has enough for a single worker; None if
+    there is no such resource, so that only the number of workers is too large."""
     totals = [node.total for node in nodes if node.accepted and is_open(node.total)]
     for name, amount in request.bundle.items():
         if all(total.get(name, 0.0) + EPSILON < amount for total in totals):

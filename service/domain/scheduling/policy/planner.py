@@ -1,33 +1,37 @@
-"""The scheduling policy: which jobs start and where, which wait, make room or grow, and why.
+"""The scheduling policy. It decides which jobs start and where, and which jobs wait, make room or
+grow, and gives reasons.
 
 A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to
 its minimum. Jobs are considered in the order defined by `order`: by priority, then by remaining
-work. If there are no free slots for a job, running jobs that rank clearly behind it must leave
-(`eviction`).
+work. If there are no free slots for a job, running jobs that rank clearly behind it are asked to
+leave their slots (`eviction`).
 
-A job that can't start yet reserves everything that it could use: on each node, as many bundles of
-its workers are set aside as would fit if the node were empty, and later jobs can take only the
-rest. Therefore a small job never delays a larger job that comes before it, but it can overtake on
-capacity that the larger job can't use, such as nodes of a different kind. A job that leaves its
-slots on request can also overtake on reserved slots, since it can be evicted again, until the other
-job has waited for a long time. So can a job with a limited runtime, if it certainly ends before the
-other job could start (`backfill`).
+A job that can't start yet reserves everything that it could use: on each node, the policy sets
+aside resources for as many of the job's workers as would fit if the node were empty, and later jobs
+can take only the remaining resources. Therefore a small job never delays a larger job that comes
+before it, but it can start first if it uses capacity that the larger job can't use, such as nodes
+of a different kind. A job that leaves its slots on request can even start on reserved slots, since
+it can be evicted again, until the job with the reservation has waited for a long time. A job with a
+limited runtime can start on reserved slots if it certainly ends before the job with the reservation
+could start (`backfill`).
 
-Elastic jobs that report step times get the sizes with which the cluster as a whole gains most
-(`sizing`). Running jobs with a different size grow, release slots, or leave and resume.
+Elastic jobs that report step times get the sizes that maximize the total gain over all of them
+(`sizing`). Running jobs whose current size differs from the chosen size grow, release slots, or
+leave and resume.
 
 Running groups can get more slots both before and after the queue is served. Groups that lost slots
-and lack the workers to continue training are served first. Such a group had its slots before any
-waiting job, still holds its other slots, and waits for at most half a minute. It can therefore get
-any free slot, even one that a waiting job has reserved; slots that it can't get yet are set aside
-as for the first job of the queue. After the queue, elastic groups that train below their full size
-get slots that no waiting job has reserved. At this point, jobs that back off reserve slots too: a
-job that overtakes them ends at some point, but a group would keep its new slots. In both cases,
-groups are served by priority, then first come, first served.
+and have too few workers to continue training are served before the queue. Such a group had its
+slots before any waiting job, still holds its other slots, and waits for at most half a minute. It
+can therefore get any free slot, even a slot that a waiting job has reserved; if too few slots are
+free, slots are set aside for it as for the first job of the queue. After the queue has been served,
+elastic groups that train below their full size get slots that no waiting job has reserved. Before
+that, slots are also reserved for jobs that back off: a job that overtakes them ends at some point,
+but a group would keep its new slots. Before and after the queue, groups are served by priority,
+then first come, first served.
 
 A job that backs off reserves nothing until the queue has been served. The exception is a job that
-will be retried soon: it did not cause its failure (for example, a node was lost), so it keeps its
-position.
+will be retried soon, which keeps its position, because it did not cause its failure (for example, a
+node was lost).
 
 A job reserves nothing if it is held, is blocked by the limits of its queue (`limits`), waits for
 other jobs to end, or belongs to an array that already runs its maximum number of jobs.
@@ -57,7 +61,8 @@ def plan(
     snapshot: Snapshot, now: datetime, *, on_error: OnError = lambda job_id, error: None
 ) -> list[Decision]:
     """Return a decision for each waiting job in the order of the queue, with held jobs at the end,
-    followed by a decision for each group that could grow and each job that must leave slots.
+    followed by a decision for each group that could grow and a request for each job that must leave
+    slots.
 
     If a rule raises an error for a job, that job waits as `not_planned`. The other jobs are still
     planned.
@@ -78,11 +83,12 @@ def plan(
     ranking = Ranking(snapshot, gangs, now)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
-    # Sorting indices instead of pairs creates fewer objects for the garbage collector to visit.
+    # Sorting indices instead of pairs creates fewer objects that the garbage collector must visit.
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs with the same `place` have the same rank, that of the first job that they overtake.
+        # Jobs with the same `place` have the same rank: the rank of the first job that they
+        # overtake.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
@@ -93,7 +99,8 @@ def plan(
         waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
         try:
             round_.departures.choose_sizes(waiting, now)
-        except Exception as error:  # elastic jobs then start with any size that fits
+        except Exception as error:
+            # Without chosen sizes, elastic jobs start with any size that fits.
             on_error("elastic jobs", error)
 
     def not_planned(job_id: str, error: Exception) -> Reason:
@@ -125,7 +132,7 @@ def plan(
         decision: Decision
         try:
             decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
-        except Exception as error:  # slots that it took are free again in the next plan
+        except Exception as error:  # slots that the job took are free again in the next plan
             name = snapshot.queue[at].job_id
             decision = Wait(name, not_planned(name, error), position)
         position += isinstance(decision, Wait)

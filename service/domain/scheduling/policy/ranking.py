@@ -19,7 +19,7 @@ class Ranking:
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
         self._guaranteed = _within_quota(snapshot, gangs, now)
-        # An account whose jobs are all blocked could not use its share anyway.
+        # An account whose jobs are all blocked is not active, because it could not use its share.
         active = {(job.queue, job.owner) for job in snapshot.running}
         used_up = snapshot.used_up
         for job in snapshot.queue:
@@ -62,8 +62,8 @@ def at_the_front(
 
 def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
     """Return the jobs whose slots are guaranteed by the quota of their queue. Jobs are counted
-    against the quota by priority; among equals, running jobs come first. Waiting jobs that can't
-    start now are not counted."""
+    against the quota in the order of priority; among jobs with the same priority, running jobs come
+    first. Waiting jobs that can't start now are not counted."""
     having = {queue.name for queue in snapshot.queues if queue.quota}
     if not having:
         return set()
@@ -90,8 +90,8 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
 
 
 class Able:
-    """Determines which waiting jobs could start now if enough slots were free, one job at a
-    time."""
+    """Determines, for one job after another, whether a waiting job could start now if enough slots
+    were free."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
         self._now = now
@@ -101,8 +101,8 @@ class Able:
 
     def claims_capacity(self, job: WaitingJob, gang: Gang) -> bool:
         """Return whether the job could start if enough slots were free, and if so, count it against
-        its limits. False if the limits leave too little, or if it waits for something other than
-        slots."""
+        its limits. Returns False if the limits don't allow enough workers, or if the job waits for
+        something other than slots."""
         backs_off = job.not_before is not None and job.not_before > self._now
         if backs_off or job.preparing or is_kept_back(job, self._used_up):
             return False
@@ -120,8 +120,8 @@ class Able:
 
 
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
-    """Return the limits, with the slots that jobs hold and that running groups lack already
-    counted."""
+    """Return the limits of queues. The slots that jobs hold, and the slots that running groups
+    lack, already count towards them."""
     limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))
@@ -131,5 +131,5 @@ def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
 
 
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
-    """Whether the job waits for something that is not up to the scheduler."""
+    """Whether the job is held, waits for other jobs, or is in a queue whose budget is used up."""
     return bool(job.held or job.after) or job.queue in used_up

@@ -28,8 +28,8 @@ class WaitingJob:
     request: Request
     not_before: datetime | None = None
     preparing: str | None = None
-    """A message, set while the environment is not ready on the nodes where the job would start.
-    Until then, the job neither takes nor reserves slots."""
+    """A message, set while the environment is not ready on the nodes where the job would start. As
+    long as it is set, the job neither takes nor reserves slots."""
     left_s: float | None = None
     """Remaining runtime in seconds, once the job runs; None if unknown."""
     waited_s: float = math.inf
@@ -62,7 +62,8 @@ class Growing:
     slices: tuple[Slice, ...]
     """The slots that the group holds. A grant fails if they have changed."""
     lacking: int = 0
-    """Number of missing workers that the group waits for (or trains without, if `trains`)."""
+    """Number of missing workers that the group waits for, or, if `trains` is set, continues
+    without."""
     queue: str = DEFAULT
     owner: str = "default"
     trains: bool = False
@@ -70,7 +71,7 @@ class Growing:
 
     @property
     def most(self) -> int:
-        """Number of workers that are missing from the full size."""
+        """Number of workers that the group could add to reach its full size."""
         return self.request.num_workers - count(self.slices)
 
 
@@ -83,10 +84,10 @@ class Snapshot:
     """Jobs that hold slots. Only used for messages, since `available_to_us` already excludes these
     slots."""
     storage_problem: str | None = None
-    """Why no job can start, even if slots are free: the storage is full."""
+    """Message if the storage is full, in which case no job can start, even if slots are free."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
-    """Jobs that can be asked to leave their slots."""
+    """Running jobs that can be asked to leave their slots."""
     min_run_s: float = eviction.MIN_RUN_S
     """Minimum time in seconds that a job holds its slots before it can be asked to leave."""
     queues: tuple[Queue, ...] = ()
@@ -99,7 +100,7 @@ class Snapshot:
     topology: tuple[str, ...] = ()
     """Label keys of the levels of the topology, from the widest to the narrowest."""
     to_come: tuple[Node, ...] = ()
-    """Nodes that an autoscaler can add, and nodes that are about to be accepted."""
+    """Nodes that an autoscaler could add, and nodes that are about to be accepted."""
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
     """Jobs whose size is chosen based on their speed, by job. All of them can save and resume their
     state."""
@@ -113,8 +114,9 @@ class Start:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Wait:
-    """A waiting job does not start. Not frozen: there is a `Wait` for every waiting job, creating a
-    frozen one takes five times as long, and many get their reason only at the end."""
+    """A waiting job does not start. The class is not frozen, because there is a `Wait` for every
+    waiting job, creating a frozen instance takes five times as long, and many instances get their
+    reason only at the end of the plan."""
 
     job_id: str
     reason: Reason
@@ -154,7 +156,7 @@ class Preempt:
 
 @dataclass(frozen=True)
 class Shrink:
-    """Ask a running group to release these slots and continue with the others."""
+    """Ask a running group to release these slots and continue with its other slots."""
 
     job_id: str
     slices: tuple[Slice, ...]
@@ -167,8 +169,8 @@ class Shrink:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Stay:
-    """A group that could use more slots gets none for now. Not frozen, for the same reasons as
-    `Wait`."""
+    """A group that could use more slots gets none in this plan. The class is not frozen, for the
+    same reasons as `Wait`."""
 
     job_id: str
     reason: Reason

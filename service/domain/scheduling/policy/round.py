@@ -31,10 +31,10 @@ from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
 from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstacles, Reason, jobs
 
 PENDING = Reason("", "")
-"""Placeholder for reasons that are added at the end (`Round.explain`)."""
+"""Placeholder for reasons that `Round.explain` adds at the end of the round."""
 SOON_S = 15.0
-"""Maximum backoff with which a job keeps its position. Such a job rarely or never caused its
-failures."""
+"""Maximum backoff, in seconds, with which a job keeps its position. A job with such a short backoff
+has rarely caused its failures itself."""
 
 
 class Round:
@@ -58,11 +58,11 @@ class Round:
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
         self._open = Offer(self._stock)
-        """Slots that are not reserved by blocked jobs earlier in the queue."""
+        """Slots that are not reserved by blocked jobs that come earlier in the queue."""
         self._passable = Offer(self._stock)
-        """Slots that are not reserved by earlier blocked jobs that have waited for a long time."""
+        """Like `_open`, but only jobs that have waited for a long time reserve slots."""
         self._unreserved = Pool(self._stock, When.NOW)
-        """Slots, including reserved slots."""
+        """All free slots that are not promised to a job, including reserved slots."""
         if all(job.ends_within_s is None for job in snapshot.queue):
             self._backfill.close()
         self._limits = limits_of(snapshot, gangs)
@@ -83,7 +83,7 @@ class Round:
         """Number of jobs for which other jobs are making room, by array."""
 
     def serve(self, group: Growing) -> Decision:
-        """Give a group all the workers that it lacks, on any free slots, even reserved ones."""
+        """Give a group all the workers that it lacks, on any free slots, even on reserved slots."""
         gang, lacking = self._gangs.of(group.request), group.lacking
         if (stay := self._asked_for_slots(group)) is not None:
             return stay
@@ -107,7 +107,7 @@ class Round:
         return kept_back or self._find_slots(job, gang, rank, position)
 
     def _kept_back(self, job: WaitingJob, gang: Gang, position: int) -> Decision | None:
-        """Return the decision if the job can't start regardless of free slots; else None."""
+        """Return a decision if the job can't start even if slots are free; None if it can."""
         if job.after:
             return waits_for_jobs(job, position)
         if self._is_closed and not gang.request.homes:
@@ -177,7 +177,8 @@ class Round:
         return wait
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
-        """Reserve slots for a job that will be retried soon, as if it were waiting for slots."""
+        """Reserve slots for a job that backs off, as if it were waiting for slots, if it will be
+        retried soon."""
         kind, most = gang.kind, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
@@ -209,7 +210,8 @@ class Round:
         return reason
 
     def _lacks_nodes(self, gang: Gang) -> Reason | None:
-        """Return why the current nodes could not run the gang even if they were empty."""
+        """Return why the current nodes could not run the gang even if they were empty; None if they
+        could."""
         if self._stock.whole(gang.kind) >= gang.least:
             return None
         if gang not in self._too_large:
@@ -224,8 +226,8 @@ class Round:
     def _promise(
         self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
     ) -> Wait | None:
-        """Keep slots for a job, some of which other jobs are about to leave. Returns None if there
-        are too few."""
+        """Keep slots for a job, including slots that other jobs are about to leave. Returns None if
+        there are too few such slots."""
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
         if slices is None:
             return None
@@ -250,7 +252,8 @@ class Round:
             self._running_of_arrays[job.array.array_id] += 1
 
     def end_queue(self) -> None:
-        """Set aside slots for jobs that back off, before groups grow."""
+        """Set aside slots for jobs that back off. Called after the queue has been served and before
+        groups grow."""
         for job, gang in self._backing_off:
             most = gang.request.num_workers
             self._set_aside(job.job_id, gang, most)
@@ -290,7 +293,7 @@ class Round:
         return self._stay(sentence, group, gang, 1)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
-        """Return the decision for a group that this plan asks for slots; None for other groups."""
+        """Return the decision for a group if this plan asks it for slots; None if it doesn't."""
         asked = self.departures.asked_of(group.job_id)
         if asked is None:
             return None
@@ -314,7 +317,7 @@ class Round:
         return self._free.capacity_near(gang.kind, group.slices)
 
     def explain(self, on_error: Callable[[str, Exception], Reason]) -> None:
-        """Add the reasons that depend on everything that the plan starts."""
+        """Add the reasons that can only be determined once all jobs to start are known."""
         why_waiting = self._obstacles.why_waiting
         for wait, gang, ahead in self._unexplained:
             try:

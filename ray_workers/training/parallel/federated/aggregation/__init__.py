@@ -1,2 +1,2 @@
 """Aggregation of a round's updates: which updates count, how they are combined, and the state that
-is kept."""
+is kept between rounds."""

@@ -18,7 +18,8 @@ from dray.spec.federated.parts import Aggregator
 from ray_workers.training.elastic import process_group
 
 BITS = 61
-"""Number of bits of a sum, without its sign bit. One more bit is reserved for rounding."""
+"""Number of bits of a sum, without the sign bit and without one bit that is reserved for
+rounding."""
 SORTED_AT_ONCE = 2**24
 """Number of elements, over all updates, that are sorted at the same time."""
 
@@ -86,11 +87,11 @@ def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
 
 
 def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
-    """Return the indices of the `keep` updates that are closest to their neighbours. All updates
-    except for `malicious` + 2 count as neighbours (Blanchard et al. 2017, equation 1)."""
+    """Return the indices of the `keep` updates that are closest to their nearest neighbours. There
+    are len(rows) - malicious - 2 neighbours (Blanchard et al. 2017, equation 1)."""
     exact = rows.double()
     distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
     num_neighbours = len(rows) - malicious - 2
-    # The smallest distance of each update is 0, its distance from itself.
+    # The smallest distance of each update, which is its distance 0 from itself, is skipped.
     scores = distances.sort(dim=1).values[:, 1 : 1 + num_neighbours].sum(dim=1)
     return scores.sort(stable=True).indices[:keep].sort().values

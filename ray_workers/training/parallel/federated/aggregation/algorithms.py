@@ -22,7 +22,8 @@ from ray_workers.training.parallel.federated.rounds import Participant
 
 class Algorithm:
     """FedAvg (McMahan et al. 2017, arXiv:1602.05629), with two hooks for other algorithms:
-    `configure` is called before a client trains, `aggregate` when the updates of a round are known.
+    `configure` is called before a client trains, and `aggregate` once the updates of a round have
+    been received.
 
     Every rank has an instance, because a rank can simulate any client.
     """
@@ -34,17 +35,17 @@ class Algorithm:
         self._options = options
 
     def configure(self, client: int) -> Tensor | None:
-        """Return the vector to add to the gradients of a client in the next round; None for
+        """Return the vector to add to the gradients of a client in the next round; None if there is
         none."""
         return None
 
     def aggregate(self, sent: Sequence[Participant], updates: Tensor | None, lr: float) -> Any:
-        """Return the changes of the algorithm's state in a round that counts, for `commit`; None
-        for none. updates: (participants, elements) if `needs_each`."""
+        """Return the changes to the algorithm's state in a round that counts, which are passed to
+        `commit`; None if there are none. updates: (participants, elements) if `needs_each`."""
         return None
 
     def commit(self, findings: Any) -> None:
-        """Apply the result of `aggregate`, after the server's step."""
+        """Apply the result of `aggregate`. Called after the server's step."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the algorithm's part of a checkpoint."""
@@ -69,7 +70,7 @@ class Adaptive(Algorithm):
     """FedAdam and FedYogi (Reddi et al. 2021, arXiv:2003.00295, algorithm 2)."""
 
     buffer_rate = 1.0
-    """The learning rate of an adaptive optimizer is not a factor for the update."""
+    """An adaptive optimizer doesn't simply multiply the update by its learning rate."""
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         is_yogi = self._options.algorithm == "fedyogi"
@@ -106,14 +107,16 @@ class Scaffold(Algorithm):
         self, sent: Sequence[Participant], updates: Tensor | None, lr: float
     ) -> ControlChange:
         assert updates is not None
-        if lr < torch.finfo(torch.float32).tiny:  # a step of size 0 doesn't show the gradient
+        # After steps of size 0, the gradient can't be computed from the update.
+        if lr < torch.finfo(torch.float32).tiny:
             return ControlChange({}, torch.zeros_like(self._server))
         of_clients: dict[int, Tensor] = {}
         total = torch.zeros_like(self._server, dtype=torch.float64)
         for one, update in zip(sent, updates, strict=True):
             own = self._clients[one.client].to(self._server)
             new = own - self._server - update / (one.num_steps * lr)
-            if not torch.isfinite(new).all():  # a rate near 0 magnifies the update
+            # The update was divided by the rate, which can be close to 0.
+            if not torch.isfinite(new).all():
                 continue
             new[self._num_parameters :] = 0.0  # buffers have no gradient to correct
             total += new.double() - own.double()
@@ -176,8 +179,8 @@ class AdaptiveServerOptimizer(Optimizer):
 
 
 def _check_memory(num_clients: int, num_elements: int) -> None:
-    """Raise RoundsError if the vectors of all clients don't fit into the node's memory. Otherwise
-    the rank would be killed once enough of them were nonzero."""
+    """Raise RoundsError if the vectors of all clients don't fit into the node's memory. Without
+    this check, the rank would be killed once enough vectors were nonzero."""
     needed, available = 4 * num_clients * num_elements, memory_here()
     if needed > available:
         raise RoundsError(

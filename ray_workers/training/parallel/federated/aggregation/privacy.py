@@ -2,7 +2,8 @@
 
 A single client's update changes the sum of a round by at most the clipping norm, and the noise
 hides this change. In a simulation, the noise is derived from the job's seed, so that a run can be
-repeated: it shows the cost of privacy, but hides nothing from anyone who knows the seed.
+repeated. A simulation shows the cost of privacy, but the noise hides nothing from anyone who knows
+the seed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Accountant:
 
     @cached_property
     def _of_one_round(self) -> tuple[list[float], Any]:
-        """(orders, the Rényi divergence for each order)."""
+        """A pair (orders, Rényi divergence of one round for each order)."""
         try:
             from opacus.accountants import RDPAccountant
             from opacus.accountants.analysis.rdp import compute_rdp
@@ -70,9 +71,9 @@ class Accountant:
 
 
 def rounds_of(options: spec.Federated) -> int:
-    """Return the number of rounds that the job can run: fewer than in the document if that number
-    would spend more privacy than the document allows. Raises RoundsError if not even one round is
-    allowed."""
+    """Return the number of rounds that the job can run. It is smaller than the number in the
+    document if that number of rounds would exceed the document's epsilon. Raises RoundsError if not
+    even one round is allowed."""
     if options.privacy is None:
         return options.rounds
     accountant = Accountant(options, options.privacy)
@@ -87,7 +88,8 @@ def rounds_of(options: spec.Federated) -> int:
 
 
 def check_statistics(model: nn.Module) -> None:
-    """Raise RoundsError for running statistics, which clients would have to send without noise."""
+    """Raise RoundsError if the model has running statistics, which clients would have to send
+    without noise."""
     for name, module in model.named_modules():
         if getattr(module, "running_mean", None) is not None:
             raise RoundsError(
@@ -97,7 +99,8 @@ def check_statistics(model: nn.Module) -> None:
 
 
 class ClippingNorm:
-    """The norm to which updates are clipped. It can follow a quantile of their norms."""
+    """The norm to which updates are clipped. It can be adapted to a quantile of the updates'
+    norms."""
 
     def __init__(self, federated: spec.Federated, privacy: Privacy, seed: int) -> None:
         self._federated = federated
@@ -128,12 +131,11 @@ class ClippingNorm:
         return whole / math.sqrt(1 - (whole / (2 * self._federated.count_noise)) ** 2)
 
     def after(self, round_number: int, num_within: int, num_updates: int) -> float:
-        """Return the norm of the next round, if `num_within` updates of this round were not
-        clipped.
+        """Return the norm for the next round. `num_within` is the number of updates of this round
+        that were not clipped.
 
         Each update counts as plus or minus one half. Adding or removing an update then changes the
-        count by at most one half, as the noise multiplier above assumes; a plain count would change
-        by 1.
+        count by at most one half, as `_noise_multiplier` assumes; a plain count would change by 1.
         """
         federated, adaptive = self._federated, self._privacy.adaptive
         if adaptive is None:

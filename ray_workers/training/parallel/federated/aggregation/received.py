@@ -1,4 +1,4 @@
-"""The facts about the updates of a round that every rank knows: verdicts, norms and losses."""
+"""The verdicts, norms and losses of the updates of a round, which all ranks exchange."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ReceivedUpdates:
         return last if (found := mean(losses)) is None else found
 
     def metrics(self, *, counts: bool) -> dict[str, float]:
-        """counts: whether the round counts."""
+        """Return the metrics of the round. counts: whether the round counts."""
         accepted, plan = self.accepted, self.plan
         found: dict[str, float] = {
             "federated/updates": len(accepted) if counts else 0,

@@ -1,8 +1,9 @@
 """Checks that prevent malicious or faulty clients from corrupting the mean update of a round, and
 means of the figures that clients report about themselves.
 
-The aggregator can't verify a client's loss. Instead it bounds the loss: with an absolute limit, so
-that sums remain finite, and relative to the figures of the other clients in the round.
+The aggregator can't verify the loss that a client reports. Instead, it applies two limits: an
+absolute limit, so that sums remain finite, and a limit relative to the figures of the other clients
+in the round.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Verdict(IntEnum):
 
 
 def judged(update: Tensor, num_elements: int, max_norm: float) -> tuple[Verdict, float]:
-    """Return the verdict on a client's update, and its 2-norm, or NaN if it has none."""
+    """Return the verdict on a client's update, and the update's 2-norm (NaN if it has none)."""
     if update.shape != (num_elements,):
         return Verdict.WRONG_SHAPE, math.nan
     norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
@@ -51,8 +52,8 @@ def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
 MAX_VALUE = 1e6
 """Larger or nonfinite figures count as this value."""
 MAX_RATIO = 10.0
-"""A figure is ignored if its magnitude exceeds this factor times the lower median of the magnitudes
-in the round, or this value if the median is below 1."""
+"""A figure is ignored if its magnitude exceeds MAX_RATIO * max(1, m), where m is the lower median
+of the magnitudes in the round."""
 
 
 class Reported(NamedTuple):
@@ -63,10 +64,11 @@ class Reported(NamedTuple):
 
 
 def trusted(reported: Iterable[Reported]) -> list[Reported]:
-    """Bound the figures, and leave out figures without samples or beyond MAX_RATIO.
+    """Limit the figures to MAX_VALUE, and leave out figures without samples and figures beyond
+    MAX_RATIO.
 
-    Each client counts once in the median, so fewer than half of the clients can't move the limit
-    beyond the figures of the others, regardless of their numbers of samples.
+    Each client counts once in the median, so a minority of the clients can't move the limit beyond
+    the figures of the other clients, regardless of the numbers of samples.
     """
     figures = [Reported(_bounded(one.value), one.num_samples) for one in reported]
     figures = [one for one in figures if one.num_samples > 0]
@@ -78,7 +80,7 @@ def trusted(reported: Iterable[Reported]) -> list[Reported]:
 
 
 def mean(figures: Sequence[Reported]) -> float | None:
-    """Return the mean, weighted by samples; None if there are no figures."""
+    """Return the mean of the figures, weighted by samples; None if there are no figures."""
     total = sum(one.num_samples for one in figures)
     return sum(one.value * (one.num_samples / total) for one in figures) if figures else None
 

@@ -1,9 +1,9 @@
 """Rounds of clients outside of the cluster with secure aggregation: the server's side of the
 protocol, whose messages are files of the round.
 
-Only this process and the clients of a round know the round's secrets. Therefore a round that loses
-too many clients, or this process, is restarted under another name. Clients that have lied are
-excluded from later rounds.
+The round's secrets exist only in this process and in the clients of the round. Therefore, if too
+many clients of a round or this process are lost, the round is restarted under another name. Clients
+that have lied are excluded from later rounds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.strategy import StrategyContext
 
 ANSWER_S = 60.0
-"""Seconds within which clients must answer in phases without training. Later answers don't
+"""Time limit in seconds for clients' answers in phases without training. Later answers don't
 count."""
 TOLERANCE = 1e-6
 """Relative tolerance for rounding errors in a norm."""
@@ -115,7 +115,7 @@ class MaskedAnswers:
 
 
 class MaskedCollector(UpdateCollector):
-    """The feed of a rank that only learns sums."""
+    """The feed of an aggregating rank that only learns the sums of updates."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class MaskedCollector(UpdateCollector):
         super().__init__(given, num_elements, model)
         self._liars = liars
         self._oldest_version = 1
-        """The oldest version of the protocol that clients may use."""
+        """The oldest version of the protocol that clients are allowed to use."""
 
     def at(self, step: int) -> Feeding:
         """Run the round. Raises RoundsError if the round breaks too often."""
@@ -161,8 +161,8 @@ class MaskedCollector(UpdateCollector):
     def _publish_to(self, step: int, resting: Set[int], again: int) -> RoundReport:
         """Open the round to clients that have not lied.
 
-        resting: clients that broke the round before, possibly without lying. They are only asked
-        again in this round if too few others remain.
+        resting: clients that made an earlier try of this round fail, possibly without lying. These
+        clients are only asked again in this round if too few others remain.
         """
         options = self._options
         least = max(options.least_updates, LEAST_CLIENTS)
@@ -200,7 +200,8 @@ class MaskedCollector(UpdateCollector):
 
     def _check(self, found: Aggregate) -> None:
         """Raise RoundBrokenError if the sum can't be the sum of updates that the document allows.
-        In that case, a client has masked other values, but the masks hide which one."""
+        In that case, a client has masked something other than a valid update, but the masks hide
+        which client it was."""
         assert self._options.http is not None
         most = len(found.clients) * self._options.http.max_samples
         limit = self._options.max_update_norm * (1 + TOLERANCE)
@@ -215,7 +216,7 @@ class MaskedCollector(UpdateCollector):
             )
 
     def _leave_out(self, step: int, server: MaskingServer) -> None:
-        """Log the clients that have lied, and exclude them from later rounds."""
+        """Log the clients that have lied in this round, and exclude them from later rounds."""
         for owner, holder in server.disputes[:MAX_NAMED]:
             log(
                 f"round {step}: client {holder}'s share of a secret of client {owner} does not "
@@ -234,7 +235,7 @@ class MaskedCollector(UpdateCollector):
 
     @staticmethod
     def _gone(server: MaskingServer) -> Set[str]:
-        """Return the clients that have begun the round but not answered in this phase."""
+        """Return the clients that have begun the round but have not answered in this phase."""
         return (server.expected or frozenset()) - server.answered
 
     def _store_messages(

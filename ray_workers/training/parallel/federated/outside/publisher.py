@@ -28,7 +28,8 @@ DATA_OF_CLIENTS = (
 
 
 class RoundPublisher:
-    """Publishes the model of each round, and the form, which is the same for all rounds."""
+    """Publishes the model of each round, and the form (see `form_of`), which is the same for all
+    rounds."""
 
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
@@ -48,9 +49,9 @@ class RoundPublisher:
     ) -> RoundReport:
         """Write the files of the round to the storage, and delete the files of older rounds.
 
-        clients: the clients that are asked; None for all. nonce: makes the name of the round
-        unique, so that no other attempt continues the round; empty if another attempt can continue
-        it.
+        clients: the clients that are asked; None for all. nonce: a string that makes the name of
+        the round unique, so that no other attempt continues the round; empty if another attempt can
+        continue it.
         """
         with TemporaryDirectory(prefix="dray-round-") as scratch:
             path = Path(scratch, round_files.MODEL)
@@ -93,9 +94,9 @@ class RoundPublisher:
         storage_faults.wait_for_space(f"the round's {path.name}", store, waiting=self._waiting)
 
     def _delete_old(self, number: int, name: str) -> None:
-        """Delete all rounds except for this round and the previous one, which an attempt repeats if
-        it has no checkpoint. Requests that were in progress when a round ended may have left files
-        in any round."""
+        """Delete the files of all rounds except for this round and the previous round, which an
+        attempt repeats if there is no newer checkpoint. All rounds are checked, because requests
+        that were in progress when a round ended might have left files."""
         for each in names_below(self._url):
             found = round_files.number_of(each)
             if found is not None and each != name and found != number - 1:
@@ -103,9 +104,9 @@ class RoundPublisher:
 
 
 def form_of(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
-    """Return the information that a client needs in addition to the weights: the form of the
-    model's inputs and outputs, as described in a result, and the parts of the document that affect
-    training. The path of the job's own data and its environment are left out.
+    """Return the form: the information that a client needs in addition to the weights. It describes
+    the model's inputs and outputs, as in a job's result, and contains the parts of the document
+    that affect training. The path of the job's own data and its environment are left out.
 
     folder: an empty folder for temporary files.
     """

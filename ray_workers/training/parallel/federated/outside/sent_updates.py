@@ -22,7 +22,7 @@ class DamagedUpdateError(Exception):
 
 
 class SentUpdates:
-    """The updates of a round received so far. Each is checked once."""
+    """The updates of a round that have been received so far. Each update is checked only once."""
 
     def __init__(self, folder: str, num_elements: int, max_norm: float) -> None:
         self._folder = folder

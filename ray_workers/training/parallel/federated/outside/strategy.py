@@ -62,7 +62,8 @@ class OutsideEngine(FederatedEngine):
         sent, size = mine.sent[participant.client], self._flat.num_elements
         try:
             update = mine.update_of(participant.client, size)
-        except DamagedUpdateError:  # changed since it was received; NaN makes it refused
+        # The update has changed since it was received; with NaN, it is refused.
+        except DamagedUpdateError:
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
 
@@ -118,16 +119,17 @@ class OutsideStrategy(ServerStrategy):
         return self._collector(self.given, self._engine.num_update_elements, self._tensors)
 
     def trained(self) -> nn.Module | None:
-        """Return the model, and delete the files of the last rounds, which a checkpoint
-        includes."""
+        """Return the model, and delete the files of the last rounds, whose results are in a
+        checkpoint."""
         try:
             files.remove_folder(self.given.rounds_url)
-        except Exception as error:  # storage clients raise many types; the job deletes them
+        except Exception as error:
+            # Storage clients raise many types; the files are deleted with the job.
             log(f"files of the last rounds are kept until the job is deleted: {error}")
         return super().trained()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return copies of the tensors. Tensors in a file must not share memory, as tied weights
-        do."""
+        """Return copies of the tensors, because tensors that share memory, such as tied weights,
+        can't be stored in one file."""
         state = self.model.state_dict()
         return {name: one.detach().cpu().clone().contiguous() for name, one in state.items()}

@@ -68,7 +68,7 @@ class RoundAnswers(Protocol):
 
 @dataclass(frozen=True)
 class CollectedShare(RoundShare):
-    """A finished round, which is completely on rank 0."""
+    """A finished round. All of its updates are on rank 0."""
 
     sent: Mapping[int, SentUpdate]
     """The updates, by client."""
@@ -81,8 +81,8 @@ class CollectedShare(RoundShare):
 
 
 class UpdateCollector(RoundFeed):
-    """The feed of the rank that aggregates: rounds take the place of batches, and updates the place
-    of samples."""
+    """The feed of the aggregating rank, with rounds instead of batches, and updates instead of
+    samples."""
 
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
@@ -101,7 +101,7 @@ class UpdateCollector(RoundFeed):
         self._publisher = RoundPublisher(given, num_elements, model)
         self._rounds = Rounds(options, (), given.spec.train.seed)
         self._candidates: list[int] | None = None
-        """The clients that may take part; None for all clients of the job."""
+        """The clients that can take part; None for all clients of the job."""
         self._failing_since: float | None = None
         """When the storage stopped answering; None while it answers."""
         self._look_s = LOOK_S if files.local_path(self._url) is not None else REMOTE_LOOK_S
@@ -141,7 +141,7 @@ class UpdateCollector(RoundFeed):
         """Report the round to the service, and collect answers until it is over.
 
         asks_all: whether to ask all clients at the deadline and then continue to wait for a quorum.
-        If False, returns None if there is no quorum at the deadline.
+        If it is False, and there is no quorum at the deadline, the method returns None.
         """
         late_at = time.monotonic() + asking.deadline_s
         self._look(answers)
@@ -168,13 +168,13 @@ class UpdateCollector(RoundFeed):
         """Wait before the next check. Raises LeaveRequested if the rank was asked to leave."""
         if self._page.is_asked_to_leave:
             raise LeaveRequested
-        self._page.move()  # clients may take hours
+        self._page.move()  # clients might take hours
         time.sleep(self._look_s)
 
     def _look(self, answers: RoundAnswers) -> None:
         """Check for answers. Raises StorageError only if the storage has not answered for
-        `storage_faults.WAIT_S` seconds, because a round can take hours, in which the storage may
-        fail briefly."""
+        `storage_faults.WAIT_S` seconds, because the storage might fail briefly during a round,
+        which can take hours."""
         try:
             answers.look(self._page.move)
         except StorageError as error:

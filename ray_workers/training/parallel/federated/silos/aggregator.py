@@ -51,7 +51,7 @@ class SiloEngine(FederatedEngine):
     """The updates of the current round, by silo."""
 
     def round_start(self, number: int) -> RoundStart:
-        """Return the weights and corrections of the next round. They don't change during the
+        """Return the weights and corrections of the next round. Neither changes during the
         round."""
         every = self._options.evaluate_every
         return RoundStart(
@@ -109,8 +109,8 @@ class SiloFeed(RoundFeed):
         self._notices = RoundNotices(lambda report: train.emit(report.KIND, report.body()))
 
     def at(self, step: int) -> Feeding:
-        """Return round `step` once it is over. Raises LeaveRequested if this rank is asked to leave
-        in the meantime."""
+        """Run the round with number `step`, and return it. Raises LeaveRequested if this rank is
+        asked to leave during the round."""
         federated = self._given.spec.federated
         assert federated is not None
         self._notices.begin(time.monotonic())
@@ -130,8 +130,8 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """Has the server's weights and state, but no data of a silo. No silo is in a process group with
-    it."""
+    """The strategy of the aggregating rank. It has the server's weights and state, but no data of a
+    silo, and is in no process group with silos."""
 
     _engine: SiloEngine
 

@@ -23,7 +23,7 @@ class SiloUpdate:
     update: Tensor
     """float32 (elements,)."""
     metrics: Mapping[str, float]
-    """The metrics that the silo may release, under the names that a job uses for its own
+    """The metrics that the silo is allowed to release, under the names that a job uses for its own
     metrics."""
     is_refused: bool = False
     """Whether the update is refused because it would corrupt the mean."""
@@ -79,7 +79,7 @@ class RoundCollector:
         return len(self._awaited - self.updates.keys())
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds for which the round can continue if nothing happens; 0 if it is
+        """Return the number of seconds after which the round ends if no update arrives; 0 if it is
         over."""
         refused = {silo for silo, sent in self.updates.items() if sent.is_refused}
         accepted = self.updates.keys() - refused
@@ -109,8 +109,9 @@ at intervals of at least this length."""
 
 
 class RoundNotices:
-    """Reports long rounds, so that users see for which silos the job is waiting: first the round,
-    then changes of the silos that have not answered, and finally its end."""
+    """Reports long rounds, so that users see for which silos the job is waiting. It first reports
+    the round, then each change in the set of silos that have not answered, and finally the end of
+    the round."""
 
     def __init__(self, report: Callable[[SiloRoundReport], object]) -> None:
         self._report = report
@@ -123,7 +124,7 @@ class RoundNotices:
         self._not_before = now + NOTICE_S
 
     def look(self, found: SiloRoundReport, now: float) -> None:
-        """found: the current state of the open round."""
+        """Report the open round if a report is due. found: the round's current state."""
         is_news = self._reported is None or found.missing != self._reported.missing
         if is_news and now >= self._not_before:
             self._report(found)

@@ -1,7 +1,7 @@
 """The aggregator's side of the connections to silos, each of which has its own thread.
 
 Silos and their aggregator are not in a process group, for the same reason as workers of parameter
-servers: the end of a connection then only affects two processes.
+servers: if a connection breaks, only two processes are affected.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.parallel.strategy import Numbers
 
 Shares = npt.NDArray[np.float64]
-"""(classes, clients): the share of each class that each client has. Each row sums to 1."""
+"""An array (classes, clients) with the fraction of each class that each client has. Each row sums
+to 1."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,15 @@ def _of_equal_clients(
         missing = sizes.sum() // num_clients + (index < sizes.sum() % num_clients)
         while missing:
             weights = np.where(left > 0, wanted[client], 0.0)
-            if not weights.sum() > 0.0:  # its classes are used up
+            if not weights.sum() > 0.0:  # all samples of the client's classes have been assigned
                 weights = left.astype(np.float64)
             found = generator.multinomial(missing, weights / weights.sum())
             found = np.minimum(found, left)
             counts[:, client] += found
             left -= found
             missing -= found.sum()
-    shares = np.full(counts.shape, 1 / num_clients)  # for classes that only occur in validation
+    # Equal shares, for classes that only occur in validation.
+    shares = np.full(counts.shape, 1 / num_clients)
     shares[present] = counts[present] / sizes[present, None]
     return shares
 
@@ -139,8 +141,9 @@ def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> 
 
 
 def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bool_]) -> None:
-    """Give each client without samples one sample of a class that it may have, taken from the
-    client with the most samples of that class. Modifies `owners`. may_have: (classes, clients)."""
+    """Give each client without samples one sample of a class that it is allowed to have. The sample
+    is taken from the client with the most samples of that class. Modifies `owners`. may_have:
+    (classes, clients)."""
     num_classes, num_clients = may_have.shape
     sizes = np.bincount(owners, minlength=num_clients)
     order = np.lexsort((owners, labels))  # by class, then by client

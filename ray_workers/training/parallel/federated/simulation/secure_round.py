@@ -1,8 +1,8 @@
 """A round with secure aggregation, in which the ranks simulate the clients' side of the protocol
 and, in parts, the server's side.
 
-Each rank has the sum of its own clients' masked updates, and all other messages to the server.
-Clients drop out in the phases that are given in the round's plan.
+Each rank has the sum of the masked updates of its own clients, and a copy of all other messages to
+the server. Clients drop out in the phases that are given in the round's plan.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class SecureRound:
         plan = mine.plan
         self._rank, self._world_size, self._page = rank, world_size, page
         max_weight = mine.feed.most_samples if options.privacy is None else 1
-        num_values = num_elements + 2  # plus the loss, and whether the update was not clipped
+        # The other two values are the loss, and whether the update was not clipped.
+        num_values = num_elements + 2
         self._settings = settings = masking_settings(
             options, f"round {plan.number}", num_values, max_weight
         )
@@ -87,7 +88,7 @@ class SecureRound:
         name, phase = str(client), MaskingPhase.MASKED_INPUT
         if self._reason is not None:
             return
-        limit = self._settings.limit  # limits these values like the elements of the update
+        limit = self._settings.limit  # the same limit as for the elements of the update
         facts = np.array([loss_value(loss, limit), limit * is_within])
         own = self._own[name]
         own.provide(np.concatenate([update.cpu().numpy(), facts]), weight)

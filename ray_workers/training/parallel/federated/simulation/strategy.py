@@ -110,8 +110,8 @@ class SimulatedEngine(FederatedEngine):
         return found
 
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
-        """Mark progress at each batch, because a client with many steps could be mistaken for a
-        hang."""
+        """Yield the batches, and mark progress at each of them, because a client with many steps
+        could be mistaken for a hang."""
         for batch in batches:
             self._given.page.move()
             yield batch
