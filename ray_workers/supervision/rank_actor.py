@@ -163,12 +163,12 @@ class RankActor:
     async def ping(self) -> None:
         """Return immediately. The caller gets no answer if the actor's process is stopped."""
 
-    async def announce(self, place: RankAssignment) -> None:
+    async def announce(self, assignment: RankAssignment) -> None:
         """Notify the process of its rank in the next rendezvous round."""
-        self._place = place
+        self._assignment = assignment
         # This writes the latest assignment, even if it was announced while this call waited for the
         # page.
-        await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._place))
+        await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._assignment))
 
     async def ask_to_leave(self) -> None:
         """Ask the process to save a checkpoint after its current step, and then to exit."""

@@ -74,7 +74,7 @@ async def events(
     async def look() -> tuple[views.EventPage, bool]:
         # Read the state before the events, so that the events of a job that has ended are complete.
         over = query.wait_s > 0 and (await runtime.jobs.get(job_id)).state.is_terminal
-        return await runtime.reading.events(job_id, after_seq=seq, limit=query.limit), over
+        return await runtime.queries.events(job_id, after_seq=seq, limit=query.limit), over
 
     page, _over = await long_poll(
         context,
@@ -103,7 +103,7 @@ async def _stream(
 ) -> Response:
     """Respond with a stream. The database is read once before the stream begins, so that an error
     can still be reported as a problem document."""
-    newest_seq, over = await context.runtime.reading.newest_event(job_id)
+    newest_seq, over = await context.runtime.queries.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
     if last_seq is None or after_seq > newest_seq:
@@ -126,12 +126,12 @@ async def _follow(
     """Yield frames until the job has ended and all of its events have been sent, including events
     about slots that follow the end of the job. Starlette closes the generator when the client
     disconnects."""
-    reading = context.runtime.reading
+    queries = context.runtime.queries
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
         while not context.stopping.is_set() and context.authority.knows(request):
             try:
-                page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
+                page = await queries.events(job_id, after_seq=after_seq, limit=PAGE)
             except Exception as error:
                 logger.warning("the event stream of %s ended early: %s", job_id, error)
                 return  # the client will reconnect with Last-Event-ID

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import Caller, Query, TheReading
+from api.context import Caller, Query, TheQueries
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
@@ -30,14 +30,14 @@ class SystemMetricsQuery(SystemMetricsFilter, Query): ...
 )
 async def metrics(
     request: Request,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     job_id: str,
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
     """Return series of metrics over all attempts. Each combination of key, rank and step appears
     once."""
-    return answer(request, await reading.metrics(job_id, query))
+    return answer(request, await queries.metrics(job_id, query))
 
 
 @router.get(
@@ -48,14 +48,14 @@ async def metrics(
 )
 async def system_metrics(
     request: Request,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
     """Return how much of the processors, memory, disks and GPUs a rank used over time. The series
     of the lowest rank on a node also include the usage of the whole node."""
-    return answer(request, await reading.system_metrics(job_id, query))
+    return answer(request, await queries.system_metrics(job_id, query))
 
 
 @router.get(
@@ -65,7 +65,7 @@ async def system_metrics(
     responses=declare("job_not_found"),
 )
 async def newest_system_metrics(
-    request: Request, reading: TheReading, _: Caller, job_id: str
+    request: Request, queries: TheQueries, _: Caller, job_id: str
 ) -> Response:
     """Return the newest sample of every rank's resource usage."""
-    return answer(request, await reading.newest_system_metrics(job_id))
+    return answer(request, await queries.newest_system_metrics(job_id))

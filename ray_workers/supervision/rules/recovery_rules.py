@@ -50,18 +50,18 @@ class RecoveryState:
     it `generation`."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
-    """When the round was announced to its ranks, on the clock of `MachinePace.time`; None if it has
-    not been announced yet."""
+    """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if it
+    has not been announced yet."""
     num_lacking: int = 0
     """Number of missing workers for which the other workers wait."""
     lacking_since: float | None = None
-    """When the group first became short of workers, on the clock of `MachinePace.time`; None if no
+    """When the group first became short of workers, on the clock of `MachineSpeed.time`; None if no
     worker is missing."""
     without_a_step: int = 0
     """Number of recoveries since the group last took a step."""
     grants: tuple[Grant, ...] = ()
     """Grants of slots in which no workers have been started yet, oldest first."""
-    is_taking_in: bool = False
+    is_adding_workers: bool = False
     batch_size: int | None = None
     """The global batch size that the service last chose for this attempt. It is announced in every
     round, so that the ranks get it even if the previous round failed."""
@@ -135,16 +135,16 @@ def refused(
     return None
 
 
-def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, int]) -> bool:
+def may_restart(lost: Sequence[RankExit], standalone: Set[int], earlier: Mapping[int, int]) -> bool:
     """Whether these ranks are restarted while the others continue. A rank that exited on its own is
     not restarted, because it would exit again. A rank whose actor is gone is not restarted either,
     because its successor would have another port, and the other ranks use the old one.
 
-    `lone` contains the ranks for which the others do not have to wait, and `earlier` the number of
-    recent restarts of each rank.
+    `standalone` contains the ranks for which the others do not have to wait, and `earlier` the
+    number of recent restarts of each rank.
     """
     return all(
-        end.rank in lone
+        end.rank in standalone
         and end.exit_code is not None
         and end.exit_code < 0
         and earlier.get(end.rank, 0) < MOST_RESTARTS
@@ -162,7 +162,7 @@ def num_holders(
     Before the attempt's first step there is nothing to lose, so every rank counts.
 
     `observations` must include all observable processes of the attempt, even processes that have
-    exited. `running` contains the (seat, incarnation) of each running process in the group.
+    exited. `running` contains the (worker index, incarnation) of each running process in the group.
     `furthest_step` is the last step that any rank is known to have committed, including ranks that
     are no longer observed.
     """
@@ -196,7 +196,7 @@ def loss_report(
     why_slow: str,
 ) -> RegroupingReport:
     """Return the report of a loss. `lost` is empty if ranks only lost their connections. `why_slow`
-    is the result of `MachinePace.why`."""
+    is the result of `MachineSpeed.why`."""
     if lost:
         reason = "; ".join(how(rank, traits.role_names) for rank in lost)
     else:

@@ -12,12 +12,12 @@ from ray_workers.shared.heartbeat import RankPhase
 class Timings:
     """Time limits and pauses. Tests use shorter ones.
 
-    A limit "at the usual pace" is extended while the machines are slow (`MachinePace`).
+    A limit "at the usual speed" is extended while the machines are slow (`MachineSpeed`).
     """
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual pace. This limit
+    """Limit from getting the slots until all processes are running, at the usual speed. This limit
     is longer than the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
@@ -28,10 +28,10 @@ class Timings:
     because an agent is restarting."""
     ledger_period_s: float = 10.0
     """Time between reports on how the slots are used."""
-    pace_period_s: float = 1.0
+    speed_period_s: float = 1.0
     """Age of the last measurement of the machines' speed after which an observation measures it
     again."""
-    pace_limit_s: float = 2.5
+    speed_limit_s: float = 2.5
     """Age of the last measurement after which the speed is measured even if the group is not being
     observed, for example while the group starts."""
     read_wait_s: float = 1.0
@@ -60,7 +60,7 @@ class Timings:
     are less frequent, because they can only detect stopped processes and take CPU time from the
     script's steps."""
     quick_look_period_s: float = 0.03
-    """Time between observations, at the usual pace, while a fault is about to be injected or the
+    """Time between observations, at the usual speed, while a fault is about to be injected or the
     group is recovering."""
     stray_s: float = 1.0
     """How long ranks can wait for a round although no rank was lost. After this time, a connection
@@ -68,21 +68,21 @@ class Timings:
     cut_off_s: float = 3.0
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
-    echo_s: float = 1.0
+    secondary_s: float = 1.0
     """Limit for ranks that lost another rank to fail on their own, so that they report their
-    errors, at the usual pace."""
-    culprit_s: float = 10.0
+    errors, at the usual speed."""
+    root_cause_s: float = 10.0
     """Limit for a rank of a script to report why it failed, after the other ranks have lost their
-    connections to it, at the usual pace."""
+    connections to it, at the usual speed."""
     drill_grace_s: float = 30.0
     """Limit for the group to leave when it is preempted by a drill."""
 
-    # Recovery. These limits are at the usual pace.
+    # Recovery. These limits are at the usual speed.
     replace_limit_s: float = 30.0
     """Limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
     """Time between checks of whether the node of a replacement is dead."""
-    stand_by_limit_s: float = 30.0
+    standby_limit_s: float = 30.0
     """Limit for a group that lacks workers to get slots. After this time, the attempt ends, and the
     job resumes from its checkpoint once slots are free."""
     grow_limit_s: float = 10.0
@@ -92,7 +92,7 @@ class Timings:
     first."""
     ready_period_s: float = 0.05
     """Time between observations of a newcomer."""
-    give_back_pause_s: float = 5.0
+    release_rest_pause_s: float = 5.0
     """Pause between checks of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
     """Limit from the announcement of a round to its first step. It is long because a replacement
@@ -102,7 +102,7 @@ class Timings:
     """Limit for the nodes to report which ranks have the state, if no such rank has been
     observed."""
 
-    # Hangs. These limits are at the usual pace.
+    # Hangs. These limits are at the usual speed.
     hang_s: Mapping[RankPhase, float] = field(
         default_factory=lambda: {
             RankPhase.DATA: 20.0,
@@ -133,7 +133,7 @@ class Timings:
     """How long a rank must be observed hanging before it is killed. When a suspended machine
     resumes, all ranks seem to hang for a moment."""
 
-    # Calls to the node agents, at the usual pace.
+    # Calls to the node agents, at the usual speed.
     answer_limit_s: float = 3.0
     """Time after which a node that does not answer is skipped."""
     stacks_wait_s: float = 4.0
@@ -152,7 +152,7 @@ class Timings:
 
     # The worker group.
     announce_limit_s: float = 5.0
-    """Limit for a rank actor to forward an announcement, at the usual pace."""
+    """Limit for a rank actor to forward an announcement, at the usual speed."""
     stop_grace_s: float = 3.0
     """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
@@ -165,9 +165,9 @@ class Timings:
     machine."""
     page_period_s: float = 0.01
     """Pause between tries to write to the page."""
-    log_room_limit_s: float = 5.0
+    log_space_limit_s: float = 5.0
     """How long to wait for disk space to become free for the end of the log."""
-    log_room_period_s: float = 1.0
+    log_space_period_s: float = 1.0
     """Pause between tries to write the end of the log."""
     drain_period_s: float = 1.0
     """Pause between tries to write log lines for which the spool had no space."""
