@@ -1,4 +1,4 @@
-"""Parts that are shared by several examples of requests and responses."""
+"""Parts shared by several examples of requests and responses."""
 
 from __future__ import annotations
 

@@ -270,9 +270,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "storage_unavailable": {"detail": "the storage can't be read"},
     "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
 }
-"""The fields that are specific to each example of a problem, by code.
+"""The fields that differ from one example problem to the next, by code.
 
-If a code is not listed here, the detail is the docstring of its exception in the SDK."""
+If a code has no entry, the detail is the docstring of its exception in the SDK."""
 
 
 def problem(code: str, status: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""/v1/arrays: the jobs of a document with `array`, as a group."""
+"""/v1/arrays: shows, cancels and deletes the jobs of a document with `array` as a group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class ArrayQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
     """Maximum number of seconds to wait until all jobs of the array have ended."""
     state: tuple[JobState, ...] = ()
-    """With `wait_s`: jobs in any of these states count as ended."""
+    """States in which a job counts as ended for `wait_s`, in addition to the states of finished
+    jobs."""
 
 
 @router.get(
@@ -40,8 +41,8 @@ async def get(
     array_id: str,
     query: Annotated[ArrayQuery, QueryParameters()],
 ) -> Response:
-    """Count the jobs of an array by state. With `wait_s`, wait until all of them have ended. To
-    list the jobs, use `GET /v1/jobs?array=ID`."""
+    """Show the number of an array's jobs in each state. With `wait_s`, wait until all jobs of the
+    array have ended. To list the jobs, use `GET /v1/jobs?array=ID`."""
     array = await long_poll(
         context,
         request,

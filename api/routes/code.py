@@ -54,10 +54,10 @@ _UPLOAD = declare(
     responses={**_UPLOAD, **declare("invalid_document")},
 )
 async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
-    """Describe the files of the code. The response lists the parts that the server doesn't have.
+    """Describe the files of the code. The response lists the parts that are missing on the server.
 
-    Upload these parts, and then send the same description again: code without missing parts can be
-    submitted. An interrupted upload is resumed in the same way.
+    Upload the missing parts, and then send the same description again. When no part is missing, the
+    code can be used in a submission. Resume an interrupted upload in the same way.
     """
     wanted, _document = await body.read_as(CodeRequest, request, DESCRIPTION_BYTES)
     files = [
@@ -105,8 +105,8 @@ def _members(content: bytes) -> dict[str, bytes]:
             for member in archive:
                 if not re.fullmatch("[0-9a-f]{64}", member.name):
                     problem = "is not a SHA-256: the name of a part is its hash"
-                # A sparse file that takes a few bytes in the archive can have any size when it is
-                # read.
+                # Sparse files are refused, because a few bytes in the archive can expand to a file
+                # of any size.
                 elif not member.isreg() or member.issparse():
                     problem = "is not a regular file"
                 elif not 0 <= member.size <= PART_BYTES:
@@ -145,7 +145,7 @@ def _members(content: bytes) -> dict[str, bytes]:
 async def job_code(
     request: Request, code: TheCode, queries: TheQueries, _: Caller, job_id: str
 ) -> Response:
-    """List the files of a job's code, as they were uploaded."""
+    """List the uploaded files of a job's code."""
     owner, identity = await queries.code_of(job_id)
     files = await code.files(owner, identity)
     items = [

@@ -48,7 +48,8 @@ async def drill(
     job_id: str,
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Kill or stall a rank of a running job, or preempt the job, and report how it recovers."""
+    """Kill or stall a rank of a running job, or preempt the job, to test how the job recovers. The
+    drill reports the recovery."""
     key = check_key(idempotency_key)
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, document = await body.read_as(DrillRequest, request, limit_bytes)
@@ -96,7 +97,7 @@ async def one(
     drill_id: str,
     query: Annotated[DrillQuery, QueryParameters()],
 ) -> Response:
-    """Show one drill. With `wait_s`, wait until it is over."""
+    """Show a drill. With `wait_s`, wait until the drill is over."""
     found = await long_poll(
         context,
         request,

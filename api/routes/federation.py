@@ -1,5 +1,6 @@
-"""/v1/jobs/{id}/clients: the owner of a job invites clients outside of the cluster.
-/v1/federated/{id}: the rounds of the job, for these clients, which have their own tokens."""
+"""Routes for clients outside of the cluster. With /v1/jobs/{id}/clients, the owner of a job invites
+them. With /v1/federated/{id}, the invited clients take part in the job's rounds, with their own
+tokens."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ router = APIRouter(prefix="/v1", tags=["federated"])
 TheInvitations = Annotated[Invitations, use_cases(lambda runtime: Invitations(runtime.database))]
 
 UPLOADS = ConcurrencyLimits(at_once=32, of_caller=1, waiting_of_caller=1)
-"""Limits the number of update parts that are received at the same time, which together take up to
-128 MiB of memory."""
+"""Limits the number of update parts that are received at the same time, so that they take up at
+most 128 MiB of memory."""
 SMALL_BYTES = 16 << 10
 _JOB = ("invalid_parameter", "job_not_found", "not_federated")
 _ROUND = ("invalid_parameter", "malformed_request", "round_over")
@@ -51,8 +52,8 @@ Phase = Annotated[str, PathParameter(max_length=32)]
 
 
 async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
-    """Return use cases with the caller's token; each checks that the token belongs to a client of
-    the job."""
+    """Return the use cases for the caller's token. Each use case checks that the token belongs to a
+    client of the job."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the URL contains a NUL character")
     request.state.caller = "a client of a federated job"
@@ -63,19 +64,19 @@ async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientR
 Rounds = Annotated[ClientRounds, Depends(_rounds)]
 
 
-# For the owner of a job.
+# Routes for the owner of a job.
 
 
 MAX_INVITED = 1000
-"""Maximum number of clients in one call. A call is one transaction, and SQLite has only one
-writer."""
+"""Maximum number of clients in one call. A call is one transaction, and SQLite allows only one
+writer at a time."""
 
 
 class InvitationRequest(Document):
     """Invite clients outside of the cluster to a federated job."""
 
     clients: Annotated[Int, Field(ge=1, le=MAX_INVITED)] = 1
-    """Number of clients to invite. To invite more than the maximum, call this several times."""
+    """Number of clients to invite. To invite more than the maximum, send several requests."""
 
 
 @router.post(
@@ -106,7 +107,7 @@ async def invite(
 async def list_clients(
     request: Request, invitations: TheInvitations, _: Actor, job_id: str
 ) -> Response:
-    """List the invited clients, and show the latest round."""
+    """List the invited clients, and show the job's latest round."""
     return answer(request, await invitations.clients(job_id))
 
 
@@ -127,7 +128,7 @@ async def revoke(
     return Response(status_code=204)
 
 
-# For clients.
+# Routes for clients.
 
 
 class RoundQuery(Query):
@@ -149,8 +150,8 @@ async def get_round(
     job_id: str,
     query: Annotated[RoundQuery, QueryParameters()],
 ) -> Response:
-    """Show the latest round, and whether the calling client should send an update. Like all of
-    `/v1/federated`, this requires a client's token."""
+    """Show the latest round, and whether the calling client should send an update. Like all calls
+    under `/v1/federated`, this call requires a client's token."""
     found = await long_poll(
         *(context, request, (rounds_of(job_id), events_of(job_id)), query.wait_s),
         rounds.look,
@@ -168,9 +169,9 @@ async def get_round(
     responses=_FILE,
 )
 async def get_form(request: Request, context: TheContext, rounds: Rounds) -> Response:
-    """Return the information about the model and its training that clients need: columns, classes,
-    and the relevant fields of the job document. It doesn't include the location of the job's own
-    data."""
+    """Return the information that clients need about the model and its training: columns, classes,
+    and the relevant fields of the job document. The location of the job's own data is not
+    included."""
     return _download(request, context, await rounds.form())
 
 
@@ -203,8 +204,9 @@ async def get_model(
 async def put_part(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, part: Number
 ) -> Response:
-    """Send a part of an update: `part_bytes` bytes of its little-endian float32 numbers; the last
-    part can be shorter. A part can be sent again until the update has been sent."""
+    """Send a part of an update. An update is a sequence of little-endian float32 numbers, which is
+    split into parts of `part_bytes` bytes; the last part can be shorter. Any part can be sent again
+    before the update is sent."""
     size = await rounds.size_of_part(round_name, part)
     async with context.uploads.acquire(rounds.digest):
         content, _kind = await body.read_bytes(request, size, [BINARY])
@@ -225,8 +227,8 @@ async def put_part(
     },
 )
 async def send_update(request: Request, rounds: Rounds, round_name: RoundName) -> Response:
-    """Send the update whose parts have been uploaded. Only a client's first update in a round
-    counts."""
+    """Send an update whose parts have all been uploaded. If a client sends several updates in a
+    round, only the first counts."""
     await rounds.look()  # checks the token before the body is read
     update, _document = await body.read_as(UpdateRequest, request, SMALL_BYTES)
     receipt, is_new = await rounds.send(round_name, update)
@@ -263,7 +265,7 @@ async def put_answer(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, phase: Phase
 ) -> Response:
     """Send the client's answer in this phase of secure aggregation. In the phase `masked_input`,
-    send the parts first; the answer is then their SHA-256."""
+    first upload the parts of the update, and then send their SHA-256 as the answer."""
     await rounds.look()  # checks the token before the body
     async with context.uploads.acquire(rounds.digest):
         content, _kind = await body.read_bytes(request, MAX_MESSAGE_BYTES, [BINARY])

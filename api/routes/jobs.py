@@ -48,7 +48,8 @@ class ListQuery(JobFilter, Query):
     """Leave each job's `spec` empty, which makes the response much smaller."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
-    """`next_cursor` of the previous page; the filters must be the same."""
+    """The `next_cursor` of the previous page, which must have been requested with the same
+    filters."""
 
 
 OF_A_DRY_RUN: dict[int | str, dict[str, Any]] = {
@@ -58,7 +59,7 @@ OF_A_DRY_RUN: dict[int | str, dict[str, Any]] = {
 
 class SubmitQuery(Query):
     dry_run: bool = False
-    """Don't store anything; only report whether and when the job would start."""
+    """Only report whether and when the job would start, without storing anything."""
 
 
 @router.post(
@@ -105,12 +106,12 @@ async def submit(
 ) -> Response:
     """Queue a job or, with `array` or `sweep`, many jobs. Returns the job, or the job with index 0.
 
-    With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document again
-    returns the job of the first request.
+    If a document is sent again with the same `Idempotency-Key` (1 to 255 printable ASCII
+    characters), the job of the first request is returned.
 
     With `dry_run=true`, the document is checked but nothing is stored: the response is 200 with the
     explanation of the job, including its expected start. The server processes two dry runs per
-    caller at a time; a few more wait, and all others are refused with 429.
+    caller at a time. A few more requests wait, and any beyond those are refused with 429.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
@@ -150,8 +151,8 @@ async def list_jobs(
 ) -> Response:
     """List jobs, newest first.
 
-    The server processes two searches with `where` per caller at a time; a few more wait, and all
-    others are refused with 429.
+    The server processes two searches with `where` per caller at a time. A few more requests wait,
+    and any beyond those are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
     async with limited(request) if query.where else nullcontext():
@@ -186,7 +187,7 @@ async def change(
     request: Request, context: TheContext, changes: TheChanges, caller: Caller, job_id: str
 ) -> Response:
     """Hold or release a waiting job, move it to another queue or to the front of its queue, or
-    change the priority of a job. Repeated calls have no further effect."""
+    change a job's priority. Repeating a call has no further effect."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(JobChangeRequest, request, limit_bytes)
     if wanted.first:
@@ -250,9 +251,9 @@ async def cancel(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
 async def preempt(
     request: Request, context: TheContext, faults: TheFaults, actor: Actor, job_id: str
 ) -> Response:
-    """Make a job save a checkpoint, release its slots and return to its position in the queue, from
-    where it resumes later. This doesn't use up a retry. Repeated calls also return 202 until the
-    job has released its slots."""
+    """Make a job save a checkpoint and release its slots. The job returns to its position in the
+    queue, and resumes from the checkpoint when it starts again. A preemption doesn't count as a
+    retry. Repeated calls also return 202 until the job has released its slots."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
     return fresh(await faults.preempt(job_id, wanted.grace_s, actor=actor), 202)

@@ -1,4 +1,4 @@
-"""GET /v1/jobs/{id}: the status of a job. This is the most frequent call."""
+"""GET /v1/jobs/{id}: shows the status of a job. This is the API's most frequent call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from dray.views import JobState
 
 
 class StatusRoute(APIRoute):
-    """Answers calls without parameters directly, to skip FastAPI's parameter resolution."""
+    """Responds to calls without parameters directly, because FastAPI's parameter resolution is
+    slow."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
@@ -40,9 +41,10 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StatusRoute)
 
 class GetQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Maximum number of seconds to wait until the state changes."""
+    """Maximum number of seconds to wait for the state to change."""
     state: JobState | None = None
-    """The state from which to wait for a change; by default the state at the time of the call."""
+    """Wait until the job's state differs from this state. The default is the state at the time of
+    the call."""
 
 
 @router.get(
@@ -59,7 +61,7 @@ async def get(
     job_id: str,
     query: Annotated[GetQuery, QueryParameters()],
 ) -> Response:
-    """Show one job. With `wait_s`, wait until its state changes."""
+    """Show a job. With `wait_s`, wait until the job's state changes."""
     job = None
     if query.wait_s > 0:
         waiting = jobs.wait(job_id, wait_s=query.wait_s, known_state=query.state)

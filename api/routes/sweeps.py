@@ -1,6 +1,6 @@
-"""/v1/sweeps: the trials of a document with `sweep`, and the best trial.
+"""/v1/sweeps: shows the trials of a document with `sweep`, and the best trial.
 
-A sweep is an array: use `/v1/arrays` to cancel or delete it.
+The trials of a sweep are an array, so use `/v1/arrays` to cancel or delete a sweep.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ async def trials(
     sweep_id: str,
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
-    """List the trials of a sweep by index, with their values; the best trial is marked."""
+    """List the trials of a sweep by index, with their values. The best trial is marked."""
     page = await jobs.sweeps.trials(sweep_id, limit=query.limit, cursor=query.cursor)
     return answer(request, page)

@@ -1,4 +1,5 @@
-"""/v1/compare and /v1/experiments, and the tags and notes of jobs."""
+"""Routes for comparing jobs (/v1/compare), for experiments (/v1/experiments), and for the tags and
+notes of jobs."""
 
 from __future__ import annotations
 
@@ -44,9 +45,10 @@ async def compare(
     _: Caller,
     query: Annotated[CompareQuery, QueryParameters()],
 ) -> Response:
-    """Compare jobs: the fields in which their documents differ, their metrics, times and costs.
+    """Compare jobs. The response contains the fields in which their documents differ, and their
+    metrics, times and costs.
 
-    The pinned baseline of their experiment comes first, even if it is not one of the given jobs.
+    The pinned baseline of the jobs' experiment is listed first, even if its id was not given.
     """
     job_ids = [job_id.strip() for job_id in query.jobs.split(",")]
     if len(job_ids) > MAX_COMPARED:
@@ -68,7 +70,8 @@ async def list_experiments(
     _: Caller,
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
-    """List the experiments by name. An experiment is a value of the label `experiment`."""
+    """List the experiments by name. The jobs of an experiment have the same value of the label
+    `experiment`, which is its name."""
     async with limited(request):
         return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
 
@@ -83,8 +86,8 @@ async def list_experiments(
 async def get_experiment(
     request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
 ) -> Response:
-    """Summarize an experiment: the states of its jobs, and the minimum and maximum of each metric's
-    newest values."""
+    """Summarize an experiment. The response contains the number of its jobs in each state, and the
+    minimum and maximum of each metric over the newest values of the jobs."""
     async with limited(request):
         return answer(request, await tracking.experiment(name))
 
@@ -93,7 +96,8 @@ class ExperimentRequest(Document):
     """Change the stored properties of an experiment."""
 
     baseline: Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")] | None
-    """Id of the job with which the other jobs of the experiment are compared; null for none."""
+    """Id of the job with which the other jobs of the experiment are compared; null to have no
+    baseline."""
 
 
 @router.patch(
@@ -111,7 +115,8 @@ async def change_experiment(
     actor: Actor,
     name: ExperimentName,
 ) -> Response:
-    """Pin the job with which the other jobs of the experiment are compared, or remove the pin."""
+    """Pin a job as the baseline with which the other jobs of the experiment are compared, or remove
+    the baseline."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
     async with limited(request):
@@ -128,7 +133,7 @@ async def change_experiment(
 async def get_annotations(
     request: Request, tracking: TheTracking, _: Caller, job_id: str
 ) -> Response:
-    """Show the tags and notes of a job. The ETag is their revision."""
+    """Show the tags and notes of a job. The ETag of the response is their revision."""
     found = await tracking.annotations(job_id)
     return answer(request, found, revision_tag(found.revision))
 
@@ -149,9 +154,10 @@ async def annotate(
     job_id: str,
     if_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Add or remove tags, or replace the notes, in any state of the job.
+    """Add or remove tags of a job, or replace its notes. The job can be in any state.
 
-    With `If-Match`, the change is made only if the header matches the current ETag.
+    With `If-Match`, the change is made only if this header matches the current ETag of the
+    annotations.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(AnnotationRequest, request, limit_bytes)

@@ -36,7 +36,8 @@ ONE = ("invalid_parameter", "webhook_not_found")
 
 
 async def _whose(request: Request) -> str | None:
-    """Return the user whose webhooks the caller can see; None for an admin, who sees all."""
+    """Return the user whose webhooks the caller can see, or None if the caller is an admin, who can
+    see all webhooks."""
     caller = caller_of(request)
     return None if context_of(request).authority.is_admin(caller) else caller
 
@@ -56,8 +57,8 @@ Whose = Annotated[str | None, Depends(_whose)]
 async def create(
     request: Request, context: TheContext, webhooks: TheWebhooks, caller: Caller
 ) -> Response:
-    """Create a webhook that is notified about your jobs or, for admins, about the jobs of all
-    users. Only this response contains the secret that signs the messages."""
+    """Create a webhook that is notified about your jobs. An admin's webhook can be notified about
+    the jobs of all users. The secret that signs the messages is shown only in this response."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookRequest, request, limit_bytes)
     if wanted.all_users:
@@ -74,7 +75,7 @@ async def create(
     responses=declare("invalid_parameter"),
 )
 async def list_webhooks(request: Request, webhooks: TheWebhooks, owner: Whose) -> Response:
-    """List your webhooks, oldest first; for admins, the webhooks of all users."""
+    """List your webhooks, oldest first. Admins see the webhooks of all users."""
     return answer(request, await webhooks.list(owner=owner))
 
 
@@ -112,8 +113,9 @@ async def change(
     owner: Whose,
     webhook_id: str,
 ) -> Response:
-    """Disable a webhook, which drops its waiting messages, or enable it for later events. A webhook
-    that was enabled by an admin also works if its owner no longer has a token."""
+    """Disable or enable a webhook. Disabling it discards its waiting messages; when it is enabled
+    again, it is notified only about later events. A webhook that was enabled by an admin works even
+    if its owner no longer has a token."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookChangeRequest, request, limit_bytes)
     hook = await webhooks.set_enabled(webhook_id, enabled=wanted.enabled, owner=owner, actor=caller)
@@ -143,8 +145,8 @@ async def delete(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Respon
     responses=declare(*ONE, "webhook_disabled"),
 )
 async def test(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
-    """Send a test message, without retries and ahead of all waiting messages. The list of
-    deliveries shows the receiver's response shortly afterwards."""
+    """Send a test message ahead of all waiting messages, without retries. A moment later, the list
+    of deliveries shows the receiver's response."""
     return fresh(await webhooks.test(webhook_id, owner=owner), 202)
 
 

@@ -83,9 +83,9 @@ def export_class(actor_class: Any) -> bytes:
 
 
 def use_exported_class(actor_class: Any, descriptor: bytes) -> None:
-    """Make this process create actors of the class from the code that another process of the same
-    Ray job has exported. With the public API, Ray exports a class once per process that creates an
-    actor, each time under a different key, and keeps the code until the job ends."""
+    """Create actors of the class from the code that another process of the same Ray job exported.
+    With the public API, Ray exports a class once per process that creates an actor, each time under
+    a different key, and keeps the code until the job ends."""
     from ray._private.worker import global_worker as worker
 
     meta = actor_class.__ray_metadata__

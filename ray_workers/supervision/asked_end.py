@@ -1,4 +1,4 @@
-"""Ends of a group that the service requests, because its job is cancelled or must leave its
+"""Ends a group when the service requests it, because the job is cancelled or must release its
 slots."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
 class AskedEnd:
-    """Requests to a group to end, and the resulting outcomes."""
+    """Receives the service's requests to end the group, and determines the resulting outcomes."""
 
     def __init__(self, group: WorkerGroup, *, is_script: bool) -> None:
         self._group = group
@@ -56,18 +56,18 @@ class AskedEnd:
         return Outcome.of(Cause.STOPPED, "stopped as requested")
 
     async def left(self) -> Outcome:
-        """Ask the group to leave once the service requests it. Returns when the grace period is
-        over."""
+        """Wait until the service requests that the group leave, and ask the group to leave. Returns
+        when the grace period is over."""
         await self._leave.wait()
         await self._group.ask_to_leave()
-        await asyncio.sleep(self._grace_s)  # if a rank ends earlier, that is handled like any exit
+        await asyncio.sleep(self._grace_s)  # earlier exits are handled like any exit
         return Outcome.of(
             Cause.PREEMPTED,
             f"was asked to leave its slots, but did not end within {self._grace_s:g} s",
         )
 
     def of(self, lost: Sequence[Member]) -> Outcome | None:
-        """Return the outcome if these ranks ended because the group was asked to leave; else
+        """Return the outcome if these ranks ended because the group was asked to leave; otherwise
         None."""
         if not self.is_leaving:
             return None

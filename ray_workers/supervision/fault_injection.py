@@ -1,4 +1,5 @@
-"""Drills: faults that users inject into their own jobs, and reports of the recovery."""
+"""Injects the faults of drills, which users request for their own jobs, and reports the
+recovery."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
 Send = Callable[[int, int], Awaitable[bool]]
-"""Function of (rank, signal) that sends the signal and returns whether a process of the rank got
+"""Sends a signal to a rank, given as (rank, signal). Returns whether a process of the rank received
 it."""
 
 
 class FaultInjector:
-    """Injects the faults of one attempt, once per drill id."""
+    """Injects the faults of one attempt. Each drill id is injected once."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -49,13 +50,13 @@ class FaultInjector:
             self._report(drill, DrillState.FAILED, message=message)
 
     def injected_at(self, ranks: Iterable[int], otherwise: float) -> float:
-        """Return the Unix time of the first fault from which one of these ranks has not recovered,
-        or `otherwise` if there is none."""
+        """Return the Unix time of the earliest injected fault from which one of these ranks has not
+        recovered, or `otherwise` if they have recovered from all faults."""
         times = (self._injected[rank][1] for rank in ranks if rank in self._injected)
         return min(times, default=otherwise)
 
     def passed(self, regrouped: RegroupedReport) -> None:
-        """Report that the group has resumed training after the loss of these ranks."""
+        """Report that the group has resumed training after the loss described by `regrouped`."""
         for rank in regrouped.ranks:
             if rank in self._injected:
                 drill, _ = self._injected.pop(rank)

@@ -1,8 +1,8 @@
 """Monitors a running group: waits for its end, and reacts to lost and hanging ranks.
 
 The monitor periodically observes the ranks on all nodes, and waits for their processes to end.
-`GroupPolicy` decides on actions; the monitor carries them out through recovery, fault injection and
-the node agents.
+`GroupPolicy` decides which actions to take; the monitor carries out these actions by calling the
+recovery, the fault injection and the node agents.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class GroupMonitor:
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
-        """Seats of ranks that were killed for hanging, and whose end was not observed yet."""
+        """Seats of ranks that were killed because of a hang, until their exits are observed."""
         self._hang_outcome: Outcome | None = None
-        """The outcome of the attempt if these ranks, once they have ended, are not replaced."""
+        """The outcome of the attempt if the ranks in `_hung` are not replaced."""
         self._observations: list[RankObservation] = []
         self._look_asked = asyncio.Event()
 
     def look(self) -> None:
-        """Observe the group as soon as possible, because there is something to do."""
+        """Observe the group as soon as possible instead of at the next regular time."""
         self._look_asked.set()
 
     def silent(self) -> tuple[SilentProcess, ...]:
@@ -105,7 +105,7 @@ class GroupMonitor:
 
     @property
     def use(self) -> TimeCategory:
-        """The category for slot time that no process accounts for."""
+        """The category of slot time for which no process has reported a use."""
         if self._recovery.state.regrouping is not None:
             return TimeCategory.RECOVERING
         statuses = [observation.status for observation in self._observations]
@@ -116,7 +116,8 @@ class GroupMonitor:
         return TimeCategory.STARTING
 
     async def watch(self) -> Outcome | None:
-        """Wait for the end. Return an Outcome, or None if the ranks ended on their own."""
+        """Wait for the group to end. Returns an Outcome, or None if its ranks ended on their
+        own."""
         ends = [
             asyncio.ensure_future(end)
             for end in (
@@ -137,8 +138,8 @@ class GroupMonitor:
             await self._recovery.stop()
 
     async def _wait_for_the_end(self, ends: Sequence[asyncio.Future[Outcome]]) -> Outcome | None:
-        """Wait for the ranks to exit, or for one of `ends`, futures that can end the group earlier,
-        in order of precedence."""
+        """Wait for the ranks to exit, or for one of the futures in `ends`, which can end the group
+        earlier. The futures are in order of precedence."""
         runtime_s = self._spec.max_runtime_s
         deadline = None if runtime_s is None else time.monotonic() + runtime_s
         handled: set[asyncio.Future[RankExit]] = set()
@@ -178,11 +179,11 @@ class GroupMonitor:
         return None
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
-        """Return the exit of the latest process of each rank, whether it has ended or not."""
+        """Return the futures for the exits of each rank's latest process, exited or not."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
-        """Return the exits to wait for, excluding servers, which do not have to end."""
+        """Like `_exits`, but without servers, whose exits are not awaited."""
         placed, serving = self._group.placed, self._traits.unawaited
         return {m.exit for m in placed if m.exit is not None and m.rank not in serving}
 
@@ -212,7 +213,7 @@ class GroupMonitor:
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Restart ranks of a script that form no group. Return whether they were restarted."""
+        """Restart lost ranks that form no process group. Returns whether this succeeded."""
         report = await self._standalone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
@@ -222,13 +223,13 @@ class GroupMonitor:
         return True
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
-        """Return an Outcome if a rank has ended with code 0 while ranks are lost, or are being
-        recovered or added. The ended rank will not join another round, so new ranks would wait for
-        it forever.
+        """Return an Outcome if a rank has exited with code 0 while other ranks are lost, or are
+        being recovered or added. The exited rank will not join another round, so new ranks would
+        wait for it forever.
 
         A rank of a recipe ends with code 0 only when the result is stored and all ranks are done
-        (`Trainer.finish`). A rank of a script can leave the remaining work to other ranks, but not
-        to ranks that have not been added yet.
+        (`Trainer.finish`). A rank of a script can exit before the other ranks have finished their
+        work, but the rest of the work can't depend on ranks that have not been added yet.
         """
         through = self._through()
         if through and not lost and self._recovery.state.regrouping is not None:
@@ -255,9 +256,9 @@ class GroupMonitor:
         return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
 
     async def _confirm_at_the_end(self) -> None:
-        """Confirm the recovery if the last statuses of ended ranks show that the group has resumed
-        training. If the ranks form no group, these statuses are not enough, since a replacement
-        might still be running."""
+        """Confirm the recovery if the last statuses of exited ranks show that the group has resumed
+        training. If the ranks form no process group, these statuses are not enough, because a
+        replacement might still be running."""
         if self._traits.state_holders:
             await self.observe()
         seen = self._seen()
@@ -265,14 +266,14 @@ class GroupMonitor:
             self._confirm(seen)
 
     def _through(self) -> list[RankExit]:
-        """Return the ends of the ranks that have ended with code 0."""
+        """Return the exits of the ranks that exited with code 0."""
         return [end for end in self._group.ended() if end.exit_code == 0]
 
     async def _await_secondary_failures(self) -> None:
         """Give the other ranks a moment to fail on their own, so that their errors are reported.
 
-        Does nothing if the group recovers in place, because the ranks then wait for a round that
-        will not be formed.
+        Does nothing if the group recovers in place, because its ranks don't fail: they wait for a
+        round that will not be formed.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:
@@ -281,8 +282,8 @@ class GroupMonitor:
                 await self._await_root_cause()
 
     async def _await_root_cause(self) -> None:
-        """Wait for another rank of a script to fail, as long as all failed ranks have only lost a
-        peer. That peer might close its connections long before it reports its own error."""
+        """If all ranks of a script that failed so far failed because they lost a peer, wait for the
+        peer to fail. The peer might close its connections long before it reports its own error."""
         deadline = time.monotonic() + self._speed.stretched(self._timings.root_cause_s)
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]
@@ -293,10 +294,10 @@ class GroupMonitor:
                 return
             await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
-    # Ends that are not caused by the exits of ranks.
+    # Reasons to end the group other than the exit of a rank.
 
     async def _found_to_end(self) -> Outcome:
-        """Return an outcome once a decision based on an observation ends the attempt."""
+        """Observe the group until a decision ends the attempt, and return the outcome."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look_asked.wait(), self._pause_s())
@@ -310,8 +311,8 @@ class GroupMonitor:
                 return outcome
 
     async def _found_hanging(self) -> Outcome:
-        """Return an outcome once all ranks of a script hang at the same point. For other hangs, end
-        the ranks that cause them."""
+        """Return an outcome once all ranks of a script hang at the same point. If only some ranks
+        cause a hang, kill these ranks and continue."""
         if not self._traits.is_script:
             await asyncio.Event().wait()
         while True:
@@ -334,8 +335,8 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether only stopped processes can be detected: this is a script that has not called
-        `train.prepare` and does not have to."""
+        """Whether the monitor can detect only stopped processes. This is true for a script that has
+        not called `train.prepare` and does not have to."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
         return self._traits.is_script and not is_elastic and not prepared
@@ -343,7 +344,7 @@ class GroupMonitor:
     # Decisions and actions.
 
     async def observe(self) -> list[RankObservation]:
-        """Observe all processes of the attempt, including ended ones."""
+        """Observe all processes of the attempt, including exited processes."""
         self._observations = await self._nodes.observations()
         return self._observations
 
@@ -372,8 +373,8 @@ class GroupMonitor:
         )
 
     async def _act(self, action: Action, seen: GroupObservation) -> Outcome | None:
-        """Carry out an action. Returns an Outcome if it ends the attempt. `seen` is the observation
-        on which the action is based."""
+        """Carry out an action. Returns an Outcome if the action ends the attempt. `seen` is the
+        observation on which the action is based."""
         if isinstance(action, Gather | EndHang | End):
             self._speed.ran_out()
         match action:
@@ -406,9 +407,9 @@ class GroupMonitor:
         self, hang: Hang, ranks: Sequence[RankObservation], cause: Cause = Cause.WORKER_LOST
     ) -> Outcome | None:
         """Report the stacks of all ranks, and kill the ranks that cause the hang. Returns an
-        Outcome if no rank is identified as the cause.
+        Outcome if no rank can be identified as the cause.
 
-        `cause` is USER_ERROR for a script, which might hang every time it runs.
+        `cause` is USER_ERROR for a script, because a script might hang every time it runs.
         """
         rank_of = {member.index: member.rank for member in self._group.running}
         blamed = {observation.rank for observation in hang.culprits}
@@ -422,7 +423,7 @@ class GroupMonitor:
         if not hang.culprits:
             message = f"all ranks stood still at the same point for {hang.waited_s:.1f} s"
             return Outcome.of(cause, message)
-        # In the meantime, these members might have ended or have been assigned other ranks.
+        # While the stacks were read, these members might have exited or been assigned other ranks.
         running = [(member, member.incarnation) for member in self._group.running]
         killed = [member for member, number in culprits if (member, number) in running]
         self._hung |= {member.index for member in killed}

@@ -22,19 +22,19 @@ from ray_workers.supervision.rules.redraws import Line, Redraws
 from ray_workers.supervision.rules.timings import Timings
 
 LOG_TAIL_BYTES = 2 << 20
-"""How many bytes of the latest output are kept while the spool is full."""
+"""Number of bytes of the latest output that are kept in memory while the spool is full."""
 LOG_LINE_COST_BYTES = 230
 """Memory of a line in addition to its text."""
 READ_BYTES = 8192
-"""Maximum number of bytes read at once. The actor serves other calls between reads, so this must be
-small enough even if each byte is a line."""
+"""Maximum number of bytes read at once. The actor handles other calls only between reads, so a read
+must be short even if every byte is a separate line."""
 
 
 class LogPump:
     """Copies a process's output, line by line, to its log spool and to this actor's log.
 
-    While the spool is full, the latest lines are kept in memory. Line numbers show how many lines
-    are missing in between.
+    While the spool is full, the latest lines are kept in memory and older lines are dropped. The
+    line numbers show how many lines were dropped.
     """
 
     def __init__(self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings) -> None:
@@ -44,7 +44,8 @@ class LogPump:
         self._line = 0
         self._redraws = Redraws()
         self._tail: deque[tuple[int, Line]] = deque()
-        """Lines for which the spool had no space, with their numbers, oldest first."""
+        """The latest lines for which the spool had no space, with their line numbers, oldest
+        first."""
         self._tail_bytes = 0
         self._saw: Callable[[str], None] = _ignore
         self._logged: Callable[[str], None] = _ignore
@@ -55,8 +56,8 @@ class LogPump:
     def show_to(
         self, saw: Callable[[str], None], logged: Callable[[str], None] | None = None
     ) -> None:
-        """Set callbacks. `saw` is called with each line that the process draws, including lines
-        that it later redraws; `logged` is called with each line of the log."""
+        """Set callbacks. `saw` is called with each line that the process writes, including progress
+        bars that it later redraws; `logged` is called with each line of the log."""
         self._saw, self._logged = saw, logged or _ignore
 
     def mask(self, masker: Masker) -> None:
@@ -98,7 +99,7 @@ class LogPump:
 
     def _show(self, text: str) -> None:
         """Write to the actor's log, which Ray shows."""
-        with contextlib.suppress(OSError):  # the disk might be full
+        with contextlib.suppress(OSError):  # for example, the disk is full
             sys.stdout.write(text + "\n")
 
     def _keep(self, number: int, line: Line) -> None:
@@ -118,22 +119,22 @@ class LogPump:
         self._tail_bytes -= len(line.text) + LOG_LINE_COST_BYTES
 
     def _drain(self, *, vital: bool = False) -> None:
-        """Write the kept lines to the spool. `vital` is whether they are allowed to exceed its
-        limit."""
+        """Write the lines that are kept in memory to the spool. If `vital` is true, they can exceed
+        the limit of the spool."""
         while self._tail and self._append(*self._tail[0], vital=vital):
             self._forget_oldest()
 
     async def _drain_periodically(self) -> None:
-        """Periodically write lines that are still held back, even if the process writes nothing
-        more."""
+        """Periodically write lines that are kept in memory, even if the process writes no more
+        output."""
         while True:
             await asyncio.sleep(self._timings.drain_period_s)
             self._spool.flush()
             self._write(self._redraws.due(time.time()))
 
     async def lines_lost_at_the_end(self) -> int:
-        """Return how many of the last lines were lost because the disk did not have space in time.
-        Must be called after `finish`."""
+        """Return how many lines at the end of the output were lost because disk space did not
+        become free in time. Must be called after `finish`."""
         deadline = time.monotonic() + self._timings.log_space_limit_s
         while True:
             self._drain(vital=True)
@@ -171,8 +172,8 @@ def _ignore(_: str) -> None:
 
 
 class ClosedLogPump(LogPump):
-    """Keeps a silo's output on its node, so that it does not leave the node. The maximum number of
-    characters equals the maximum size of a spool in bytes."""
+    """Keeps the output of a silo's process on its node. The file can have as many characters as a
+    spool can have bytes."""
 
     def __init__(
         self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask
@@ -191,6 +192,6 @@ class ClosedLogPump(LogPump):
 
 
 def _num_readable(pipe: int) -> int:
-    """Return the number of bytes in the pipe."""
+    """Return the number of bytes that can be read from the pipe."""
     (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return int(number)

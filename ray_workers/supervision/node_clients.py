@@ -27,11 +27,11 @@ class CodeUnavailable(Exception):
 
 
 class CodeUnfetchable(Exception):
-    """The remote code of a job can't be fetched or used, and retrying would not help."""
+    """The remote code of a job can't be fetched or used, and a retry would fail too."""
 
 
 class NodeClients:
-    """The node agents of one attempt."""
+    """Calls the node agents of one attempt."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class NodeClients:
         system_metrics: SystemMetricsReporter,
         timings: Timings,
     ) -> None:
-        """`agents` are the node agents by node id; `know` and `forget` modify this dict."""
+        """`agents` maps node ids to node agents. `know` and `forget` modify this dict."""
         self._speed = speed
         self._system_metrics = system_metrics
         self._timings = timings
@@ -53,10 +53,10 @@ class NodeClients:
         self._speed_at = -math.inf
 
     async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
-        """Call a node's agent and return its answer. Raises TimeoutError or Ray's error if there is
-        none.
+        """Call a node's agent and return its answer. Raises TimeoutError or Ray's error if the
+        agent does not answer.
 
-        `limit_s` is the limit at the machines' usual speed.
+        `limit_s` is the time limit when the machines run at their usual speed.
         """
         if self.is_silent(node_id):
             self._silent_at = time.monotonic()
@@ -64,13 +64,14 @@ class NodeClients:
         return await self._silence.ask(node_id, self._speed.stretched(limit_s), call)
 
     def is_silent(self, node_id: str) -> bool:
-        """Whether the node's agent has been unresponsive long enough to be reported to users."""
+        """Whether the node's agent has been unresponsive for so long that users are notified."""
         return self._silence.seconds(node_id) > self._limits.report_s
 
     @property
     def was_one_silent(self) -> bool:
-        """Whether an agent is unresponsive, or was a moment ago. If an unresponsive agent is ended,
-        the node's ranks end with it."""
+        """Whether an agent is unresponsive, or was unresponsive recently. When an unresponsive
+        agent is killed, the ranks on its node are killed too, so this can explain why ranks were
+        lost."""
         return time.monotonic() - self._silent_at < self._limits.start_s
 
     def silent(self) -> tuple[SilentProcess, ...]:
@@ -82,8 +83,8 @@ class NodeClients:
 
     async def are_given_up(self, node_ids: Set[str]) -> bool:
         """Whether to give up waiting for the last reports of these unresponsive nodes, because the
-        nodes are dead or have been silent for too long. An agent that restarts still has its
-        reports."""
+        nodes are dead or have been silent for too long. An agent that is restarting is awaited,
+        because its reports are not lost."""
         longest_s = self._limits.last_reports_s
         if all(self._silence.seconds(node_id) > longest_s for node_id in node_ids):
             return True
@@ -93,7 +94,7 @@ class NodeClients:
         """Have the agents of these nodes put the job's code into its directory.
 
         Raises CodeUnavailable if a node can't get the code at the moment, CodeUnfetchable if no
-        node can ever get it, and Ray's error if an agent dies.
+        node will ever be able to get the code, and Ray's error if an agent dies.
         """
         if spec.code is None:
             return
@@ -112,7 +113,7 @@ class NodeClients:
                 raise kind(message)
 
     async def know(self, node_ids: Iterable[str]) -> None:
-        """Add the agents of these nodes. Raises ValueError if a node has no agent."""
+        """Look up the agents of these nodes. Raises ValueError if a node has no agent."""
         for node_id in set(node_ids) - self._agents.keys():
             self._agents[node_id] = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
 
@@ -122,8 +123,8 @@ class NodeClients:
             self._agents.pop(node_id, None)
 
     async def observations(self) -> list[RankObservation]:
-        """Return observations of all processes that have a heartbeat page, including ended
-        processes. Nodes that do not answer are skipped."""
+        """Return observations of all processes that have a heartbeat page, including processes that
+        have exited. Nodes that do not answer are skipped."""
         with_speed = self._speed_is_older_than(self._timings.speed_period_s)
         with_metrics = self._system_metrics.take_wish()
         answers: list[NodeObservation] = await self._all("observe", with_speed, with_metrics)
@@ -135,12 +136,13 @@ class NodeClients:
         return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
-        """Return the activity so far of every living process, by rank and incarnation."""
+        """Return the CPU time and I/O that each running process has used so far, by rank and
+        incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
     async def refresh_speed(self) -> None:
-        """Measure how slow the machines are, unless a recent observation has done so. If no agent
-        answers, the last known speed is kept."""
+        """Measure how slow the machines are, unless a recent observation has already measured it.
+        If no agent answers, the last measured speed is used."""
         if self._speed_is_older_than(self._timings.speed_limit_s):
             await self.observations()
 
@@ -148,15 +150,15 @@ class NodeClients:
         return time.monotonic() - self._speed_at >= age_s
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Return the stack traces of these ranks that are available."""
+        """Return the stack traces of these ranks, as far as they are available."""
         wait_s = self._timings.stacks_wait_s
         limit_s = wait_s + self._timings.answer_limit_s
         answers = await self._all("stacks", list(ranks), wait_s, limit_s=limit_s)
         return {rank: text for answer in answers for rank, text in answer.items()}
 
     async def errors(self) -> list[Frame]:
-        """Return the ERROR frames that processes have left. Nodes that do not answer are
-        skipped."""
+        """Return the ERROR frames that processes wrote before they exited. Nodes that do not answer
+        are skipped."""
         return _joined(await self._all("errors"))
 
     async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
@@ -172,8 +174,8 @@ class NodeClients:
         return _joined(answers.values())
 
     async def signal(self, node_id: str, rank: int, number: int) -> bool:
-        """Send a signal to the processes of a rank. Returns False if none is running on the node,
-        or if the agent does not answer."""
+        """Send a signal to the processes of a rank. Returns False if the rank has no running
+        process on the node, or if the agent does not answer."""
         limit_s = self._timings.answer_limit_s
         try:
             return bool(await self.ask(node_id, "signal", rank, number, limit_s=limit_s))
@@ -187,7 +189,7 @@ class NodeClients:
     async def _answers(
         self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float | None = None
     ) -> dict[str, Any]:
-        """Return the answers by node id, omitting nodes that do not answer."""
+        """Return the answers by node id. Nodes that do not answer are omitted."""
         node_ids = list(asked)
         limit_s = self._timings.answer_limit_s if limit_s is None else limit_s
         calls = (self.ask(node_id, method, *arguments, limit_s=limit_s) for node_id in node_ids)

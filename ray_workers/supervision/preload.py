@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-import ray_workers.node.agent  # Ray loads the class of each actor that one looks up
-import ray_workers.supervision.supervisor  # noqa: F401  (and with it the rank actor)
+import ray_workers.node.agent  # Ray loads the class of an actor when the actor is looked up
+import ray_workers.supervision.supervisor  # noqa: F401 (also imports the rank actor)
 
 for _name in ("numpy", "pyarrow.json", "pydantic.v1.fields", "starlette.datastructures"):
     with contextlib.suppress(ImportError):

@@ -1,4 +1,5 @@
-"""Starts processes for members of a group, and waits until they are ready to get a rank."""
+"""Starts processes for members of a group, and waits until the processes are ready to get a
+rank."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Preparation:
         speed: MachineSpeed,
         timings: Timings,
     ) -> None:
-        """`prepare` prepares nodes for ranks, or raises CodeUnavailable or CodeUnfetchable."""
+        """`prepare` is a function that prepares nodes for ranks. It can raise CodeUnavailable or
+        CodeUnfetchable."""
         self._group = group
         self._nodes = nodes
         self._prepare = prepare
@@ -42,8 +44,8 @@ class Preparation:
         self._timings = timings
 
     async def dead_nodes(self, members: Sequence[Member] = ()) -> Set[str]:
-        """Return the dead nodes among the nodes of the group and of `members`, which can have left
-        the group."""
+        """Return the nodes of the group and of `members` that are dead. `members` can include
+        members that have left the group."""
         alive = await asyncio.to_thread(placement_groups.alive_nodes)
         slots = [*self._group.slots, *(member.slots for member in members)]
         return {each.part.node_id for each in slots} - alive
@@ -55,13 +57,13 @@ class Preparation:
         for _ in range(MOST_STARTS - 1):
             try:
                 return await self._restart_once(members, round_number)
-            except (ForkFailed, RayActorError):  # for example, it was killed while starting
+            except (ForkFailed, RayActorError):  # for example, it was killed while it was starting
                 traceback.print_exc()
                 members = [member for member in members if not member.is_running]
         return await self._restart_once(members, round_number)
 
     async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        # If a member is still running, its process did not become ready.
+        # A member that is still running counts too, because its process did not become ready.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
         try:
@@ -75,7 +77,8 @@ class Preparation:
         return set()
 
     async def restart_until_ready(self, member: Member, round_number: int) -> Set[str]:
-        """Like `restart`, but try only once, and wait until the process is ready to get a rank."""
+        """Like `restart`, but make only one attempt, and wait until the process is ready to get a
+        rank."""
         starting = self._restart_once([member], round_number)
         if dead := await self._speed.within(self._timings.replace_limit_s, starting):
             return dead
@@ -88,7 +91,8 @@ class Preparation:
         node_ids = [part.node_id for part in slices]
         await self._nodes.know(node_ids)
         await self._prepare(node_ids)
-        # A rank actor that is stopped while starting never answers.
+        # The time is limited because a rank actor that is stopped while it is starting never
+        # answers.
         limit_s = self._timings.grow_limit_s + self._timings.replace_limit_s
         return await self._speed.within(limit_s, self._group.add(slices, round_number))
 

@@ -1,7 +1,8 @@
 """The rank actor, which holds one slot in Ray and represents the training process in it.
 
 The node's forkserver forks the training process. The actor passes the task to the process, writes
-its log, exports its progress to Ray, and observes its end.
+the log of the process, exports the progress to Ray as metrics, and observes the exit of the
+process.
 """
 
 from __future__ import annotations
@@ -58,17 +59,18 @@ class RankActor:
         return repr_name(self._job_name, self._name)
 
     async def gpus(self) -> list[str]:
-        """Return the ids of the GPUs that Ray has assigned to this actor, wholly or in part."""
+        """Return the ids of the GPUs that Ray has assigned to this actor, including GPUs of which
+        it has only a part."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     async def reserve_port(self) -> str:
-        """Reserve a port for the actor's processes that no other job on the node can get. Returns
-        `host:port`."""
+        """Reserve a port for the actor's processes. No other job on the node can get this port.
+        Returns `host:port`."""
         self._reserved = ReservedPort(own_address())
         return str(self._reserved)
 
     async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
-        """Fork the training process, or a new one after it has ended. Returns the pid.
+        """Fork the training process, or its successor if it has exited. Returns the pid.
 
         The master address in the task is the address of the store's proxy. The process gets this
         actor's address instead, because only the actor knows the secret.
@@ -85,7 +87,8 @@ class RankActor:
         address = own_address()
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
-        # Empty for a rank without a GPU, which must not see GPUs of other jobs.
+        # An empty string hides all GPUs from a rank without a GPU, because they belong to other
+        # jobs.
         visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         if self._reserved is not None and task.spec["script"]["framework"] not in SHARE_PORTS:
@@ -131,7 +134,7 @@ class RankActor:
             return await ForkedProcess.start(socket_path, request, file.fileno())
 
     async def wait(self) -> RankExit:
-        """Wait until all processes of the session have ended, and return the end of the training
+        """Wait until all processes of the session have exited, and return the exit of the training
         process."""
         assert self._process is not None, "start() comes first"
         log, gauges, finder = self._log, self._gauges, self._finder
@@ -158,21 +161,22 @@ class RankActor:
         )
 
     async def ping(self) -> None:
-        """Do nothing. The call returns unless the actor's process is stopped."""
+        """Return immediately. The caller gets no answer if the actor's process is stopped."""
 
     async def announce(self, assignment: RankAssignment) -> None:
-        """Announce the rank in the next rendezvous round to the process."""
+        """Notify the process of its rank in the next rendezvous round."""
         self._assignment = assignment
-        # If another assignment is announced while this call waits for the page, that one is
-        # written.
+        # This writes the latest assignment, even if it was announced while this call waited for the
+        # page.
         await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._assignment))
 
     async def ask_to_leave(self) -> None:
-        """Ask the process to save a checkpoint after its current step, and to end."""
+        """Ask the process to save a checkpoint after its current step, and then to exit."""
         await self._write_page(lambda: heartbeat.ask_to_leave(self._page_prefix))
 
     async def _write_page(self, write: Callable[[], None]) -> None:
-        """Write to the heartbeat page of the process. A new process takes a moment to create it."""
+        """Write to the heartbeat page of the process. If the process is new, wait until it has
+        created the page."""
         deadline = time.monotonic() + self._timings.page_limit_s
         while True:
             try:
@@ -203,8 +207,8 @@ def runs_user_code(spec: Mapping[str, Any]) -> bool:
 
 
 def _masker_of(task: RankTask) -> Masker:
-    """Return the masker for the rank's output. If the secrets can't be read, nothing is masked,
-    since the rank itself fails."""
+    """Return the masker for the rank's output. If the secrets can't be read, the masker masks
+    nothing: the rank itself fails because it can't read them either."""
     environment = task.spec.get("environment") or {}
     try:
         names = environment.get("secrets") or ()
@@ -218,13 +222,14 @@ async def export_progress(task: RankTask, timings: Timings) -> None:
     """Export the rank's latest step, loss and throughput as Ray metrics, for the dashboard and
     Grafana.
 
-    The values are read from the end of the rank's spool, without any cost for the training process.
+    The values are read from the end of the rank's spool, so the training process has no additional
+    work.
     """
-    # The import takes 0.1 s of CPU time, which the starting process needs first.
+    # Wait before the import, which takes 0.1 s of CPU time that the starting process needs.
     await asyncio.sleep(timings.gauge_period_s)
     from ray.util.metrics import Gauge
 
-    # Ray accepts only ASCII.
+    # Ray accepts only ASCII in labels.
     job_name = str(task.spec["name"]).encode("ascii", "backslashreplace").decode()
     tags = {"job": task.job_id, "job_name": job_name, "rank": str(task.rank)}
     keys = tuple(tags)
@@ -243,8 +248,8 @@ async def export_progress(task: RankTask, timings: Timings) -> None:
 
 
 def _last_metrics(spool_dir: Path) -> dict[str, float]:
-    """Return the values, `step` and speed of the last METRICS frame near the end of a spool; empty
-    if there is none."""
+    """Return the values, the step and the speed from the last METRICS frame near the end of a
+    spool. The result is empty if there is no such frame."""
     for _, path in reversed(segments(spool_dir)[-2:]):
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(0, os.SEEK_END)

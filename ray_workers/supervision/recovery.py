@@ -2,7 +2,7 @@
 `recovery_rules`.
 
 The members of a group change for several reasons: ranks or nodes are lost, slots are granted or
-recalled, or a replacement becomes ready. Each of these is a `GroupChange`.
+recalled, or a replacement becomes ready. A `GroupChange` describes each such change.
 `RecoveryController.form` starts the processes that the next round needs, and announces the round.
 """
 
@@ -38,14 +38,14 @@ from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 @dataclass(frozen=True)
 class GroupChange:
-    """The difference between a group and its next round."""
+    """The changes to the members of a group for its next round."""
 
     lost: Sequence[Member] = ()
     """Members whose processes have ended and will be replaced."""
     ready: Sequence[Member] = ()
     """New members that get a rank."""
     leaving: Sequence[Member] = ()
-    """Members whose slots are released once the others know about the round."""
+    """Members whose slots are released once the round has been announced to the other members."""
     dead_nodes: Set[str] = frozenset()
     how: str | None = None
     """The beginning of the message that reports the group's new size."""
@@ -65,7 +65,7 @@ class RecoveryController:
         speed: MachineSpeed,
         timings: Timings,
     ) -> None:
-        """`on_resize` is called whenever the number of slots that the attempt holds changes."""
+        """`on_resize` is called whenever the number of the attempt's slots changes."""
         self._traits = spec.traits
         self._group = group
         self._nodes = nodes
@@ -75,11 +75,11 @@ class RecoveryController:
         self._speed = speed
         self._timings = timings
         self.least = least_ranks(spec)
-        """Minimum number of workers with which the group trains."""
+        """Minimum number of workers that the group needs to train."""
         self.state = RecoveryState()
         self.workers_added = asyncio.Event()
-        """Set when newcomers have been assigned a rank, so that the monitor also waits for their
-        ends."""
+        """Set when newcomers have been assigned a rank, so that the monitor also waits for the
+        exits of the newcomers."""
         self.one_at_a_time = asyncio.Lock()
         """Held during each change of the group."""
         self.settled_command = 0
@@ -88,20 +88,20 @@ class RecoveryController:
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that run while the group trains."""
         self._rejoining: list[Member] = []
-        """Lost members whose processes are being replaced while the others train."""
+        """Lost members whose processes are being replaced while the other members train."""
         self._asks_until = 0.0
-        """Until when slots are requested to replace slots on lost nodes, on the clock of
+        """Time until which the group requests replacements for slots on lost nodes, on the clock of
         `MachineSpeed.time`."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Continue without the lost members, or with new processes for them. Returns False if the
         group does not recover.
 
-        `lost` are members whose process has ended; if empty, the living ranks reconnect in another
-        round. `began_at` is the Unix time of the loss.
+        `lost` contains the members whose processes have exited. If it is empty, the living ranks
+        reconnect in another round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:
-            # Only if a whole worker vanished, because Ray is slow to answer.
+            # Ask Ray only if a whole worker vanished, because Ray answers slowly.
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
@@ -130,9 +130,10 @@ class RecoveryController:
     async def num_holders(self) -> int:
         """Return the number of running ranks that can pass on the state.
 
-        If no such rank is known, waits for nodes that are slow to answer.
+        If no such rank has been observed, this waits for nodes that are slow to answer.
         """
-        # A lost node can't report the steps of its processes any more.
+        # Use the step recorded at the loss too: a lost node no longer reports the steps of its
+        # processes.
         regrouping = self.state.regrouping
         furthest_step = 0 if regrouping is None else regrouping.furthest_step
         began = self._speed.time()
@@ -150,8 +151,8 @@ class RecoveryController:
     async def begin(
         self, lost: Sequence[RankExit], began_at: float, kind: LossKind | None = None
     ) -> None:
-        """Begin to regroup. `kind` is the kind of loss to report, or None if only the size
-        changes."""
+        """Start the transition of the group to its next round. `kind` is the kind of loss to
+        report, or None if only the size changes."""
         observations = await self._nodes.observations()
         furthest_step = max((one.status.step for one in observations), default=0)
         self.state = self.state.begin([end.rank for end in lost], began_at, furthest_step)
@@ -164,7 +165,8 @@ class RecoveryController:
     # The next round.
 
     async def resize(self, change: GroupChange) -> None:
-        """Form a round with a different number of workers or batch size, without any loss."""
+        """Form a round with a different number of workers or a different batch size, although no
+        worker was lost."""
         await self.begin([], time.time())
         await self.form(change)
 
@@ -199,8 +201,8 @@ class RecoveryController:
         """Start the processes that the next round needs. Returns the round (or the reason why there
         is none), and whether workers were given up together with their nodes.
 
-        Each iteration performs the first remaining action and then starts over with a new roster,
-        because in the meantime nodes can turn out to be dead and ranks can end.
+        Each iteration performs the first remaining action, and then determines the roster and the
+        remaining actions again, because nodes can die and ranks can exit during the action.
         """
         is_smaller = False
         while True:
@@ -232,8 +234,8 @@ class RecoveryController:
         return [by_index[index] for index in indices]
 
     def _assign(self, found: NextRound) -> None:
-        """Assign ranks to the members of the round, and remove the ranks of all other members.
-        Existing ranks are kept until the round is announced."""
+        """Assign ranks to the members of the round, and remove the ranks of all other members. The
+        processes use their previous ranks until the round is announced."""
         indices = set(found.members)
         for member in self._group.placed:
             member.is_placed = member.index in indices
@@ -256,8 +258,9 @@ class RecoveryController:
             self.do(self._ask_no_more())
 
     async def _ask_no_more(self) -> None:
-        """Continue without workers that did not get slots in time, because the service withholds
-        slots from the whole queue while a group lacks workers."""
+        """Stop requesting slots for workers that did not get slots in time, and continue without
+        these workers. As long as a group requests slots, the service gives no slots to other jobs
+        in the queue."""
         while (
             self._speed.time() < self._asks_until
             or self.state.grants
@@ -269,8 +272,8 @@ class RecoveryController:
             self.report_size("continues without workers for which there were no slots")
 
     def confirm(self, ranks: Collection[RankStatus]) -> RegroupedReport | None:
-        """Report that the group has resumed training, if it was recovering. `ranks` are the latest
-        statuses of its ranks."""
+        """If the group was recovering and has resumed training, report this. `ranks` contains the
+        latest statuses of the group's ranks."""
         regrouping = self.state.regrouping
         if regrouping is None:
             return None
@@ -280,9 +283,9 @@ class RecoveryController:
             return None
         resumed = max((rank.resumed_step for rank in ranks), default=0)
         first_at = max((rank.first_at for rank in ranks), default=0.0)
-        if first_at < regrouping.began_at:  # the job is done, or the other ranks did not stop
+        if first_at < regrouping.began_at:  # the job has finished, or the other ranks did not stop
             first_at = time.time()
-        # Silos keep their part of an open round, and servers keep every gradient.
+        # No step is lost: silos keep their part of an open round, and servers keep every gradient.
         is_kept = bool(self._traits.state_holders)
         steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(
@@ -311,8 +314,8 @@ class RecoveryController:
         self.report_size("continues without a lost worker, whose process can't be restarted")
 
     async def _has_rejoined(self, member: Member) -> bool:
-        """Try once to restart the member. Returns True if it has a rank again or was given up
-        together with its node."""
+        """Make one attempt to restart the member. Returns True if the member has a rank again, or
+        was given up together with its node."""
         try:
             dead = await self._preparation.restart_until_ready(member, self.state.round)
         except Exception:  # no caller awaits this task, so the error would be lost
@@ -329,9 +332,9 @@ class RecoveryController:
             return True
 
     async def _go_on_without_nodes(self, dead: Set[str]) -> None:
-        """Release the slots on dead nodes. If other members on these nodes had ranks, report them
-        as lost and form a round without them, because the monitor does not observe the ends of
-        workers that have left the group."""
+        """Release the slots on dead nodes. If other members on these nodes had ranks, report these
+        members as lost and form a round without them, because the monitor does not observe the
+        exits of workers that have left the group."""
         gone = await self._lose(dead)
         if gone:
             self._goes_on_smaller()
@@ -340,7 +343,8 @@ class RecoveryController:
             await self.form(GroupChange())
 
     def do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` while the group trains, until the attempt ends."""
+        """Run `work` as a task while the group trains. The task is cancelled when the attempt
+        ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -362,7 +366,7 @@ class RecoveryController:
         return max(0, self.least - len(present))
 
     def report_size(self, what: str) -> None:
-        """Report the size of the group, and why it changed or did not change."""
+        """Report the size of the group, and the reason why the size changed or did not change."""
         self.on_resize()
         num = len(self._group.running)
         lacking = self._num_lacking

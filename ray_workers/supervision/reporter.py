@@ -11,7 +11,8 @@ from ray_workers.shared.spool_reader import spool_key
 
 
 class Reporter:
-    """Writes frames as rank SUPERVISOR_RANK. They are delivered like the frames of ranks."""
+    """Writes frames under the rank SUPERVISOR_RANK. These frames are delivered like the frames of
+    other ranks."""
 
     def __init__(self, spool_dir: Path, limit_bytes: int) -> None:
         """`spool_dir` is the attempt's spool directory on this node."""

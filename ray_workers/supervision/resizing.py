@@ -1,4 +1,5 @@
-"""Carries out grants and recalls of slots by the service, which add and remove workers."""
+"""Adds workers when the service grants slots to the attempt, and removes workers when it recalls
+slots."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Resizing:
         self._newest = 0
         """The number of the latest grant or recall."""
         self._is_releasing_rest = False
-        """Whether a task is running that releases slots whose processes have ended."""
+        """Whether a task is running that releases recalled slots as their processes exit."""
 
     def grow(self, grant: Grant) -> None:
         """Add workers in the granted slots as soon as possible. A repeated grant is ignored."""
@@ -47,8 +48,8 @@ class Resizing:
             self._recovery.state = replace(state, grants=(*state.grants, grant))
 
     def add_workers(self, grant: Grant) -> None:
-        """Start workers in the slots of the first grant, and give them ranks once they are
-        ready."""
+        """Start workers in the slots of the oldest grant, and assign ranks to the workers once they
+        are ready."""
 
         def is_done(_: asyncio.Task[None]) -> None:
             self._recovery.state = replace(self._recovery.state, is_adding_workers=False)
@@ -73,8 +74,9 @@ class Resizing:
             await self._recovery.resize(GroupChange(ready=newcomers, how=grows))
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
-        """Add members in these slots, and wait until they are ready. If this fails, the slots are
-        released. A grant without slots only changes the batch size."""
+        """Add members in the slots of the grant, and wait until the members are ready. If this
+        fails, the slots are released. A grant without slots adds no members, because it only
+        changes the batch size."""
         newcomers = []
         if grant.slices:
             newcomers = await self._preparation.add(grant.slices, self._recovery.state.round + 1)
@@ -94,8 +96,9 @@ class Resizing:
             self._recovery.do(self._release_slots(recall))
 
     async def _release_slots(self, recall: Recall) -> None:
-        """Form a round without the workers in these slots, and end these workers. The other workers
-        leave the current round between two steps, and need nothing from these workers."""
+        """Form a round without the workers in the recalled slots, and end these workers. The other
+        workers leave the current round between two steps, when they need no data from the recalled
+        workers."""
         async with self._recovery.one_at_a_time:
             held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
@@ -124,12 +127,13 @@ class Resizing:
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
 
     def _change_batch(self, asked: Grant | Recall) -> None:
-        """Announce the batch size of a grant or recall together with the next round."""
+        """Use the batch size of the grant or recall from the next round on."""
         if asked.batch_size is not None:
             self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
 
     def _release_rest(self) -> None:
-        """Schedule the release of slots whose processes have not ended yet."""
+        """Start a task that releases the remaining recalled slots when their processes have
+        exited."""
         if not self._is_releasing_rest and any(slots.is_going for slots in self._group.slots):
             self._is_releasing_rest = True
             self._recovery.do(self._release_rest_later())
@@ -140,7 +144,7 @@ class Resizing:
             try:
                 was_released = await self._group.release_rest()
             except Exception:
-                traceback.print_exc()  # Ray might be busy
+                traceback.print_exc()  # for example, Ray is busy; the task tries again
                 continue
             if was_released:
                 self._recovery.report_size("released slots whose processes have ended")

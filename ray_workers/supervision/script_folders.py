@@ -1,4 +1,5 @@
-"""Creates the folders of a script on all nodes of an attempt, and stores their files at its end."""
+"""Creates the folders of a script on all nodes of an attempt, and stores the files in these folders
+when the attempt ends."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ AreGivenUp = Callable[[Set[str]], Awaitable[bool]]
 
 
 class ScriptFolders:
-    """The script folders of one attempt. Recipes have none."""
+    """Manages the script folders of one attempt. Recipes have no script folders."""
 
     def __init__(
         self,
@@ -34,7 +35,8 @@ class ScriptFolders:
         self._plans = plans_of(spec) if spec.traits.is_script else {}
 
     async def begin(self, node_ids: Collection[str]) -> None:
-        """Create the folders on these nodes. Raises CodeUnavailable if a node can't."""
+        """Create the folders on these nodes. Raises CodeUnavailable if a node can't create its
+        folders."""
         limit_s = self._timings.code_limit_s
         asked = {
             node_id: self._nodes.ask(node_id, "begin_folders", plan, limit_s=limit_s)
@@ -52,14 +54,14 @@ class ScriptFolders:
         for node_id in node_ids:
             if node_id not in self._plans:
                 plans = list(self._plans.values())
-                # A rank under which no other node reports its files.
+                # Each node reports its files under a different rank.
                 rank = 1 + max(plan.rank for plan in plans)
                 self._plans[node_id] = replace(plans[0], rank=rank, node_rank=len(plans))
         return {node_id: self._plans[node_id] for node_id in dict.fromkeys(node_ids)}
 
     async def keep(self, outcome: Outcome, are_given_up: AreGivenUp) -> Outcome:
-        """Return the outcome once the files of all nodes are stored and reported. If files are
-        lost, the attempt fails, and its message contains the reason."""
+        """Wait until the files of all nodes are stored and reported, and return the outcome. If
+        files are lost, the attempt fails, and its message contains the reason."""
         if not self._plans or outcome.cause is Cause.SLOTS_UNAVAILABLE:
             return outcome
         found = await asyncio.gather(
@@ -83,8 +85,9 @@ class ScriptFolders:
     async def _until_answered(
         self, node_id: str, are_given_up: AreGivenUp, method: str, *arguments: Any
     ) -> Any:
-        """Call the agent until it answers. Returns None if the node is given up. If the agent
-        returns a message about why it has to wait, the first such message is reported."""
+        """Call the agent until it answers. Returns None if the node is given up. While the agent
+        has to wait, it answers with a message about the reason; the first such message is
+        reported."""
         limit_s = self._timings.files_answer_limit_s
         is_reported = False
         while True:
@@ -98,7 +101,7 @@ class ScriptFolders:
                     return answer
             except KeyError:
                 return None  # the node is gone
-            except Exception:  # a TimeoutError or Ray's error
+            except Exception:  # TimeoutError or an error from Ray
                 if await are_given_up({node_id}):
                     return None
             await asyncio.sleep(self._timings.ask_again_pause_s)
@@ -131,8 +134,8 @@ def _digest_of(code: CodeRef | RemoteCodeRef | None) -> str:
 
 
 def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
-    """Return the outcome, with a note about files that were not stored. `ends` contains None for
-    dead nodes."""
+    """Return the outcome, with a note about files that were not stored. In `ends`, None stands for
+    a dead node."""
     lost = ["a node with some of them is gone" if e is None else e.problem for e in ends]
     problems = [problem for problem in lost if problem]
     left_out = [end.left_out for end in ends if end is not None and end.left_out]

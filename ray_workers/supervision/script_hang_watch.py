@@ -1,4 +1,4 @@
-"""Watches for hangs of scripts, whose ranks do not report phases."""
+"""Detects hangs of scripts, whose ranks do not report phases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.supervision.worker_group import WorkerGroup
 
 
 class ScriptHangWatch:
-    """Periodically looks at the ranks of a script, following the rules in `script_hangs`."""
+    """Periodically observes the ranks of a script, following the rules in `script_hangs`."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class ScriptHangWatch:
         newest: Callable[[], list[RankObservation]],
         is_expected_to_stand: Callable[[], bool],
     ) -> None:
-        """`newest` returns the latest observations of the ranks, and `is_expected_to_stand` whether
-        ranks wait for each other because of a recovery."""
+        """`newest` returns the latest observations of the ranks. `is_expected_to_stand` returns
+        whether the ranks wait for each other because of a recovery."""
         self._group = group
         self._nodes = nodes
         self._speed = speed
@@ -42,7 +42,7 @@ class ScriptHangWatch:
         self._memory = ScriptMemory()
 
     async def next(self) -> tuple[Hang, Sequence[RankObservation]]:
-        """Wait for the next hang, and return it with the observations of the ranks."""
+        """Wait for the next hang, and return the hang with the observations of the ranks."""
         while True:
             await asyncio.sleep(self._timings.script_look_period_s)
             look = None if self._is_expected_to_stand() else await self._look()
@@ -59,7 +59,7 @@ class ScriptHangWatch:
             await asyncio.sleep(signs.limit_s / 4)  # a single sign can last for hours
 
     async def _look(self) -> ScriptLook | None:
-        """Look at the ranks. Returns None if a rank was not observed or is starting."""
+        """Observe the ranks. Returns None if a rank was not observed or is starting."""
         activity = await self._nodes.activity()
         ranks = tuple(self._newest())
         if not ranks or len(ranks) != len(self._group.placed):
@@ -69,7 +69,8 @@ class ScriptHangWatch:
         return ScriptLook(self._speed.time(), ranks, done)
 
     async def _judge(self, look: ScriptLook, signs: Signs) -> Hang | None:
-        """Return the hang, if there are enough signs. This reads the stacks of all ranks twice."""
+        """Return the hang, if there are enough signs. This method reads the stacks of all ranks
+        twice."""
         earlier = await self._stacks_by_rank()
         has_reported = any(one.status.first_at for one in look.ranks)
         has_limit = self._limit_s is not None
@@ -87,7 +88,7 @@ class ScriptHangWatch:
                 for one, other in zip(look.ranks, now.ranks, strict=True)
             )
         ):
-            return None  # a rank has reported, or a process was replaced
+            return None  # a rank reported or was replaced
         idle = script_hangs.idle_ranks(look, now)
         return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank(), idle)
 

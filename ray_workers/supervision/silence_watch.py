@@ -1,8 +1,9 @@
-"""Ends rank actors and rendezvous stores that are stopped but not dead.
+"""Kills rank actors and rendezvous stores whose processes are stopped but not dead.
 
-A stopped rank actor neither forwards its process's output nor observes its end, and a group whose
-rendezvous store is stopped can't form another round. Once such a process is killed, its loss is
-handled like any other. The supervisor itself is watched by `service.cluster.ray.driver`.
+A stopped rank actor neither forwards the output of its training process nor observes the process's
+exit, and a group whose rendezvous store is stopped can't form another round. Once such a process is
+killed, its loss is handled like any other. The supervisor itself is watched by
+`service.cluster.ray.driver`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class SilenceWatch:
         self._silence = Silence(speed)
 
     async def run(self) -> None:
-        """Ping the processes until cancelled. After that, no process counts as silent."""
+        """Ping the processes until this task is cancelled. From then on, no process counts as
+        silent."""
         try:
             while True:
                 asked = [self._ask_store(), *map(self._ask_actor, self._group.running)]
@@ -50,8 +52,8 @@ class SilenceWatch:
             self._silence = Silence(self._speed)
 
     def silent(self) -> tuple[SilentProcess, ...]:
-        """Return the silent processes to report to users. For each node, only the rank actor that
-        has been silent for the longest time is included."""
+        """Return the silent processes to report to users. For each node, only the rank actor with
+        the longest silence is included."""
         found: dict[tuple[ProcessKind, str | None], float] = {}
         if self._is_silent(STORE):
             found[ProcessKind.STORE, None] = self._silence.since(STORE)
@@ -66,7 +68,8 @@ class SilenceWatch:
         return self._silence.seconds(name) > self._limits.report_s
 
     def _give_up(self, name: Any) -> bool:
-        """Whether the process has been silent for too long. If so, its time limit is restarted."""
+        """Return whether the process has been silent for too long. If it has, restart the
+        measurement of its silence."""
         if self._silence.seconds(name) <= self._limits.rank_actor_s:
             return False
         self._silence.answered(name)

@@ -19,9 +19,9 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 
 BLOCK_LIMIT_S = 2.0
-"""Limit for Ray to reserve a fraction of a GPU only to block it."""
+"""Limit for Ray to reserve a fraction of a GPU that is only blocked, not used."""
 PROBE_LIMIT_S = 10.0
-"""Minimum limit for an actor that determines which GPU Ray has chosen."""
+"""Minimum limit for the actor that finds out which GPU Ray has chosen."""
 
 
 class SlotsUnavailable(Exception):
@@ -35,11 +35,11 @@ class Slots:
     part: Slice
     group: PlacementGroup
     bundle: Mapping[str, float]
-    """Ray resources of each worker in these slots."""
+    """The Ray resources of each worker in these slots."""
     is_held: bool = True
-    """False while the slots have only been requested."""
+    """False while the slots are requested but not yet reserved."""
     is_going: bool = False
-    """Whether the slots will be released as soon as the processes in them have ended."""
+    """Whether the slots will be released as soon as the processes in them have exited."""
 
 
 class AttemptSlots:
@@ -49,7 +49,7 @@ class AttemptSlots:
         self._spec = spec
         self._timings = timings
         self.held: list[Slots] = []
-        """Slots that have been requested or are held."""
+        """Slots that are requested or reserved."""
         self.num_ever = 0
         """Number of placement groups requested so far."""
 
@@ -57,8 +57,8 @@ class AttemptSlots:
         """Reserve all slots, in one placement group per slice. Slots with a fraction of a GPU get
         one placement group per worker, each on a different GPU.
 
-        Raises SlotsUnavailable after `start_timeout_s`; `held` then contains the slots that were
-        reserved.
+        Raises SlotsUnavailable if Ray does not reserve all slots within `start_timeout_s`. `held`
+        then contains the slots that were reserved.
         """
         spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
         if not 0 < spec.bundle.get("GPU", 0) < 1:
@@ -71,9 +71,9 @@ class AttemptSlots:
     async def _acquire_apart(self, part: Slice, deadline: float) -> list[Slots]:
         """Reserve slots for the workers of one slice, each on a different GPU of the node.
 
-        Ray chooses the fullest GPU with enough room, so it would put the second slot on the same
-        GPU as the first one. Such a slot is released again, and the rest of this GPU is blocked in
-        the meantime, piece by piece, until Ray chooses another GPU.
+        Ray chooses the fullest GPU that has enough capacity, so it would put the second slot on the
+        same GPU as the first slot. Such a slot is released, and the rest of this GPU is temporarily
+        blocked, piece by piece, until Ray chooses another GPU.
         """
         kept: dict[str, Slots] = {}
         bundle = self._spec.bundle
@@ -91,7 +91,8 @@ class AttemptSlots:
         return list(kept.values())
 
     async def _block(self, node_id: str, number: int, gpus: Set[str], deadline: float) -> None:
-        """Reserve `number` fractions of these GPUs, or fewer if they do not have enough room."""
+        """Reserve `number` fractions of these GPUs, or fewer if the GPUs do not have enough
+        capacity."""
         known = list(self.held)
         part = {"GPU": self._spec.bundle["GPU"]}
         soon = min(deadline, time.monotonic() + BLOCK_LIMIT_S)
@@ -104,8 +105,8 @@ class AttemptSlots:
     async def _acquire_seen(
         self, node_id: str, number: int, bundle: Mapping[str, float], deadline: float
     ) -> list[tuple[Slots, str]]:
-        """Reserve `number` slots with a fraction of a GPU, each in its own placement group. Returns
-        the slots with their GPUs."""
+        """Reserve `number` slots with a fraction of a GPU, each in a separate placement group.
+        Returns the slots with their GPUs."""
         limit_s = max(0.0, deadline - time.monotonic())
         asked = await self.ask([Slice(node_id, 1)] * number, limit_s, bundle=bundle)
         async with asyncio.timeout(max(PROBE_LIMIT_S, deadline - time.monotonic())):
@@ -121,8 +122,8 @@ class AttemptSlots:
         bundle: Mapping[str, float] | None = None,
         roles: Sequence[RoleSlots] = (),
     ) -> list[Slots]:
-        """Reserve slots. `bundle` is the bundle of a slot, if it differs from a worker's bundle.
-        `roles` must only be given if the slots are for the whole group."""
+        """Reserve slots. `bundle` is the bundle of each slot, if it differs from the bundle of a
+        worker. Give `roles` only if the slots are for the whole group."""
         spec, asked = self._spec, []
         for part, own in by_bundle(slices, bundle or spec.bundle, roles):
             group = placement_group(

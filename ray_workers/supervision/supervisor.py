@@ -1,8 +1,9 @@
-"""The supervisor: one detached actor per attempt, which owns the attempt's slots and processes.
+"""The supervisor is a detached actor that owns the slots and processes of one attempt.
 
-The supervisor holds no slot, and runs only on control nodes, because the group ends with it. It
-outlives the service: training continues while the service does not poll, and the reports of the
-ranks wait in the spools. It ends when the service acknowledges its last reply.
+The supervisor occupies no slot. It runs only on control nodes, because the group ends if the
+supervisor is lost. It continues to run if the service is stopped: training continues while the
+service does not poll, and the reports of the ranks are kept in the spools. The supervisor ends when
+the service acknowledges its last reply.
 """
 
 from __future__ import annotations
@@ -61,13 +62,14 @@ from ray_workers.supervision.worker_group import WorkerGroup
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Supervisor:
-    """Runs one attempt, from acquiring to releasing its slots, and answers polls until it ends."""
+    """Runs one attempt, from acquiring its slots to releasing them, and answers the service's
+    polls."""
 
     def __init__(self, spec: AttemptSpec, rank_actor_code: bytes) -> None:
-        """`rank_actor_code` is where the service has exported the code: see
+        """`rank_actor_code` identifies the exported code of the rank actor: see
         `compat_ray.export_class`."""
-        # Accessed through its module, because Ray pickles this class by value, with copies of
-        # classes.
+        # RankActor is accessed through its module, because Ray pickles the Supervisor class by
+        # value, with copies of the classes that it uses directly.
         compat_ray.use_exported_class(rank_actor.RankActor, rank_actor_code)
         self._spec = spec
         self._speed = speed = MachineSpeed()
@@ -106,7 +108,8 @@ class Supervisor:
         return repr_name(spec.job_name, supervisor_name(spec.job_id, spec.attempt))
 
     async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
-        """Return the frames after `cursor` as soon as there are any, or when the phase changes."""
+        """Return the frames after `cursor`. Waits up to `wait_s` for frames, or for a change of the
+        phase."""
         deadline = time.monotonic() + wait_s
         phase = self._phase
         while True:
@@ -127,8 +130,8 @@ class Supervisor:
         """Return new frames from all nodes, and the nodes that did not answer. Returns early when
         the phase changes.
 
-        `wait_s` is the time until the poll's deadline in seconds. Answers can exceed it by up to
-        `poll_slack_s`.
+        `wait_s` is the time until the poll's deadline in seconds. Answers can arrive up to
+        `poll_slack_s` later.
         """
         ended = self._phase is Phase.ENDED
         limit_s = max(wait_s, 0.0) + self._timings.poll_slack_s
@@ -148,7 +151,7 @@ class Supervisor:
         await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not reads.done():
-            return SpoolRead({}, False), set(node_ids)  # reads can simply be repeated
+            return SpoolRead({}, False), set(node_ids)  # the next poll repeats the read
         answers = dict(zip(node_ids, reads.result(), strict=True))
         read = [answer for answer in answers.values() if isinstance(answer, SpoolRead)]
         found = {key: chunk for answer in read for key, chunk in answer.data.items()}
@@ -204,8 +207,8 @@ class Supervisor:
                 assert_never(command)
 
     async def acknowledge(self) -> None:
-        """Delete the spools, because the last reply has been stored. The caller then ends this
-        actor."""
+        """Delete the spools, because the service has stored the last reply. The caller then ends
+        this actor."""
         key, limit_s = (self._spec.job_id, self._spec.attempt), self._timings.drop_limit_s
         drops = [result_within(limit_s, a.drop.remote(*key)) for a in self._agents.values()]
         await asyncio.gather(*drops, return_exceptions=True)
@@ -225,7 +228,7 @@ class Supervisor:
             outcome = Outcome.of(Cause.SLOTS_UNAVAILABLE, str(error))
         except _NodesLeft as error:
             outcome = Outcome.of(Cause.NODE_LOST, str(error))
-        except ForkFailed as error:  # another job might have ended the forkserver
+        except ForkFailed as error:  # for example, another job killed the forkserver
             outcome = Outcome.of(Cause.NODE_LOST, _not_started(error))
         except RayActorError as error:
             outcome = Outcome.of(Cause.WORKER_LOST, _not_started(error))
@@ -271,8 +274,8 @@ class Supervisor:
             self._reporter.report(LedgerReport(slot_seconds))
 
     async def _slot_seconds(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
-        """Return the slot-seconds by category so far. `otherwise` is the category for time that no
-        process accounts for, by default the monitor's estimate."""
+        """Return the slot-seconds by category so far. `otherwise` is the category of time for which
+        no process has reported a use; the default is the monitor's estimate."""
         observations = await self._monitor.observe()
         self._book_slots()
         return self._ledger.account(observations, otherwise or self._monitor.use)
@@ -298,7 +301,7 @@ class Supervisor:
         asked.cancel()
         building.result()
         outcome = await self._monitor.watch()
-        ended = self._group.ended()  # before this supervisor ends the others
+        ended = self._group.ended()  # before the supervisor ends the others
         ranks = {(m.index, m.incarnation): m.rank for m in self._group.placed}
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()
@@ -345,8 +348,8 @@ class Supervisor:
 
 
 class _NodesLeft(Exception):
-    """Nodes left after the scheduler had chosen them. For example, an autoscaler can remove idle
-    nodes."""
+    """Nodes were removed after the scheduler had chosen them, for example by an autoscaler that
+    removes idle nodes."""
 
 
 def _agent_of(node_id: str) -> Any:
@@ -357,9 +360,10 @@ def _agent_of(node_id: str) -> Any:
 
 
 def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> Outcome:
-    """Return the outcome of an attempt whose last reports are lost, which can't be a success.
+    """Return the outcome of an attempt whose last reports are lost. Such an attempt never counts as
+    a success.
 
-    `ranks` are the ranks, as used in the names of their logs, on nodes that did not report.
+    `ranks` contains the ranks on nodes that did not report, numbered as in the names of their logs.
     """
     lost = {**(outcome.log_lines_lost or {}), **dict.fromkeys(ranks)}
     outcome = replace(outcome, log_lines_lost=lost)

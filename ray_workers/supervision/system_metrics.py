@@ -1,4 +1,4 @@
-"""Forwards system metrics from the nodes' observations to the supervisor's reports."""
+"""Copies system metrics from the nodes' observations to the supervisor's reports."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
 from ray_workers.supervision.reporter import Reporter
 
 EARLY = 0.1
-"""Share of the period by which a sample can be early, because it has to wait for the next call."""
+"""Share of the period by which a sample can be taken early, so that it does not have to wait for
+the observation after the next one."""
 
 Sample = Mapping[int, Mapping[str, float]]
-"""Values by rank and name."""
+"""Values of the system metrics, by rank and name."""
 
 
 def boot_time() -> float:
-    """Return the seconds since boot. This clock can't be set, and keeps running while the machine
-    is suspended."""
+    """Return the number of seconds since boot. Unlike the Unix time, this time can't be set. It
+    also advances while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SystemMetricsReporter:
-    """The samples of one attempt.
+    """Requests and reports the samples of one attempt.
 
-    Samples do not need separate calls: they are included in the next observation of the ranks.
-    Their times always increase, even if the node's clock is set back.
+    Samples are included in the observations of the ranks, so they need no calls of their own. The
+    times of the samples always increase, even if the node's clock is set back.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class SystemMetricsReporter:
             self._is_wanted = True
 
     def take_wish(self) -> bool:
-        """Return whether a sample was requested with the next observation, and reset the
+        """Return whether a sample was requested with the next observation, and clear the
         request."""
         is_wanted, self._is_wanted = self._is_wanted, False
         return is_wanted

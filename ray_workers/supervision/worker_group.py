@@ -1,7 +1,7 @@
 """The worker group: the slots, rank actors and training processes of one attempt.
 
-Each resource is recorded as soon as it exists, and resources are released in reverse order, so that
-the same code can release both complete and partially built groups.
+Each resource is recorded as soon as it exists, and resources are released in reverse order, so the
+same code can release complete and partially started groups.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Member:
     """A worker: its slot, the actor that holds the slot, and the current process in it."""
 
     index: int
-    """The worker's number for the whole attempt, which is never reused."""
+    """The worker's number, which stays the same during the whole attempt and is never reused."""
     rank: int
-    """The worker's current number in the group. Ranks have no gaps."""
+    """The worker's current number in the group. The ranks of a group have no gaps."""
     local_rank: int
     node_rank: int
     slots: Slots
@@ -63,7 +63,7 @@ class Member:
     is_placed: bool = True
     """Whether the worker has a rank in the group. A newcomer gets a rank when it is ready."""
     exit: asyncio.Future[RankExit] | None = None
-    """Completes when the end of the process is observed or the actor is lost."""
+    """Completes when the exit of the process is observed or the actor is lost."""
 
     @property
     def node_id(self) -> str:
@@ -75,7 +75,7 @@ class Member:
 
     @property
     def end(self) -> RankExit:
-        """The end of its process, with its current rank."""
+        """The exit of the worker's process, with the worker's current rank."""
         assert self.exit is not None, "it never ran"
         return replace(self.exit.result(), rank=self.rank)
 
@@ -152,7 +152,7 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_rank(self) -> list[Slots]:
-        """Return the slots in rank order. Ranks on a node are consecutive, except for silos and
+        """Return the slots in rank order. The ranks on a node are consecutive, except for silos and
         roles with their own resources, whose ranks follow the order of the slices."""
         if self._spec.traits.is_tied_to_nodes or self._spec.roles:
             return self.slots
@@ -162,7 +162,7 @@ class WorkerGroup:
         return [slots for of_node in by_node.values() for slots in of_node]
 
     def _create_members(self, of_group: Sequence[Slots]) -> list[Member]:
-        """Create a member for each of these slots. Local and node ranks count only these slots."""
+        """Create a member for each slot. Local and node ranks are numbered within these slots."""
         sizes = Counter[str]()
         for slots in of_group:
             sizes[slots.part.node_id] += slots.part.num_workers
@@ -197,14 +197,14 @@ class WorkerGroup:
         ).remote(name, spec.job_name, self._timings)
 
     async def _start_process(self, member: Member, round_number: int) -> None:
-        """Fork a process for the member. After the first round, the process gets its rank later,
-        unless it is not part of a group."""
+        """Fork a process for the member. After the first round, the process gets its rank only when
+        it joins a round, unless the ranks form no process group."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
         try:
             await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
         except BaseException:
-            # It is unknown whether a process is running, so the next process needs another actor.
+            # The actor might have started a process, so the next process needs another actor.
             member.exit = asyncio.get_running_loop().create_future()
             member.exit.set_result(RankExit.of(member.rank, None))
             raise
@@ -214,7 +214,8 @@ class WorkerGroup:
         spec = self._spec
         attempt_key = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
         has_rank = member.incarnation == 0 or member.index in self._spec.traits.restarted_alone
-        stream = "metrics" if has_rank else "early"  # the stream of a rank starts with its rank
+        # The stream "metrics" begins once the process has a rank.
+        stream = "metrics" if has_rank else "early"
         key = spool_reader.spool_key(member.index, member.incarnation, stream)
         process = ProcessSpec(
             rank=member.index,
@@ -254,7 +255,7 @@ class WorkerGroup:
 
     @property
     def running(self) -> list[Member]:
-        """The placed members whose process is running."""
+        """The members that have a rank and whose process is running."""
         return [member for member in self.placed if member.is_running]
 
     @property
@@ -262,21 +263,21 @@ class WorkerGroup:
         return sum(slots.part.num_workers for slots in self.slots)
 
     def ended(self) -> list[RankExit]:
-        """Return the ends of the ranks whose latest process has ended."""
+        """Return the exits of the ranks whose latest process has exited."""
         return [member.end for member in self.placed if not member.is_running]
 
     async def replace(self, members: Sequence[Member], round_number: int) -> None:
-        """Replace the processes of these members, ending any that are still running.
+        """Replace the processes of these members, and end any that are still running.
 
-        If the actor of a member is gone too, or did not start a process, the member gets another
-        actor in the same slot. Raises RayActorError or ForkFailed if a member can't be replaced.
+        If the actor of a member is gone, or did not start a process, the member gets another actor
+        in the same slot. Raises RayActorError or ForkFailed if a member can't be replaced.
         """
 
         async def replace_one(member: Member) -> None:
             if member.is_running and member.exit is not None:
                 await _end_actors([member])
                 await member.exit
-            # A process that never joined the round has left files with this number.
+            # A process that never joined that round might have left files with `round_number`.
             number = max(round_number, member.incarnation + 1)
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
@@ -321,9 +322,9 @@ class WorkerGroup:
         return members
 
     async def release_slots(self, slots: Sequence[Slots]) -> None:
-        """End the processes in these slots, and release the slots once the processes have ended. If
-        processes do not end in time, the attempt keeps their slots (`is_going`) until
-        `release_rest`, or until `release` at the end."""
+        """End the processes in these slots, and release the slots once the processes have exited.
+        If processes do not exit in time, the attempt keeps their slots (`is_going`) until
+        `release_rest` or, at the end of the attempt, `release` releases them."""
         going = [member for member in self.members if member.slots in slots]
         self.members = [member for member in self.members if member not in going]
         for each in slots:
@@ -333,8 +334,8 @@ class WorkerGroup:
         await self.release_rest()
 
     async def release_rest(self) -> bool:
-        """Release the slots that are marked as going and in which no process is running. Returns
-        whether there were any."""
+        """Release the slots that are marked with `is_going` and in which no process is running.
+        Returns whether any slots were released."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
         nodes, indices = {member.node_id for member in going}, [member.index for member in going]
@@ -364,13 +365,13 @@ class WorkerGroup:
             )
             for member in members
         )
-        # A member that ends in the meantime or does not answer is handled as the next loss.
+        # A member that exits meanwhile or does not answer is handled as the next loss.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:
-        """Ask rank 0 to save a checkpoint and end, after which the others can't continue.
+        """Ask rank 0 to save a checkpoint and exit. The other ranks can't continue without rank 0.
 
-        Processes of a script get SIGTERM instead.
+        The processes of a script get SIGTERM instead.
         """
         if self._spec.traits.is_script:
             for member in self.running:
@@ -385,19 +386,20 @@ class WorkerGroup:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def stop_processes(self) -> None:
-        """End all training processes, and return when they have ended. If a rank actor does not
-        observe the end in time, the actor is ended, and `release` ends its process."""
+        """End all training processes, and return when they have exited. If a rank actor does not
+        observe the exit of its process in time, the actor is killed, and `release` ends the
+        process."""
         grace_s = self._timings.stop_grace_s
         running = [member for member in self.members if member.is_running]
         for member in running:
-            member.actor.stop.remote(grace_s)  # not awaited, because the call ends with its actor
+            member.actor.stop.remote(grace_s)  # not awaited: the actor might be killed first
         if running:
             limit_s = grace_s + self._timings.kill_limit_s
             await asyncio.wait({m.exit for m in running if m.exit}, timeout=limit_s)
             await _end_actors([member for member in running if member.is_running])
 
     async def store_answers(self) -> None:
-        """Wait for an answer from the rendezvous store. Raises OSError if it is not listening."""
+        """Wait for the rendezvous store to answer. Raises OSError if it is not listening."""
         await store_proxy.hear(self._own_address, self._store_port)
 
     def end_store(self) -> None:
@@ -406,7 +408,7 @@ class WorkerGroup:
         self._store.signal(signal.SIGKILL)
 
     async def store_is_lost(self) -> Outcome:
-        """Return an outcome once the rendezvous store has ended, which only a fault can cause."""
+        """Wait until the rendezvous store has exited because of a fault. Return the outcome."""
         assert self._store is not None
         if await self._store.wait() is None:
             message = "the forkserver of the rendezvous store's node ended, and the store with it"
@@ -414,14 +416,14 @@ class WorkerGroup:
         return Outcome.of(Cause.WORKER_LOST, "the group's rendezvous store is gone")
 
     async def release(self) -> None:
-        """Release everything. Returns when the processes have ended and the slots are free.
+        """Release all resources. Returns when the processes have exited and the slots are free.
 
-        The node's agent keeps slots whose processes can't be ended (`quarantine`). This method can
-        be repeated after a failure. The slots are released last, because other jobs can get them
-        immediately.
+        If processes can't be ended, the node's agent keeps their slots (`quarantine`). This method
+        can be called again after a failure. The slots are released last, because other jobs can
+        then use them immediately.
         """
         if not self._slots.num_ever:
-            return  # without a slot, there are no processes
+            return  # without slots, there are no processes
         for member in self.members:
             with contextlib.suppress(RayActorError):
                 ray.kill(member.actor)
@@ -438,8 +440,7 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """End rank actors, even if they are stopped. Errors are only logged, since a node might be
-    gone."""
+    """Kill rank actors, even stopped ones. Errors are only logged, because a node might be gone."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

@@ -73,7 +73,7 @@ async def locate(storage: Storage, artifact: views.Artifact, url: str) -> Stored
         raise ArtifactNotFound(
             f"the artifact {artifact.path!r} is listed, but its file is not in the storage"
         ) from None
-    if size != artifact.size_bytes:  # browsers don't verify hashes
+    if size != artifact.size_bytes:  # checked here because browsers don't verify hashes
         raise ArtifactNotFound(
             f"the artifact {artifact.path!r} was stored with {artifact.size_bytes} bytes, but its "
             f"file in the storage has {size}"

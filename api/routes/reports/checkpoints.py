@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/checkpoints: the checkpoints of a job and their files."""
+"""/v1/jobs/{id}/checkpoints: lists the checkpoints of a job, and downloads their files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from service.jobs.queries import Queries
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
 
 Step = Annotated[int, Path(ge=0, le=2**63 - 1)]
-"""Number of completed optimizer steps. If several attempts saved the same step, this selects the
-checkpoint of the latest attempt."""
+"""Number of completed optimizer steps. If several attempts saved a checkpoint of the same step, the
+checkpoint of the latest attempt is selected."""
 
 
 _PROBLEMS = declare(
@@ -37,8 +37,8 @@ _PROBLEMS = declare(
     responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
 async def checkpoints(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
-    """List the committed checkpoints with their step, size and hash, and mark the best and the
-    latest checkpoint."""
+    """List the committed checkpoints with their step, size and hash. The best and the latest
+    checkpoint are marked."""
     return answer(request, await queries.checkpoints(job_id))
 
 
@@ -85,6 +85,7 @@ async def file(
 
 
 async def locate(queries: Queries, job_id: str, step: int, path: str) -> StoredFile:
-    """Return the file. Raises CheckpointNotFound if the checkpoint or the file doesn't exist."""
+    """Return the file of a checkpoint. Raises CheckpointNotFound if the checkpoint or the file
+    doesn't exist."""
     found, key = await queries.checkpoint_file(job_id, step, path)
     return StoredFile(key, found.size_bytes, found.sha256, found.path)

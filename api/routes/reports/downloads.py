@@ -47,7 +47,8 @@ async def create(
     valid."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(DownloadRequest, request, limit_bytes)
-    await _content(request, context, job_id, wanted)  # browsers would not show a problem
+    # Check now whether the content exists: a browser would not show a problem document.
+    await _content(request, context, job_id, wanted)
     link = await links.create(
         job_id, wanted, owner=caller, token_id=context.authority.token_id(caller)
     )
@@ -66,15 +67,16 @@ async def create(
     },
 )
 async def use(request: Request, context: TheContext, links: TheLinks, secret: str) -> Response:
-    """Download the link's file, or a range of it. After that, the link is no longer valid."""
+    """Download the file of a link, or a range of it. The link is then no longer valid."""
     link = await links.use(secret)
     if link.token_id is None or link.token_id != context.authority.token_id(link.owner):
         raise no_such_link()
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
-    # Some browsers, such as Chromium for Android, request several ranges of a large file at the
-    # same time. With a single-use link, only the first of these requests would succeed.
+    # Without this header, some browsers, such as Chromium for Android, request several ranges of a
+    # large file at the same time. With a single-use link, only the first of these requests would
+    # succeed.
     response.headers["Accept-Ranges"] = "none"
     return response
 
@@ -108,7 +110,7 @@ async def _page(
 async def _lines(
     queries: Queries, job_id: str, log: LogRequest, page: views.LogPage
 ) -> AsyncIterator[bytes]:
-    """Yield the lines of this page and all following pages."""
+    """Yield the lines of this page and of all following pages."""
     while page.items:
         texts = [
             line.text if log.rank is not None else f"[{line.attempt}:{line.rank}] {line.text}"

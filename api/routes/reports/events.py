@@ -22,9 +22,10 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 5.0
-"""Interval between keep-alive comments, and between queries, while there are no events."""
+"""Interval between keep-alive comments, and between queries for events, while there are no
+events."""
 RETRY = b"retry: 1000\n\n"
-"""Makes a client that lost the connection reconnect after this number of milliseconds."""
+"""Makes a client that has lost the connection wait 1000 ms before it reconnects."""
 PAGE = 500
 MAX_SEQ = 2**31 - 1
 
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 class EventsQuery(Query):
     after_seq: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
-    """Return only events after this number; pass `next_seq` of the previous response."""
+    """Return only events whose number is higher than this. Pass the `next_seq` of the previous
+    response."""
     limit: Annotated[int, Field(ge=1, le=1000)] = PAGE
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
     """Maximum number of seconds to wait for events."""
@@ -57,11 +59,12 @@ async def events(
     query: Annotated[EventsQuery, QueryParameters()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """List the events of a job in order, without gaps.
+    """List the events of a job in order. No event is left out.
 
     With `Accept: text/event-stream`, events are streamed as they happen, until the end of the job.
-    The name of an event is its `type`, and its id is its `seq`. `Last-Event-ID` resumes a stream.
-    If the id is unknown, the server sends a `reset` event and then all events from the beginning.
+    In the stream, the name of an event is its `type`, and its id is its `seq`. To resume a stream,
+    send the id of the last event in `Last-Event-ID`. If that id is unknown, the server sends a
+    `reset` event and then all events from the first.
     """
     if EVENT_STREAM in request.headers.get("accept", ""):
         return await _stream(context, request, job_id, query.after_seq, last_event_id)
@@ -69,7 +72,7 @@ async def events(
     runtime, seq = context.runtime, query.after_seq
 
     async def look() -> tuple[views.EventPage, bool]:
-        # Read the state first: if the job has already ended, the page includes its last events.
+        # Read the state before the events, so that the events of a job that has ended are complete.
         over = query.wait_s > 0 and (await runtime.jobs.get(job_id)).state.is_terminal
         return await runtime.queries.events(job_id, after_seq=seq, limit=query.limit), over
 
@@ -85,8 +88,8 @@ async def events(
 
 
 def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
-    """Return the number of the last event that the client has: 0 without an id, None if the id is
-    unknown."""
+    """Return the number of the last event that the client has received. The result is 0 if the
+    client sent no id, and None if there is no event with that id."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
@@ -98,8 +101,8 @@ def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
 async def _stream(
     context: Context, request: Request, job_id: str, after_seq: int, last_event_id: str | None
 ) -> Response:
-    """Respond with a stream. Reads once before the stream begins, so that an error becomes a
-    problem document."""
+    """Respond with a stream. The database is read once before the stream begins, so that an error
+    can still be reported as a problem document."""
     newest_seq, over = await context.runtime.queries.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
@@ -120,8 +123,9 @@ async def _stream(
 async def _follow(
     context: Context, request: Request, job_id: str, after_seq: int, begin: bytes, over: bool
 ) -> AsyncIterator[bytes]:
-    """Yield frames until the job has ended and all of its events have been sent. Events about slots
-    can follow the end of the job. Starlette closes the generator when the client disconnects."""
+    """Yield frames until the job has ended and all of its events have been sent, including events
+    about slots that follow the end of the job. Starlette closes the generator when the client
+    disconnects."""
     queries = context.runtime.queries
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
@@ -130,7 +134,7 @@ async def _follow(
                 page = await queries.events(job_id, after_seq=after_seq, limit=PAGE)
             except Exception as error:
                 logger.warning("the event stream of %s ended early: %s", job_id, error)
-                return  # the client reconnects with Last-Event-ID
+                return  # the client will reconnect with Last-Event-ID
             if page.items:
                 yield b"".join(map(_frame, page.items))
                 after_seq = page.items[-1].seq
@@ -155,8 +159,8 @@ def _frame(event: views.Event) -> bytes:
 
 
 def _reset(newest_seq: int) -> bytes:
-    """Return a frame that reports a stream that can't be resumed, and resets the client's last
-    id."""
+    """Return a frame that reports that the stream can't be resumed, and resets the client's last
+    event id."""
     data = views.Reset(
         code="unknown_event_id",
         message="there is no event with this Last-Event-ID; the stream restarts with the first "

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/hangs: the hangs of a job, with the position of every rank."""
+"""/v1/jobs/{id}/hangs: lists the hangs of a job, with the position of every rank in its code."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["hangs"])
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def hangs(request: Request, faults: TheFaults, _: Caller, job_id: str) -> Response:
-    """List the hangs of a job, with the ranks that hung, the step, the phase, and the stack of
-    every rank."""
+    """List the hangs of a job. Each hang shows the ranks that hung, the step and phase, and the
+    stack of every rank."""
     return answer(request, await faults.hangs(job_id))

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/logs: the output of the ranks, which remains available after the job has ended."""
+"""/v1/jobs/{id}/logs: returns the output of the ranks, also after the job has ended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])
 
 class LogsQuery(Query):
     rank: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Return only lines of this rank; by default of all ranks, merged by time. Lines of the same
-    rank are always in their original order."""
+    """Return only lines of this rank. By default, the lines of all ranks are merged by time, but
+    the lines of one rank are always in their original order."""
     attempt: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
     cursor: str | None = None
     """`next_cursor` of the previous page."""
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Maximum number of seconds to wait for lines."""
+    """Maximum number of seconds to wait for new lines."""
 
 
 @router.get(

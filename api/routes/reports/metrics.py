@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/metrics: downsampled series, and the resource usage of the ranks."""
+"""/v1/jobs/{id}/metrics: returns downsampled series, and the resource usage of the ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def metrics(
     job_id: str,
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
-    """Return series over all attempts; each (key, rank, step) appears once."""
+    """Return series of metrics over all attempts. Each combination of key, rank and step appears
+    once."""
     return answer(request, await queries.metrics(job_id, query))
 
 
@@ -52,8 +53,8 @@ async def system_metrics(
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
-    """Return the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest
-    rank on a node also has the usage of the node."""
+    """Return how much of the processors, memory, disks and GPUs a rank used over time. The series
+    of the lowest rank on a node also include the usage of the whole node."""
     return answer(request, await queries.system_metrics(job_id, query))
 
 
@@ -66,5 +67,5 @@ async def system_metrics(
 async def newest_system_metrics(
     request: Request, queries: TheQueries, _: Caller, job_id: str
 ) -> Response:
-    """Return the newest sample of the resource usage of every rank."""
+    """Return the newest sample of every rank's resource usage."""
     return answer(request, await queries.newest_system_metrics(job_id))

@@ -23,9 +23,10 @@ class CostQuery(Query):
     by: Literal["user", "queue"] = "user"
     """Whether to sum costs by user or by queue."""
     since: Time | None = None
-    """Start of the time span (RFC 3339); by default the beginning of the current month in UTC."""
+    """Start of the time span (RFC 3339). The default is the beginning of the current month in
+    UTC."""
     until: Time | None = None
-    """End of the time span (RFC 3339); by default now."""
+    """End of the time span (RFC 3339). The default is the current time."""
 
 
 @router.get(
@@ -41,10 +42,10 @@ async def report(
     caller: Caller,
     query: Annotated[CostQuery, QueryParameters()],
 ) -> Response:
-    """Report the cost of each user or queue in a time span, highest first.
+    """Report the cost of each user or queue in a time span, with the highest cost first.
 
-    Admins see the costs of all users, other callers only their own costs. If only a part of an
-    attempt lies in the time span, only that part counts.
+    Admins see the costs of all users; other callers see only their own costs. If only a part of an
+    attempt is in the time span, only the cost of that part is counted.
     """
     _refuse_empty(query.since, query.until)
     owner = None if context.authority.is_admin(caller) else caller

@@ -23,7 +23,7 @@ Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
 
 class DecisionsQuery(Query):
     before: Annotated[int, Field(ge=1, le=MAX_NUMBER)] | None = None
-    """Only rounds with a lower number; pass `next_before` of the previous page."""
+    """List only rounds with a lower number. Pass the `next_before` of the previous page."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
 
 
@@ -51,8 +51,8 @@ async def list_decisions(
     responses=declare("invalid_parameter", "decision_not_found", TOO_MANY),
 )
 async def replay(request: Request, queries: TheQueries, _: Caller, number: Number) -> Response:
-    """Show the state that the scheduler saw in a round and the decision that it made, and run the
-    policy on that state again."""
+    """Show the state of the jobs and the cluster in a round and the scheduler's decision, and run
+    the policy again on the same state."""
     async with limited(request):
         return answer(request, await queries.decision(number))
 

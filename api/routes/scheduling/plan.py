@@ -1,4 +1,4 @@
-"""/v1/plan: the ways to divide a job among its workers."""
+"""/v1/plan: lists the ways to divide a job among its workers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ ThePlans = Annotated[Plans, use_cases(lambda runtime: Plans(runtime.database))]
     ),
 )
 async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller) -> Response:
-    """Compute the memory and the expected step time of each way to divide a job. Submits nothing.
+    """Compute the memory and the expected step time of each way to divide a job, without submitting
+    the job.
 
-    The body is a job document with additional optional fields for facts that the planner can't
-    know.
+    The body is a job document. Additional optional fields provide information that the planner
+    can't derive from the document.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PlanRequest, request, limit_bytes)

@@ -1,4 +1,4 @@
-"""/v1/queues: the queues, their rules, and their jobs."""
+"""/v1/queues: shows, creates, changes and deletes queues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QueueOfPath = Annotated[str, Path(max_length=63, pattern=QUEUE_NAME)]
     responses=declare("invalid_parameter"),
 )
 async def list_queues(request: Request, queues: TheQueues, _: Caller) -> Response:
-    """List the queues by name, with their rules and numbers of jobs."""
+    """List the queues by name, with their rules and their numbers of waiting and running jobs."""
     return answer(request, await queues.list())
 
 
@@ -43,8 +43,8 @@ async def list_queues(request: Request, queues: TheQueues, _: Caller) -> Respons
     responses=declare("invalid_parameter", "queue_not_found"),
 )
 async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath) -> Response:
-    """Show a queue: its rules, the numbers of waiting and running jobs, and the resources that each
-    user's running jobs hold."""
+    """Show a queue: its rules, its numbers of waiting and running jobs, and the resources that are
+    allocated to each user's running jobs."""
     return answer(request, await queues.get(name))
 
 
@@ -59,8 +59,8 @@ async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath)
 async def put(
     request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
 ) -> Response:
-    """Create a queue, or replace all of its rules; only for admins. `warnings` lists the rules that
-    the cluster currently can't satisfy."""
+    """Create a queue, or replace all rules of a queue. Only admins can do this. In the response,
+    `warnings` lists the rules that the cluster currently can't satisfy."""
     limit_bytes = context.runtime.settings.max_body_bytes
     rules, _document = await body.read_as(QueueRequest, request, limit_bytes)
     return fresh(await queues.put(name, rules, actor=actor), 200)
@@ -68,7 +68,7 @@ async def put(
 
 class ChangeQuery(Query):
     create: bool = False
-    """Create the queue with these rules if it does not exist."""
+    """If the queue does not exist, create it with these rules."""
 
 
 @router.patch(
@@ -86,9 +86,9 @@ async def change(
     name: QueueOfPath,
     query: Annotated[ChangeQuery, QueryParameters()],
 ) -> Response:
-    """Change some of a queue's rules; only for admins. The body is a merge patch (RFC 7396), sent
-    as `application/json`: null resets a rule to its default, and removes a resource or a user's
-    weight."""
+    """Change some of a queue's rules. Only admins can do this. The body is a merge patch (RFC
+    7396), sent as `application/json`: null resets a rule to its default, or removes a resource or a
+    user's weight."""
     limit_bytes = context.runtime.settings.max_body_bytes
     changes, _document = await body.read_as(QueueChangeRequest, request, limit_bytes)
     return fresh(await queues.change(name, changes, create=query.create, actor=actor), 200)
@@ -103,6 +103,7 @@ async def change(
     responses=declare("invalid_parameter", "queue_not_found", "queue_in_use"),
 )
 async def delete(queues: TheQueues, actor: Admin, name: QueueOfPath) -> Response:
-    """Delete a queue that has no unfinished jobs; only for admins. `default` can't be deleted."""
+    """Delete a queue that has no unfinished jobs. Only admins can do this. The queue `default`
+    can't be deleted."""
     await queues.delete(name, actor=actor)
     return Response(status_code=204)

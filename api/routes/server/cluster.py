@@ -1,4 +1,4 @@
-"""/v1/cluster: nodes, slots, and where jobs run."""
+"""/v1/cluster: shows the nodes, their slots, and the jobs that run on them."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ router = APIRouter(prefix="/v1", tags=["cluster"])
     responses=declare("invalid_parameter"),
 )
 async def cluster(request: Request, queries: TheQueries, _: Caller) -> Response:
-    """Show the cluster as the service last saw it."""
+    """Show the state of the cluster that the service last observed."""
     return answer(request, await queries.cluster())

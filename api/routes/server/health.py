@@ -20,7 +20,7 @@ class Liveness(View):
 class Readiness(View):
     status: str
     checks: dict[str, str]
-    """The state of each part of the service: `ok`, or a description of the problem."""
+    """The state of each part of the service, which is `ok` or a description of the problem."""
 
 
 @router.get("/healthz", operation_id="get_liveness", response_model=Liveness)
@@ -64,7 +64,7 @@ async def readyz(request: Request, context: TheContext) -> Response:
     },
 )
 async def metrics(context: TheContext, _: Caller) -> Response:
-    """Export metrics about requests, slots and the number of jobs by state, in the Prometheus
-    format and without labels for individual jobs."""
+    """Export metrics about requests, slots and the number of jobs in each state, in the Prometheus
+    format. There are no labels for individual jobs."""
     text = await context.telemetry.render(context.runtime)
     return Response(text, media_type=CONTENT_TYPE_LATEST, headers={"Cache-Control": "no-store"})

@@ -1,8 +1,8 @@
-"""Serves the web page at `/`, its files at `/page`, and the manual at `/manual`.
+"""Serves the web page at `/`, the files of the web page at `/page`, and the manual at `/manual`.
 
-These files are the same for all users and contain no data of jobs, so they require no token. The
-page asks the user for a token if the API requires one. Query parameters that other sites append to
-a link, such as `?utm_source=x`, are ignored.
+All of these files are the same for all users and contain no data about jobs, so no token is
+required to get them. The page asks the user for a token if the API requires one. Query parameters
+that other sites append to a link, such as `?utm_source=x`, are ignored.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ FOR_GOOD = "public, max-age=31536000, immutable"
 @router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
-    """Serve the page, which refers to its other files."""
+    """Serve the HTML file of the web page, which refers to its other files."""
     return _answer(request, load().index, "no-cache")
 
 
 @router.head("/page/{version}/{path:path}")
 @router.get("/page/{version}/{path:path}")
 async def static_file(request: Request, version: str, path: str) -> Response:
-    """Serve a file of the page. Files of other versions are refused, because they would not fit
-    together."""
+    """Serve a file of the web page. Requests for another version are refused, because files of
+    different versions don't work together."""
     found = load()
     file = found.files.get(path) if version == found.version else None
     if file is None:
@@ -51,7 +51,8 @@ async def manual_without_slash(request: Request) -> Response:
 @router.head("/manual/{path:path}")
 @router.get("/manual/{path:path}")
 async def manual_file(request: Request, path: str) -> Response:
-    """Serve a file of the manual; if there is no manual, a page that explains how to build it."""
+    """Serve a file of the manual. If the manual has not been built, serve a page that explains how
+    to build it."""
     file = await asyncio.to_thread(manual.find, path)
     if file is not None:
         return _answer(request, file, "no-cache")

@@ -16,7 +16,7 @@ router = APIRouter(include_in_schema=False, dependencies=[NoParameters])
 
 @router.get("/openapi.json")
 async def description(request: Request, _: Caller) -> Response:
-    """Return the description of the API for programs."""
+    """Return the OpenAPI document, which describes the API for programs."""
     return answer_json(request, json.dumps(request.app.openapi()).encode())
 
 

@@ -27,7 +27,8 @@ MEDIA_TYPE = "application/schema+json"
     },
 )
 async def get_schema() -> Response:
-    """Return the JSON Schema of job documents. Requires no token, since editors can't send one."""
+    """Return the JSON Schema of job documents. Requires no token, because editors can't send a
+    token."""
     return Response(_schema(), media_type=MEDIA_TYPE)
 
 

@@ -1,4 +1,4 @@
-"""Finds ranks that have not joined a collective operation in which others are waiting. Pure,
+"""Finds ranks that have not joined a collective operation in which other ranks are waiting. Pure,
 without Ray or torch."""
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from ray_workers.shared.processes.collectives import GroupRecord, parse
 
 Records = Mapping[int, Sequence[GroupRecord]]
-"""The records by rank."""
+"""The records of torch's flight recorder, by rank."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The first collective of a group in which ranks are waiting."""
+    """The first collective of a process group in which ranks are waiting."""
 
     group: str
     number: int
@@ -22,7 +22,7 @@ class Waiting:
     waiting: tuple[int, ...]
     """Ranks that are waiting in the collective."""
     absent: tuple[int, ...]
-    """Ranks of the group that have not started it."""
+    """Ranks of the process group that have not started the collective."""
 
     def sentence(self) -> str:
         ranks = ", ".join(map(str, self.waiting))
@@ -32,14 +32,15 @@ class Waiting:
 
 
 def records_of(stacks: Mapping[int, str]) -> Records:
-    """Return the records that ranks wrote below their stack traces, by rank. Ranks without records
-    are omitted."""
+    """Return the flight recorder's records from the output with the stack traces, by rank. Ranks
+    without records are omitted."""
     found = {rank: parse(text) for rank, text in stacks.items()}
     return {rank: records for rank, records in found.items() if records}
 
 
 def waiting_in(records: Records) -> Iterator[Waiting]:
-    """Yield, for each group in which ranks are waiting, the first collective in which they wait."""
+    """Yield the first collective in which ranks are waiting, for each process group in which ranks
+    are waiting."""
     by_group: dict[str, dict[int, GroupRecord]] = {}
     for rank, own in records.items():
         for record in own:
@@ -59,8 +60,8 @@ def waiting_in(records: Records) -> Iterator[Waiting]:
 
 
 def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
-    """Return the ranks for which others are waiting; if some of them are not waiting themselves,
-    only those ranks."""
+    """Return the ranks for which other ranks are waiting. If some of these ranks are not waiting
+    themselves, only those are returned."""
     records = records_of(stacks)
     absent = {rank for one in waiting_in(records) for rank in one.absent}
     waiting = {rank for rank, own in records.items() if any(one.waits_in for one in own)}
@@ -77,15 +78,15 @@ def with_absences(stacks: Mapping[int, str]) -> dict[int, str]:
 
 
 def longest_wait_s(stacks: Mapping[int, str]) -> float:
-    """Return the seconds for which the longest-running collective has been running; 0.0 if there is
-    none."""
+    """Return for how many seconds the longest-running collective has been running, or 0.0 if none
+    is running."""
     every = records_of(stacks).values()
     return max((one.waits_s for own in every for one in own), default=0.0)
 
 
 def stood_still(earlier: Mapping[int, str], later: Mapping[int, str], idle: Set[int]) -> bool:
-    """Whether, between two looks, no rank started or finished a collective, while some ranks were
-    waiting in one and all others were idle."""
+    """Whether no rank started or finished a collective between two looks, while some ranks were
+    waiting in a collective and all other ranks were idle."""
     before, now = records_of(earlier), records_of(later)
     if not now or before.keys() != now.keys() or now.keys() != later.keys():
         return False

@@ -15,29 +15,30 @@ from ray_workers.shared.processes.machine_speed import OVERLOADED, overload_note
 
 @dataclass(frozen=True)
 class RankExit:
-    """The end of a training process. `exit_code` is None if the end was not observed."""
+    """The exit of a training process. `exit_code` is None if the exit was not observed."""
 
     rank: int
     exit_code: int | None
     lost_forkserver: bool
-    """Whether the forkserver of its node ended, which can be caused by another job or by the
-    machine."""
+    """Whether the forkserver on the process's node ended. Another job or the machine can cause
+    this."""
     is_stuck: bool
-    """Whether it was killed but still existed after the forkserver's time limit, which does not
-    depend on the speed of the machine."""
+    """Whether the process was killed but still existed after the forkserver's time limit. This
+    limit does not depend on the speed of the machine."""
     memory_kills: int
-    """Number of processes that the node's kernel killed because of low memory while it ran,
-    possibly including itself."""
+    """Number of processes that the node's kernel killed because of low memory while the process
+    ran. This can include the process itself."""
     log_lines_lost: int
-    """Number of lines at the end of its output that were lost because the node's disk was full."""
+    """Number of lines at the end of the process's output that were lost because the node's disk was
+    full."""
     ended_at: float
-    """Unix time at which its end was observed; infinite if it was not observed."""
+    """Unix time at which the exit was observed; infinite if it was not observed."""
     last_status: RankStatus | None
-    """The last status on its heartbeat page; None if the page was not read."""
+    """The last status on the process's heartbeat page; None if the page was not read."""
 
     @classmethod
     def of(cls, rank: int, exit_code: int | None) -> RankExit:
-        """Return an end without any other information."""
+        """Return an exit about which only the exit code is known."""
         return cls(
             rank,
             exit_code,
@@ -62,8 +63,8 @@ class RankExit:
 
 
 SEEN_LATE_S = 0.25
-"""Maximum time from the death of a rank that leaves no error until its end is observed. Its peers
-might report the loss before that."""
+"""Maximum time from the death of a rank that leaves no error until its exit is observed. Its peers
+might report the loss before the exit is observed."""
 
 
 def judge(
@@ -75,15 +76,16 @@ def judge(
 ) -> Outcome:
     """Return the outcome of a group: the rank that caused its end, and the cause.
 
-    `ended` are the ranks that ended on their own, before the other ranks were stopped; `errors` are
-    the ERROR frames that ranks left. `under_nccl` is whether the ranks communicated by NCCL, whose
-    watchdog aborts a process that has lost its peers before the process can report an error.
-    `is_script` is whether ranks can fail because another rank has ended with code 0 before them.
+    `ended` contains the exits of the ranks that ended on their own, before the other ranks were
+    stopped. `errors` contains the ERROR frames that ranks wrote. `under_nccl` is true if the ranks
+    communicated through NCCL: when a process has lost its peers, NCCL's watchdog aborts it before
+    it can report an error. `is_script` is true if ranks can fail because another rank has exited
+    with code 0 before them.
 
-    When a rank dies, its peers fail too, in the collective that it left. They report `worker_lost`,
-    so the root cause is a rank that failed for a different reason. If several did, it is the rank
-    that failed first, because the programs of the others might report the loss of a peer as a
-    different error.
+    When a rank dies, its peers fail too, because it is missing in their collective. The peers
+    report `worker_lost`, so the root cause is a rank that failed for a different reason. If several
+    ranks did, the root cause is the rank that failed first, because the programs of the other ranks
+    might report the loss of a peer as a different error.
 
     Raises ValueError if no rank has ended.
     """
@@ -120,11 +122,11 @@ def judge(
 
 
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
-    """Return the ERROR frames that these processes left, by rank.
+    """Return the ERROR frames that these processes wrote, by rank.
 
-    `ranks` is the rank by worker index and incarnation. It can't be derived from the name of a
-    spool: the spool of a process that never got a rank is named after its worker index, and the
-    name of an older spool can contain a rank that now belongs to another process.
+    `ranks` maps each (worker index, incarnation) to a rank. The rank can't be derived from the name
+    of a spool: the spool of a process that never got a rank is named after its worker index, and
+    the name of an older spool can contain a rank that was later assigned to another process.
     """
     found: dict[int, Frame] = {}
     for frame in frames:
@@ -141,9 +143,9 @@ def all_lost_a_peer(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> 
 
 
 def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
-    """Return the time of the failure, by the clock of its node, and whether the rank left no error.
-    Errors contain the time at which they were raised, which is ignored if it is after the
-    report."""
+    """Return the time of the failure, by the clock of the rank's node, and whether the rank wrote
+    no error. An error contains the time at which it was raised; this time is ignored if it is later
+    than the time of the report."""
     if error is None:
         return ended.ended_at - SEEN_LATE_S, True
     claimed = error.body.get("raised_at")
@@ -155,7 +157,8 @@ def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
 def _left_before(
     ended: Sequence[RankExit], failed: RankExit, errors: Mapping[int, Frame]
 ) -> RankExit | None:
-    """Return the first rank that ended with code 0, if it ended before `failed`; else None."""
+    """Return the first rank that exited with code 0, if it exited before `failed`; otherwise
+    None."""
     well = [rank for rank in ended if rank.exit_code == 0]
     first = min(well, key=lambda rank: rank.ended_at, default=None)
     if first is None or failed.rank not in errors:
@@ -165,16 +168,16 @@ def _left_before(
 
 
 def _is_secondary_failure(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
-    """Whether the rank was aborted without leaving an error, as NCCL's watchdog does when the peers
-    of a rank have died."""
+    """Whether the rank was aborted before it wrote an error. NCCL's watchdog does this when the
+    peers of a rank have died."""
     return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 
 def excused(outcome: Outcome, slowness: float) -> Outcome:
-    """Return the outcome, with a note if overloaded machines might be the reason.
+    """Return the outcome, with a note if overloaded machines might have caused it.
 
     `slowness` is how many times slower than usual the machines were when the group's start or
-    recovery last took too long; 1 if neither did.
+    recovery last took too long. It is 1 if neither took too long.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:
@@ -183,16 +186,16 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
 
 
 def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
-    """Return the outcome, with the role of the rank that caused it, if it has one. `names` are role
-    names as returned by `dray.ranks.role_names`."""
+    """Return the outcome. If the rank that caused it has a role, add the role to the message.
+    `names` contains role names as returned by `dray.ranks.role_names`."""
     role = "" if outcome.rank is None else role_of(outcome.rank, names)
     note = f" (rank {outcome.rank} is {role})" if role else ""
     return replace(outcome, message=outcome.message + note)
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-"""Signals that are sent from outside, for example by the out-of-memory killer, a node that shuts
-down, or an operator."""
+"""Signals that a process gets from outside, for example from the out-of-memory killer, from a node
+that shuts down, or from an operator."""
 
 
 def _unexplained(ended: RankExit, *, is_secondary_failure: bool) -> tuple[Cause, str]:

@@ -31,35 +31,35 @@ class GroupObservation:
     """An observation of a group."""
 
     ranks: Sequence[RankObservation]
-    """The latest processes of the ranks in the group that are running, sorted by rank. Ranks on
-    nodes that do not answer are missing."""
+    """Observations of the running processes of the group's ranks, sorted by rank. Ranks on nodes
+    that do not answer are missing."""
     num_running: int
-    """Number of ranks in the group that are running, whether they were observed or not."""
+    """Number of ranks in the group that are running, including ranks that were not observed."""
     num_placed: int
     """Number of ranks in the group."""
     recovery: RecoveryState
     through: Mapping[int, RankStatus] = field(default_factory=dict)
-    """Last statuses, if known, of ranks that have ended with code 0, by rank."""
+    """The last known statuses of ranks that have exited with code 0, by rank."""
     num_through: int = 0
-    """Number of ranks in the group that have ended with code 0."""
+    """Number of ranks in the group that have exited with code 0."""
     drills: Sequence[Drill] = ()
     """Faults that have not been injected yet."""
     is_leaving: bool = False
     """Whether the group was asked to leave its slots."""
     is_ending_hang: bool = False
-    """Whether a rank was killed because it hung, and its end has not been observed yet."""
+    """Whether a rank was killed because it hung, and its exit has not been observed yet."""
     slowness: float = 1.0
     """How many times slower than usual the machines are."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank of the group has either ended with code 0, or is running and was
+        """Whether every rank of the group either has exited with code 0, or is running and was
         observed."""
         return len(self.ranks) == self.num_running == self.num_placed - self.num_through
 
     @property
     def statuses(self) -> dict[int, RankStatus]:
-        """Statuses of ranks that are running or have ended with code 0, by rank."""
+        """Statuses of ranks that are running or have exited with code 0, by rank."""
         return {rank.rank: rank.status for rank in self.ranks} | dict(self.through)
 
 
@@ -117,7 +117,7 @@ Action = AddWorkers | Confirm | Inject | Gather | EndHang | End
 
 @dataclass(frozen=True)
 class GroupPolicy:
-    """The rules for the group of one attempt."""
+    """Decides what to do with the group of one attempt."""
 
     timings: Timings
     traits: GroupTraits
@@ -126,8 +126,8 @@ class GroupPolicy:
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """Return the actions to perform, in order, and the new memory. `now` is in seconds at the
-        machines' usual speed."""
+        """Return the actions to perform, in order, and the new memory. `now` is the time in seconds
+        at the machines' usual speed."""
         recovery = seen.recovery
         actions: list[Action] = []
         if self.traits.is_script and self.is_elastic and _is_unprepared(seen):
@@ -155,7 +155,7 @@ class GroupPolicy:
         if is_regrouping:
             hang = self._left_behind(seen, memory, now)
         else:
-            # A missing rank was lost, or its node is silent.
+            # If a rank is missing from the observation, it was lost, or its node does not answer.
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
             if not seen.num_through:
@@ -171,8 +171,8 @@ class GroupPolicy:
 
     def trains_again(self, seen: GroupObservation) -> bool:
         """Whether a recovering group has taken a step in its new round, or has finished. With
-        parameter servers, workers that were not lost do not notice the loss, and can finish in the
-        meantime."""
+        parameter servers, the workers that were not lost do not notice the loss, and can finish
+        during the recovery."""
         recovery = seen.recovery
         if recovery.regrouping is None or recovery.lacking_since is not None:
             return False
@@ -182,7 +182,8 @@ class GroupPolicy:
         def is_back(status: RankStatus) -> bool:
             return status.generation >= recovery.round and _trains(status)
 
-        # All ranks of a round take their first step together, and finish together.
+        # All ranks of a round take their first step together and finish together, so a single rank
+        # that has exited with code 0 is enough.
         if any(map(is_back, seen.through.values())):
             return True
         return seen.is_whole and bool(seen.ranks) and all(is_back(r.status) for r in seen.ranks)
@@ -190,9 +191,9 @@ class GroupPolicy:
     def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """Treat only stopped processes as hanging. A script can be in any phase for any length of
-        time, even if it calls `train.prepare`. With parameter servers, no worker waits for a slow
-        worker."""
+        """Treat only stopped processes as hanging. A script can stay in any phase for any length of
+        time, even if it calls `train.prepare`. With parameter servers, a slow worker does not make
+        other workers wait."""
         if self.traits.recovers_in_place:  # `_left_behind` uses the step times
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
@@ -225,12 +226,13 @@ class GroupPolicy:
         if now - recovery.announced_at <= limits.whole_limit_s:
             return None
         if self.traits.state_holders and _newcomers_are(_has_begun, seen):
-            return None  # their first step can take long, or wait for another worker
+            return None  # a newcomer's first step can take long, or wait for another worker
         return f"the group was not complete again within {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-        """Return when ranks began to wait for a round although no rank was lost, because their
-        connections broke or a round could not be formed; None if they are not waiting."""
+        """Return since when ranks have been waiting for a round although no rank was lost, because
+        their connections broke or a round could not be formed. Returns None if no ranks are
+        waiting."""
         is_any_standby = any(rank.status.phase is RankPhase.STANDBY for rank in seen.ranks)
         may_be = (
             self.traits.recovers_in_place and is_any_standby and seen.num_running == seen.num_placed
@@ -241,7 +243,7 @@ class GroupPolicy:
 
     def _left_behind(self, seen: GroupObservation, memory: GroupMemory, now: float) -> Hang | None:
         """Return a hang of ranks that do not join the round although their old connections were
-        cut; None if there is none."""
+        cut, or None if there are no such ranks."""
         announced_at = seen.recovery.announced_at
         if seen.is_ending_hang or announced_at is None:
             return None
@@ -260,8 +262,9 @@ def _is_unprepared(seen: GroupObservation) -> bool:
 
 
 def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-    """Return when the ranks of the attempt's first round began to connect to each other. For later
-    rounds, the time of the whole recovery is limited instead."""
+    """Return when the ranks of the attempt's first round began to connect to each other. In later
+    rounds there is no separate limit for connecting, because the time of the whole recovery is
+    limited."""
     forming = any(rank.status.phase is RankPhase.FORMING for rank in seen.ranks)
     if not forming or seen.recovery.regrouping is not None:
         return None
@@ -276,8 +279,8 @@ def _newcomers_are(is_so: Callable[[RankStatus], bool], seen: GroupObservation) 
 
 
 def _has_begun(newcomer: RankStatus) -> bool:
-    """Whether the newcomer has joined its round. The number of the round is above 0, the attempt's
-    first round."""
+    """Whether the newcomer has joined a round. Its round is never the attempt's first round, which
+    has the number 0."""
     return newcomer.generation > 0
 
 

@@ -1,9 +1,9 @@
 """Detects whether a group hangs, and which ranks cause the hang. Pure, without Ray or torch.
 
-Neither a waiting rank nor the rank for which it waits makes progress. But the waiting rank is
-further ahead: it has entered a collective that the other rank has not reached. Therefore the hang
-is caused by the rank that is furthest behind or, if all are at the same point, by a rank whose
-process is stopped.
+When a rank hangs, the ranks that wait for it make no progress either. But a waiting rank is further
+ahead than the hanging rank: it has entered a collective that the hanging rank has not reached.
+Therefore, the hang is caused by the ranks that are furthest behind or, if all ranks are at the same
+point, by a rank whose process is stopped.
 
 The limits depend on the job's step times, because one step of a job can take as long as a thousand
 steps of another job.
@@ -20,15 +20,15 @@ from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.timings import Timings
 
 FACTOR = 10.0
-"""A rank counts as hanging when it has been in a phase for this many times the duration of the
-slowest step."""
+"""A rank counts as hanging when it has been in the same phase for this many times the duration of
+the slowest step."""
 REMEMBERED = 100
-"""Number of recent step times among which the slowest is determined."""
+"""Number of recent steps among which the slowest step is determined."""
 
 PATIENCE = 10.0
-"""Factor for the limits of groups that do not recover in place, and of ranks that are all at the
-same point. In these cases, each false alarm would send the job back to its checkpoint, again and
-again if a phase simply takes this long."""
+"""Factor by which the limits are extended for groups that do not recover in place, and for ranks
+that are all at the same point. In these cases, each false alarm would restart the job from its
+checkpoint. If a phase always takes this long, the job would be restarted again and again."""
 
 STOPPED = ("T", "t")
 
@@ -49,14 +49,14 @@ class Hang:
     """A hang of a group."""
 
     culprits: tuple[RankObservation, ...]
-    """The ranks that cause the hang; empty if all ranks are at the same point and none is
+    """The ranks that cause the hang. Empty if all ranks are at the same point and no process is
     stopped."""
     waited_s: float
     limit_s: float
 
     def outcome(self, phase: str, cause: Cause) -> Outcome:
-        """Return the outcome of a group that resumes from its checkpoint because these ranks were
-        ended."""
+        """Return the outcome of an attempt that ends because these ranks were killed. The next
+        attempt resumes from the checkpoint."""
         ranks = [observation.rank for observation in self.culprits]
         who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
         verb = "was" if len(ranks) == 1 else "were"
@@ -79,9 +79,10 @@ class StepTimes:
     def after(
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
-        """Return the step times after another observation. `now` is in seconds at the machines'
-        usual speed. `at_own_pace` is whether a slow rank can count several steps for one unit of
-        work; its time then counts as a single step."""
+        """Return the step times after another observation. `now` is the time in seconds at the
+        machines' usual speed. If `at_own_pace` is true, the step number of a slow rank can increase
+        by several steps for one unit of work; the time of this unit then counts as the time of a
+        single step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -96,11 +97,11 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class HangLimits:
-    """Time limits for how long a rank can keep other ranks waiting."""
+    """Limits on how long a rank can keep other ranks waiting."""
 
     timings: Timings
     patience: float = 1.0
-    """Factor for the minimum limit of each phase."""
+    """Factor by which the minimum limit of each phase is extended."""
     slowest_step_s: float = 0.0
     slowness: float = 1.0
     """How many times slower than usual the machines are."""
@@ -117,10 +118,11 @@ class HangLimits:
 def find_hang(
     observations: Sequence[RankObservation], limits: HangLimits, *, are_last: bool = False
 ) -> Hang | None:
-    """Return the hang of the ranks' latest processes, if any. `are_last` is whether other ranks
-    have finished.
+    """Return the hang, if the ranks' latest processes hang. `are_last` is true if other ranks have
+    finished.
 
-    Returns None while a rank joins or waits for a round, because recovery handles that.
+    Returns None while a rank is joining or waiting for a round, because the recovery handles such
+    ranks.
     """
     stopped_s = limits.timings.stopped_hang_s
     stopped = [one for one in observations if one.state == "T" and one.age_s > stopped_s]
@@ -130,7 +132,7 @@ def find_hang(
         return None
     culprits = behind = _furthest_behind(observations)
     if are_last:
-        limits = replace(limits, patience=PATIENCE)  # it might be committing a checkpoint
+        limits = replace(limits, patience=PATIENCE)  # the ranks might be committing a checkpoint
     elif len(behind) == len(observations):
         stopped = [one for one in behind if one.state in STOPPED]
         limits = limits if stopped else replace(limits, patience=PATIENCE)
@@ -144,16 +146,16 @@ def find_hang(
 def find_left_behind(
     observations: Sequence[RankObservation], round_number: int, limits: HangLimits
 ) -> Hang | None:
-    """Return a hang of ranks that are in an older round than the one to which they are assigned.
+    """Return a hang of ranks that have not joined the latest round to which they are assigned.
 
-    Rarely (about once in 500 kills), gloo does not notice that a connection broke, so that neither
-    the loss of the peer nor cutting the connection ends an operation. In addition, a rank that is
-    still connecting to a peer that died before connecting has no connection to cut.
+    Rarely (about once in 500 kills), gloo does not notice that a connection broke. Its operation
+    then continues to wait, although the peer is lost and the connection has been cut. Also, a rank
+    that is trying to connect to a peer that died first has no connection that could be cut.
     """
     forming_s = limits.slowness * limits.timings.forming_hang_s
     forming = [one for one in observations if one.status.phase is RankPhase.FORMING]
     if len(forming) == len(observations):
-        forming = []  # they might be joining the latest round
+        forming = []  # ranks that might be joining the latest round
     behind = [
         one
         for one in observations
@@ -170,7 +172,7 @@ def find_left_behind(
 
 @dataclass(frozen=True)
 class Suspicion:
-    """The ranks that have been observed hanging without any progress, and since when."""
+    """The ranks that have been observed hanging without any progress, and the time since when."""
 
     suspects: tuple[tuple[int, int, float], ...] = ()
     since: float = 0.0
@@ -185,8 +187,8 @@ class Suspicion:
 def hang_report(
     hang: Hang, observations: Sequence[RankObservation], stacks: Mapping[int, str]
 ) -> HangReport:
-    """Return the report of a hang, with the ranks that cause it, and the phase and stack of every
-    rank."""
+    """Return the report of a hang. It contains the ranks that cause the hang, and the phase and
+    stack of every rank."""
     blamed = hang.culprits or tuple(observations)
     return HangReport(
         culprits=[one.rank for one in hang.culprits],
@@ -217,8 +219,8 @@ def _is_training(observations: Sequence[RankObservation]) -> bool:
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
     def progress(observation: RankObservation) -> tuple[int, int, int]:
         status = observation.status
-        # Compare collectives before phases: ranks that step independently communicate after their
-        # update.
+        # The collective is compared before the phase, because ranks that step independently
+        # communicate after their update.
         return status.step, status.collective, _PHASE_ORDER[status.phase]
 
     least = min(map(progress, observations))

@@ -1,7 +1,8 @@
 """Determines the members of a group's next rendezvous round. Pure, without Ray or torch.
 
-Lost workers, dead nodes, granted slots and recalled slots are all changes to a roster. `next_round`
-returns the round that results from the roster, and what must be done before it can begin.
+Lost workers, dead nodes, granted slots and recalled slots all change the roster of a group.
+`next_round` returns the round that results from a roster, and the actions that are needed before
+the round can begin.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from ray_workers.shared.group_traits import GroupTraits
 
 
 class WorkerState(Enum):
-    """The state of a worker, as known to the supervisor."""
+    """The state of a worker, as far as the supervisor has observed it."""
 
     ACTIVE = auto()
-    """It has a rank in the group, and its process is running."""
+    """The worker has a rank in the group, and its process is running."""
     ENDED = auto()
-    """It has a rank. Its process has ended, and it is not decided yet whether to replace it."""
+    """The worker has a rank. Its process has exited, and the supervisor has not decided yet whether
+    to replace the process."""
     LOST = auto()
-    """It has a rank. Its process has ended, and will be replaced."""
+    """The worker has a rank. Its process has exited and will be replaced."""
     STARTING = auto()
-    """It has no rank. Its process is being started while the others train."""
+    """The worker has no rank. Its process is being started while the other workers train."""
     READY = auto()
-    """It has no rank. Its process is waiting for one."""
+    """The worker has no rank. Its process is waiting for a rank."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class GroupRoster:
 
     workers: Sequence[Worker]
     least: int
-    """Minimum number of workers with which the group trains."""
+    """Minimum number of workers that the group needs to train."""
     dead_nodes: Set[str] = frozenset()
     leaving: Set[int] = frozenset()
     """Indices of workers whose slots have been recalled."""
@@ -58,12 +60,13 @@ class NextRound:
     restarted: tuple[int, ...]
     """Members whose processes must be replaced before the round begins."""
     rejoining: tuple[int, ...]
-    """Workers whose processes are replaced while the others train, and that join a later round."""
+    """Workers that join a later round, because their processes are replaced while the others
+    train."""
     num_awaited: int
-    """Number of missing workers for which the members wait before the round begins."""
+    """Number of missing workers. The members wait for these workers before the round begins."""
     is_whole: bool
-    """Whether no worker is missing and no member has ended. Only then is the round announced: a
-    member that has ended is first replaced or given up."""
+    """Whether no worker is missing and no member's process has exited. The round is announced only
+    if this is true: otherwise, exited members are first replaced or given up."""
 
 
 def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:

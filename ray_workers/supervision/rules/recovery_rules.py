@@ -1,8 +1,8 @@
 """The rules for recovery in place. Pure, without Ray or torch.
 
-The survivors hold the complete state of a replicated model, so a killed rank is replaced, and no
-rank repeats a step. A rank that failed with its own error is not replaced, because its replacement
-would fail in the same way.
+The surviving ranks have the complete state of a replicated model. Therefore, a killed rank is
+replaced, and no rank has to repeat a step. A rank that failed with its own error is not replaced,
+because its replacement would fail in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
 
 MOST_WITHOUT_A_STEP = 3
-"""Maximum number of consecutive recoveries without a step in between."""
+"""Maximum number of consecutive recoveries without a training step between them."""
 MOST_STARTS = 3
 """Maximum number of tries to start another process for a lost rank."""
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
@@ -46,13 +46,14 @@ class RecoveryState:
     """The state of a group's recovery."""
 
     round: int = 0
-    """The latest rendezvous round, whether already announced or not; `generation` in messages."""
+    """Number of the latest rendezvous round, which may not have been announced yet. Messages call
+    it `generation`."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
     """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if it
-    was not announced yet."""
+    has not been announced yet."""
     num_lacking: int = 0
-    """Number of missing workers for which the others wait."""
+    """Number of missing workers for which the other workers wait."""
     lacking_since: float | None = None
     """When the group first became short of workers, on the clock of `MachineSpeed.time`; None if no
     worker is missing."""
@@ -63,7 +64,7 @@ class RecoveryState:
     is_adding_workers: bool = False
     batch_size: int | None = None
     """The global batch size that the service last chose for this attempt. It is announced in every
-    round, so that ranks get it even if the previous round failed."""
+    round, so that the ranks get it even if the previous round failed."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
         """Return the state of a group that starts to regroup, or starts again after further
@@ -83,9 +84,9 @@ class RecoveryState:
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
-    """Whether the running processes of a script will follow their group into the next round. One
-    process that has called `train.prepare` is enough: the others run the same program and will call
-    it too.
+    """Whether the running processes of a script will join the next round with their group. This is
+    true if one process has called `train.prepare`: the others run the same program, so they will
+    call it too.
 
     For `observations` and `running`, see `num_holders`.
     """
@@ -103,14 +104,14 @@ def refused(
     replicas: Mapping[int, int] = MappingProxyType({}),
     recovering: Iterable[int] = (),
 ) -> str | None:
-    """Return why ranks that ended are not replaced; None if they are replaced.
+    """Return the reason why lost ranks are not replaced, or None if they are replaced.
 
-    `lost` are the ends of these ranks (none with code 0), and `errors` the ERROR frames that they
-    left. `num_holders` is the number of other ranks that hold the state, and `without_a_step` the
-    number of recoveries since the group last took a step. `servers` are ranks that each hold a part
-    of the state that no other rank has, except for a replica; `replicas` maps the rank of each
-    server to the rank that has its replica. `recovering` are ranks that were lost earlier and have
-    not taken a step since.
+    `lost` contains the exits of these ranks (none with code 0), and `errors` the ERROR frames that
+    they wrote. `num_holders` is the number of other ranks that have the state, and `without_a_step`
+    the number of recoveries since the group last took a step. `servers` contains the ranks that
+    each have a different part of the state; only a replica of a server has the same part, and
+    `replicas` maps the rank of each server to the rank of its replica. `recovering` contains ranks
+    that were lost earlier and have not taken a step since.
     """
     gone = {*(rank.rank for rank in lost), *recovering}
     for server in sorted(gone & servers):
@@ -135,12 +136,12 @@ def refused(
 
 
 def may_restart(lost: Sequence[RankExit], standalone: Set[int], earlier: Mapping[int, int]) -> bool:
-    """Whether these ranks are restarted while the others continue. A rank that ended on its own is
-    not restarted, because it would end again; neither is a rank whose actor is gone, because the
-    other ranks know its port.
+    """Whether these ranks are restarted while the others continue. A rank that exited on its own is
+    not restarted, because it would exit again. A rank whose actor is gone is not restarted either,
+    because its successor would have another port, and the other ranks use the old one.
 
-    `standalone` are ranks for which the others do not have to wait, and `earlier` is the number of
-    recent restarts of each rank.
+    `standalone` contains the ranks for which the others do not have to wait, and `earlier` the
+    number of recent restarts of each rank.
     """
     return all(
         end.rank in standalone
@@ -160,9 +161,10 @@ def num_holders(
     start from the checkpoint from which the attempt started, and all later steps would be lost.
     Before the attempt's first step there is nothing to lose, so every rank counts.
 
-    `observations` must include all observable processes of the attempt, even ended ones. `running`
-    has the (worker index, incarnation) of the running processes in the group. `furthest_step` is
-    the last step that any rank, observed or not, is known to have committed.
+    `observations` must include all observable processes of the attempt, even processes that have
+    exited. `running` contains the (worker index, incarnation) of each running process in the group.
+    `furthest_step` is the last step that any rank is known to have committed, including ranks that
+    are no longer observed.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step
@@ -174,9 +176,8 @@ def num_holders(
 
 
 def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[int]:
-    """Return the indices of the held slices to release. These are recalled slices, as long as at
-    least `least` workers remain. Like its placement group, a slice can only be released
-    completely."""
+    """Return the indices of the held slices to release. A recalled slice is released if at least
+    `least` workers remain. A slice is a placement group, so it can only be released as a whole."""
     left, wanted, going = sum(part.num_workers for part in held), list(asked), []
     for at in reversed(range(len(held))):
         part = held[at]
@@ -195,7 +196,7 @@ def loss_report(
     why_slow: str,
 ) -> RegroupingReport:
     """Return the report of a loss. `lost` is empty if ranks only lost their connections. `why_slow`
-    is from `MachineSpeed.why`."""
+    is the result of `MachineSpeed.why`."""
     if lost:
         reason = "; ".join(how(rank, traits.role_names) for rank in lost)
     else:
@@ -211,7 +212,8 @@ def loss_report(
 
 
 def how(lost: RankExit, names: Sequence[str] = ()) -> str:
-    """Describe the end of a rank. `names` are role names as returned by `dray.ranks.role_names`."""
+    """Describe how a rank exited. `names` contains role names as returned by
+    `dray.ranks.role_names`."""
     rank = f"rank {with_role(lost.rank, names)}"
     if lost.exit_code is None:
         return f"the worker of {rank} vanished"

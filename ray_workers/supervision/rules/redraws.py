@@ -1,8 +1,9 @@
 """Converts output in which a program redraws lines, as progress bars do, into log lines. Pure,
 without Ray or torch.
 
-A program redraws a line after a carriage return, backspaces, or moving the cursor up. For such a
-line, one state per second and the last state are logged. All other lines are logged when they end.
+A program redraws a line after a carriage return, after backspaces, or after moving the cursor up.
+Of a redrawn line, one state per second and the last state are logged. All other lines are logged
+when they end.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ray_workers.shared.secret_files import Masker
 PERIOD_S = 1.0
 """Seconds between logged states of a redrawn line."""
 MAX_ROWS = 64
-"""Number of the most recent rows to which the cursor can move. Rows further up can't be changed any
-more."""
+"""Number of rows, counted from the bottom, to which the cursor can move. Rows further up can no
+longer be changed."""
 LINE_CHARS = 8192
 """Maximum length of a line. Longer lines are split, so that a single line can't fill a page of the
 log."""
@@ -32,22 +33,22 @@ class Line(NamedTuple):
 
 
 class _Row:
-    """A row of the terminal to which the program assumes that it is writing."""
+    """A row of the imaginary terminal to which the program writes."""
 
     def __init__(self) -> None:
         self.text = ""
         self.whole = ""
-        """The last complete text, while the next one is being drawn."""
+        """The last complete text of the row, while the program is drawing the next text."""
         self.is_redrawn = False
         self.at = 0.0
         self.logged: str | None = None
 
 
 class Redraws:
-    """Takes output as it is read, and returns the lines to log.
+    """Processes output as it is read, and returns the lines to log.
 
-    Each drawn text is also added to `drawn`, even if it is not logged. The caller must empty this
-    list.
+    Each drawn text is also added to the list `drawn`, even if the text is not logged. The caller
+    must empty this list.
     """
 
     def __init__(self) -> None:
@@ -64,10 +65,11 @@ class Redraws:
         self._has_returned = False
         """Whether the cursor was moved to this column by a carriage return."""
         self._has_begun = False
-        """Whether the row has been written to since the cursor entered it or last moved back."""
+        """Whether the program has written to the row since the cursor entered the row or last moved
+        back."""
         self._fed_at = 0.0
         self._waiting_since: float | None = None
-        """Since when there has been a redrawn row with a state that is not logged."""
+        """Time since when a redrawn row has had a state that has not been logged."""
         self._lines: list[Line] = []
 
     @property
@@ -76,7 +78,8 @@ class Redraws:
         return len(self._rows[self._at].text)
 
     def feed(self, data: bytes, now: float) -> list[Line]:
-        """Return the lines that end in this part of the output, and states that are due.
+        """Return the lines that end in this part of the output, and the states of redrawn rows that
+        are due to be logged.
 
         `now` is the Unix time.
         """
@@ -91,8 +94,8 @@ class Redraws:
         return self._take()
 
     def due(self, now: float) -> list[Line]:
-        """Return states of redrawn rows that have waited long enough. Must be called periodically,
-        because a program might draw nothing for a long time."""
+        """Return the states of redrawn rows that are due to be logged. This must be called
+        periodically, because a program might write nothing for a long time."""
         self._log_due(now, is_quiet=not 0.0 <= now - self._fed_at < PERIOD_S)
         return self._take()
 
@@ -125,8 +128,8 @@ class Redraws:
             self._redrawn(row)
 
     def _cut(self, row: _Row) -> None:
-        """Delete the text to the right of the cursor. Programs redraw whole lines, so the rest of a
-        longer text is not meant to remain after a shorter one."""
+        """Delete the text to the right of the cursor. Programs redraw whole lines, so the end of a
+        longer old text must not remain behind a shorter new text."""
         row.text = row.text[: self._column]
         self._redrawn(row)
 
@@ -202,7 +205,7 @@ class Redraws:
     # Logging.
 
     def _log_due(self, now: float, *, is_quiet: bool) -> None:
-        """Log the states that are due. `is_quiet` is whether the program has not written anything
+        """Log the states that are due. `is_quiet` is true if the program has not written anything
         for a while."""
         since = self._waiting_since
         # The clock can be set back.
@@ -221,7 +224,7 @@ class Redraws:
                 self._log_state(each, each.text)
 
     def _log_waiting(self, before: int) -> None:
-        """Log the states of all rows before an index."""
+        """Log the unlogged states of all rows before an index."""
         if self._waiting_since is None:
             return
         for row in self._rows[:before]:
@@ -238,8 +241,8 @@ class Redraws:
         self._lines.append(Line(row.at, self.masker.text(text)))
 
     def _split(self, row: _Row) -> None:
-        """Log the beginning of a long line. The end is held back, because an incomplete secret
-        would not be masked."""
+        """Log the beginning of a long line. The end is held back, because it might contain the
+        beginning of a secret, which would not be masked."""
         longest = LINE_CHARS + self.masker.longest
         if len(row.text) > longest:
             row.text = self.masker.text(row.text)

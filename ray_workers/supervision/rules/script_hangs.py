@@ -1,10 +1,10 @@
 """Detects whether a script hangs. Pure, without Ray or torch.
 
-A script does not report phases, and can spend hours on a single task. Therefore two of four signs
-must be observed, unless the user has set a limit: the ranks have stopped reporting; all their
-processes are idle (no CPU time, no bytes read or written); their stacks do not change while some of
-them are in a collective; and torch's flight recorder shows a collective that started long ago while
-no rank starts or finishes another.
+A script does not report phases, and can spend hours on a single task. Therefore, two of four signs
+must be observed, unless the user has set a limit. The signs are: the ranks have stopped reporting;
+all their processes are idle (no CPU time, no bytes read or written); their stacks do not change
+while some ranks are in a collective; and torch's flight recorder shows a collective that started
+long ago, while no rank starts or finishes another collective.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ray_workers.supervision.rules.hang_detector import FACTOR, Hang
 from ray_workers.supervision.rules.timings import Timings
 
 BUSY_CPU = 0.01
-"""Share of a CPU, and bytes per second, above which a rank counts as busy. They are not 0, because
-the threads of a waiting rank wake up periodically."""
+"""Share of a CPU, and number of bytes per second, above which a rank counts as busy. These limits
+are not 0, because the threads of a waiting rank wake up periodically."""
 BUSY_BYTES = 1024.0
 
 
@@ -35,7 +35,7 @@ class ScriptLook:
     """Time in seconds at the machines' usual speed."""
     ranks: tuple[RankObservation, ...]
     activity: Mapping[int, Activity]
-    """The activity so far of each rank."""
+    """The CPU time and I/O that each rank has used so far."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ScriptMemory:
     begun_at: float | None = None
     """When the processes were first observed."""
     still_since: float | None = None
-    """Since when all ranks have been idle."""
+    """Time since when all ranks have been idle."""
     step: int = 0
     stepped_at: float | None = None
     """When a new step was last observed."""
@@ -71,15 +71,15 @@ class ScriptMemory:
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs of a hang: the number of seconds for which each was observed; 0.0 if it is
-    absent."""
+    """The number of seconds for which each sign of a hang has been observed; 0.0 for an absent
+    sign."""
 
     silent_s: float
     still_s: float
     limit_s: float
     mute_s: float = 0.0
-    """Seconds since the start of a script that has not reported anything. This is not a sign, but a
-    reason to look for signs."""
+    """Seconds since the start of a script that has not reported anything. This is not a sign of a
+    hang, but a reason to look for signs."""
 
     @property
     def is_seen(self) -> bool:
@@ -97,7 +97,7 @@ def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> S
     least_s = timings.script_hang_s if limit_s is None else limit_s
     still_s = 0.0 if memory.still_since is None else look.at - memory.still_since
     silent_s = mute_s = 0.0
-    if any(one.status.first_at for one in look.ranks):  # otherwise, silence is not a sign
+    if any(one.status.first_at for one in look.ranks):  # silence is a sign only after a report
         silent_s = min(one.age_s for one in look.ranks)
         if limit_s is None:
             least_s = max(least_s, FACTOR * memory.slowest_s)
@@ -107,13 +107,13 @@ def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> S
 
 
 def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
-    """Whether the user's limit is exceeded by the time without reports, or if the script never
-    reports, by the idle time."""
+    """Whether the time without reports exceeds the user's limit. For a script that never reports,
+    the idle time is compared with the limit instead."""
     return (signs.silent_s if has_reported else signs.still_s) > signs.limit_s
 
 
 def is_worth_a_second_look(signs: Signs, stacks: Mapping[int, str]) -> bool:
-    """Whether a later look might observe two signs."""
+    """Whether another look at the stacks might find two signs."""
     return signs.is_seen or collective_hangs.longest_wait_s(stacks) > signs.limit_s
 
 
@@ -124,8 +124,8 @@ def hang_of(
     later: Mapping[int, str],
     idle: Set[int] = frozenset(),
 ) -> Hang | None:
-    """Return the hang, if two signs are observed. `earlier` and `later` are stacks by rank, some
-    time apart, and `idle` are the ranks that were idle in between."""
+    """Return the hang, if two signs are observed. `earlier` and `later` are the stacks by rank at
+    two times, and `idle` contains the ranks that were idle between these times."""
     both = [
         (main_stack(earlier.get(r.rank, "")), main_stack(later.get(r.rank, ""))) for r in look.ranks
     ]
@@ -143,10 +143,10 @@ def hang_of(
 def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
     """Return the hang, with the ranks that differ from the others as culprits.
 
-    These are ranks that, according to torch's flight recorder, have not joined a collective. If
-    there are none, they are ranks whose stacks show no collective while other stacks do, or a
-    different collective than most. Otherwise, they are ranks that are behind in steps. If no rank
-    differs, there are no culprits.
+    The culprits are the ranks that, according to torch's flight recorder, have not joined a
+    collective. If there are no such ranks, they are the ranks whose stacks show no collective while
+    other stacks do, or a different collective from most stacks. Otherwise, they are the ranks that
+    have completed fewer steps. If no rank differs from the others, there are no culprits.
     """
     collectives = {
         one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks
@@ -188,8 +188,8 @@ def collective_in(stack: str) -> str:
 
 
 def with_collectives(report: HangReport) -> HangReport:
-    """Return the report with the collectives that the stacks of the ranks show. Without them, the
-    phase of a script would always be `compute`, because scripts do not report phases."""
+    """Return the report, with phases derived from the collectives in the ranks' stacks. Scripts do
+    not report phases, so otherwise the phase of every rank would be `compute`."""
     names = {one.rank: collective_in(main_stack(one.stack or "")) for one in report.ranks}
     names = {rank: "backward" if name == _BACKWARD else name for rank, name in names.items()}
     ranks = [replace(one, collective=names[one.rank] or one.collective) for one in report.ranks]
@@ -199,7 +199,7 @@ def with_collectives(report: HangReport) -> HangReport:
 
 
 def _is_still(before: ScriptLook, now: ScriptLook) -> bool:
-    """Whether all ranks were idle between two looks; False if this is unknown."""
+    """Whether all ranks are known to have been idle between two looks."""
     return before.activity.keys() == now.activity.keys() == idle_ranks(before, now) and (
         len(now.activity) == len(now.ranks)
     )

@@ -1,7 +1,7 @@
 """Accounts for every second of an attempt's slots. Pure, without Ray or torch.
 
-The training processes account for most of the time themselves, on their heartbeat pages. The rest
-is assigned to what the attempt was doing: starting, recovering, or nothing.
+The training processes report the use of most of the time themselves, on their heartbeat pages. The
+rest is assigned to the category of what the attempt was doing: starting, recovering, or nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Booked = dict[TimeCategory, float]
 
 
 class SlotTimeLedger:
-    """Slot-seconds of one attempt by category. They add up to the slot-seconds for which it held
-    slots."""
+    """Slot-seconds of one attempt by category. Their sum is the total of slot-seconds for which the
+    attempt held slots."""
 
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)
@@ -37,7 +37,7 @@ class SlotTimeLedger:
         """Return the slot-seconds by category so far.
 
         `observations` must include all processes of the attempt, past and present, whose pages
-        still exist. `otherwise` is the category for time that no process accounts for.
+        still exist. `otherwise` is the category of time for which no process has reported a use.
         """
         self._seen |= {
             (observation.rank, observation.incarnation): observation for observation in observations
@@ -49,8 +49,8 @@ class SlotTimeLedger:
         return {use.value: booked[use] + self._unaccounted[use] for use in TIME_CATEGORIES}
 
     def _account_rest(self, seconds: float, otherwise: TimeCategory) -> None:
-        """Add seconds that no process accounts for. If the number is negative, a process now
-        accounts for seconds that were added earlier."""
+        """Add seconds for which no process has reported a use. A negative number removes seconds
+        that were added earlier and for which a process has since reported a use."""
         if seconds >= 0.0:
             self._unaccounted[otherwise] += seconds
             return
@@ -63,8 +63,8 @@ class SlotTimeLedger:
 def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
     """Return the seconds that each process has used, by category.
 
-    A rank of a script that has not reported a step is assumed to do the same as the rank that
-    reported first, because usually one rank reports for all.
+    A rank of a script that has not reported a step is assumed to use its time like the rank that
+    reported first, because in most scripts one rank reports for all ranks.
     """
     each = [(observation, _of_one(observation)) for observation in observations]
     reported = [booked for observation, booked in each if observation.status.first_at]
@@ -75,21 +75,19 @@ def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
 
 
 def _of_one(observation: RankObservation) -> Booked:
-    """Return the seconds on the process's page plus, while it is alive, the seconds of its current
-    use."""
+    """Return the seconds on the process's page. While the process is alive, the seconds of its
+    current use are added."""
     uses: Mapping[TimeCategory, float] = observation.status.uses
     now = {observation.status.use: observation.age_s} if observation.state else {}
     return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}
 
 
 def _completed(observation: RankObservation, booked: Booked, first: Booked) -> Booked:
-    """`booked`, with its unreported time divided like the time of the rank that reported `first`,
-    which was starting until its report."""
+    """Return `booked`, with its unreported time divided in the same way as the time of the rank
+    that reported first (`first`). That rank was starting until its first report."""
     unreported_s = booked[TimeCategory.UNREPORTED]
     was_killed = not observation.state and observation.status.phase is not RankPhase.FINISH
-    if (
-        was_killed and not observation.status.first_at
-    ):  # it accounted for nothing, and the attempt ended with it
+    if was_killed and not observation.status.first_at:  # it never reported how it used its time
         unreported_s += max(0.0, sum(first.values()) - sum(booked.values()))
     starting_s = min(unreported_s, first[TimeCategory.UNREPORTED])
     unknown_s = unreported_s - starting_s

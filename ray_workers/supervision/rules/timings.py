@@ -10,52 +10,55 @@ from ray_workers.shared.heartbeat import RankPhase
 
 @dataclass(frozen=True)
 class Timings:
-    """Time limits and pauses. Tests use different ones.
+    """Time limits and pauses. Tests use shorter ones.
 
     A limit "at the usual speed" is extended while the machines are slow (`MachineSpeed`).
     """
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual speed. Longer than
-    the forkserver's own limit."""
+    """Limit from getting the slots until all processes are running, at the usual speed. This limit
+    is longer than the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
     release_pause_s: float = 1.0
     """Pause between tries to release the slots."""
     idle_pause_s: float = 0.05
-    """Pause after a read that returned early without data, for example because an agent is
-    restarting."""
+    """Pause after a read that returned no data before its waiting time was over, for example
+    because an agent is restarting."""
     ledger_period_s: float = 10.0
-    """Time between reports on the use of the slots."""
+    """Time between reports on how the slots are used."""
     speed_period_s: float = 1.0
-    """Age of the known machine speed after which an observation measures it again."""
+    """Age of the last measurement of the machines' speed after which an observation measures it
+    again."""
     speed_limit_s: float = 2.5
-    """Age after which the speed is measured even if the group is not being observed, such as at its
-    start."""
+    """Age of the last measurement after which the speed is measured even if the group is not being
+    observed, for example while the group starts."""
     read_wait_s: float = 1.0
-    """How long a read from a node agent waits for frames. This can delay frames from other nodes. A
-    poll consists of several reads."""
+    """How long a read from a node agent waits for frames. While it waits, frames from other nodes
+    are not returned. A poll consists of several reads."""
     only_read_wait_s: float = 2.5
-    """Like `read_wait_s`, if there is only one node, since each read takes CPU time from its
-    ranks."""
+    """Like `read_wait_s`, if there is only one node. Longer waits save reads, each of which takes
+    CPU time from the ranks."""
     read_slack_s: float = 5.0
-    """Limit for the answer to a read, in addition to the read's waiting time."""
+    """Limit for answering a read, in addition to the read's waiting time."""
     silent_read_slack_s: float = 0.5
     """Like `read_slack_s`, but for a silent node, so that frames from other nodes do not have to
     wait for it."""
     poll_slack_s: float = 8.0
-    """Limit for the reply to a poll, in addition to the poll's waiting time, no matter how slow the
-    machines are: after 10 s, the gateway would consider the supervisor itself silent."""
+    """Limit for the reply to a poll, in addition to the poll's waiting time. It is not extended on
+    slow machines, because the gateway considers the supervisor itself silent after 10 s."""
     drop_limit_s: float = 5.0
-    """Limit for a node to delete its spools. Spools that remain are deleted later."""
+    """Limit for a node to delete its spools. Spools that are not deleted in time are deleted
+    later."""
 
     # The monitor of the group.
     look_period_s: float = 0.5
     """Time between observations of the ranks."""
     script_period_s: float = 2.0
-    """Time between observations of a script that has not called `train.prepare`. They can only
-    detect stopped processes, and take CPU time from its steps."""
+    """Time between observations of a script that has not called `train.prepare`. These observations
+    are less frequent, because they can only detect stopped processes and take CPU time from the
+    script's steps."""
     quick_look_period_s: float = 0.03
     """Time between observations, at the usual speed, while a fault is about to be injected or the
     group is recovering."""
@@ -66,10 +69,11 @@ class Timings:
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
     secondary_s: float = 1.0
-    """Limit for ranks that lost another rank to fail on their own, at the usual speed."""
+    """Limit for ranks that lost another rank to fail on their own, so that they report their
+    errors, at the usual speed."""
     root_cause_s: float = 10.0
-    """Limit for a rank of a script to which the others lost their connection to report the reason,
-    at the usual speed."""
+    """Limit for a rank of a script to report why it failed, after the other ranks have lost their
+    connections to it, at the usual speed."""
     drill_grace_s: float = 30.0
     """Limit for the group to leave when it is preempted by a drill."""
 
@@ -77,24 +81,26 @@ class Timings:
     replace_limit_s: float = 30.0
     """Limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
-    """Time between checks whether the node of a replacement is dead."""
+    """Time between checks of whether the node of a replacement is dead."""
     standby_limit_s: float = 30.0
     """Limit for a group that lacks workers to get slots. After this time, the attempt ends, and the
     job resumes from its checkpoint once slots are free."""
     grow_limit_s: float = 10.0
-    """Limit for Ray to reserve slots that were recently free."""
+    """Limit for Ray to reserve granted slots, which were free when the service granted them."""
     ready_limit_s: float = 180.0
-    """Limit for a newcomer to become ready to get a rank. It has to read the data first."""
+    """Limit for a newcomer to become ready to get a rank. The newcomer has to read the data
+    first."""
     ready_period_s: float = 0.05
     """Time between observations of a newcomer."""
     release_rest_pause_s: float = 5.0
     """Pause between checks of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
-    """Limit from the announcement of a round to its first step, since a replacement might have to
-    read the data again. Also the limit for the ranks of the first round to connect, once they have
-    begun."""
+    """Limit from the announcement of a round to its first step. It is long because a replacement
+    might have to read the data again. The same limit applies to the ranks of the first round from
+    the time when they begin to connect until all are connected."""
     holders_limit_s: float = 10.0
-    """Limit for the nodes to report which ranks hold the state, if no such rank is known."""
+    """Limit for the nodes to report which ranks have the state, if no such rank has been
+    observed."""
 
     # Hangs. These limits are at the usual speed.
     hang_s: Mapping[RankPhase, float] = field(
@@ -108,24 +114,24 @@ class Timings:
             RankPhase.FINISH: 300.0,
         }
     )
-    """Minimum limit of a rank in each phase. It allows for busy machines, distant storage and slow
-    disks."""
+    """Minimum time in each phase after which a rank counts as hanging. It allows for busy machines,
+    distant storage and slow disks."""
     forming_hang_s: float = 10.0
-    """Limit for a rank to connect to the others while some of them have not joined the round
-    yet."""
+    """Limit for a rank to join the round and connect to the other ranks."""
     first_step_hang_s: float = 60.0
-    """Minimum limit for the first step of a round, which selects kernels and allocates buffers."""
+    """Minimum limit for the first step of a round, which takes longer because it selects kernels
+    and allocates buffers."""
     stopped_hang_s: float = 5.0
     """Limit for a stopped process in any phase, regardless of the pace."""
     script_hang_s: float = 900.0
     """How long a script can go without reports, or be idle, if the user has not set a limit."""
     script_look_period_s: float = 5.0
-    """Time between looks at the activity of a script's processes."""
+    """Time between observations of the activity of a script's processes."""
     script_stacks_apart_s: float = 30.0
-    """Time between two looks at the stacks of a script that might be hanging."""
+    """Time between the two times at which the stacks of a possibly hanging script are read."""
     sure_s: float = 1.0
-    """How long a rank must be observed hanging before it is ended. After the whole machine was
-    suspended, all ranks seem to hang until they continue."""
+    """How long a rank must be observed hanging before it is killed. When a suspended machine
+    resumes, all ranks seem to hang for a moment."""
 
     # Calls to the node agents, at the usual speed.
     answer_limit_s: float = 3.0
@@ -133,9 +139,10 @@ class Timings:
     stacks_wait_s: float = 4.0
     """How long an agent waits for the stacks of its ranks."""
     files_answer_limit_s: float = 30.0
-    """Limit for answers about a script's files, of which there can be many."""
+    """Limit for answers about a script's files. These take longer, because there can be many
+    files."""
     ask_again_pause_s: float = 0.2
-    """Pause after a call failed immediately, for example because the agent is restarting."""
+    """Pause after a call that failed immediately, for example because the agent is restarting."""
 
     # Silent processes.
     ping_period_s: float = 2.0
@@ -149,16 +156,17 @@ class Timings:
     stop_grace_s: float = 3.0
     """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
-    """Limit from SIGKILL until the end of a process is observed. Longer than the forkserver's own
-    limit (`forkserver.STUCK_S`)."""
+    """Limit from SIGKILL until the exit of a process is observed. This limit is longer than the
+    forkserver's own limit (`forkserver.STUCK_S`)."""
 
     # The rank actors.
     page_limit_s: float = 600.0
-    """Limit for a living process to create its heartbeat page. Long enough for any machine."""
+    """Limit for a running process to create its heartbeat page. It is long enough for any
+    machine."""
     page_period_s: float = 0.01
     """Pause between tries to write to the page."""
     log_space_limit_s: float = 5.0
-    """How long to wait for free disk space to write the end of the log."""
+    """How long to wait for disk space to become free for the end of the log."""
     log_space_period_s: float = 1.0
     """Pause between tries to write the end of the log."""
     drain_period_s: float = 1.0

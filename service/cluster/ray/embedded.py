@@ -64,12 +64,10 @@ MEMORY_LIMITS = {
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
 """Numbers of dead actors, workers and nodes, and of finished calls, that Ray remembers. With Ray's
-defaults, such as 100,000 actors, the GCS would keep growing for months. The dashboard shows the
-actors that are remembered. Ray has no such limit for removed placement groups, which take a few kB
-each."""
+defaults, such as 100,000 actors, the GCS would keep growing for months; the dashboard shows the
+latest ones. Ray has no such limit for removed placement groups, which take a few kB each."""
 PID_NAMESPACE = "place"
-"""Name of a file in Ray's temp-dir. It identifies the host and the container in which this Ray
-runs."""
+"""File in Ray's temp-dir that contains the host and the container on which it runs."""
 
 
 class EmbeddedRayError(RuntimeError):
@@ -197,8 +195,8 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Write this file only when the process exists, because a folder with this file but
-            # without processes is considered the remains of a dead Ray.
+            # Write this when the process exists: a folder without processes counts as left by a
+            # dead Ray.
             (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk

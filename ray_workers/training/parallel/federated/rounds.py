@@ -127,8 +127,8 @@ class Rounds:
 
 
 def assign(participants: Sequence[Participant], num_ranks: int) -> list[int]:
-    """Return the rank that simulates each participant. The participants are assigned in descending
-    order of their numbers of steps, each to the rank with the fewest steps so far."""
+    """Return the rank that simulates each participant. Participants with the most steps are
+    assigned first, each to the rank with the fewest steps so far."""
     ranks = [(0, rank) for rank in range(num_ranks)]
     owners = [0] * len(participants)
     for index in sorted(range(len(owners)), key=lambda at: (-participants[at].num_steps, at)):

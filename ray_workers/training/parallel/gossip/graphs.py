@@ -169,9 +169,9 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
 def without_missing(options: Gossip, worker_indices: Sequence[int], num_positions: int) -> Gossip:
     """Return the document's graph without the missing ranks.
 
-    worker_indices: the index of each rank's worker, which is the same during the whole attempt. The
-    position of a worker in the graph is its index; workers whose index is not a position get free
-    positions. num_positions: the number of ranks in the document.
+    worker_indices: the index of each rank's worker, which stays the same for the whole attempt. The
+    position of the first workers in the graph is their index; later workers take free positions.
+    num_positions: the number of ranks in the document.
 
     Only custom graphs depend on positions. The neighbours of a missing rank are connected in a
     circle, which replaces every path through the missing rank.

@@ -84,8 +84,7 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
 
 
 def insert_parts(session: Session, owner: str, parts: Mapping[str, PartLocation]) -> None:
-    """Add the parts of a written pack that no other pack contains. Adding the same parts again has
-    no effect."""
+    """Add those parts of a written pack that no other pack contains. Repeating this is harmless."""
     insert_ = _insert_of(session)
     rows: list[dict[str, Any]] = [
         {

@@ -21,8 +21,8 @@ MOST_NODES = 32
 
 
 def place_heterogeneous(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
-    """Return slices for all ranks, in rank order. The ranks are placed close to each other. Returns
-    an empty tuple if no placement exists or none was found."""
+    """Return slices for all ranks, in rank order, each close to the earlier ones. Returns an empty
+    tuple if no placement exists or none was found."""
     return _placed(request, free, topology)[0]
 
 

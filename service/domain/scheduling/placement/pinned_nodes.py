@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ray_workers.shared.contracts import Slice
 
 PinnedNodes = tuple[tuple[str, ...], ...]
-"""The labels of each worker's node, as names of resources. The first worker is omitted, because it
-is not pinned."""
+"""The labels of each worker's node, as resources. The first worker is omitted, because it is not
+pinned."""
 HasLabels = Callable[[str, tuple[str, ...]], bool]
 """Function of a node and labels that returns whether the node has all of the labels."""
 
@@ -23,9 +23,9 @@ def place_pinned(
     """Return a slice for each worker, in the order of the workers. If a worker has no room on its
     pinned nodes, return its index in `homes` instead, or len(homes) for the first worker.
 
-    `capacities` is the number of workers that fit on each node. `is_open` returns whether a node
-    accepts ranks other than silos. The first worker needs such a node, and prefers nodes to which
-    no other worker is pinned.
+    `capacities` is the number of workers that fit on each node. `is_open` is whether a node accepts
+    ranks other than silos, such as the first worker, which prefers nodes to which no other worker
+    is pinned.
     """
     nodes = sorted(node for node, capacity in capacities.items() if capacity > 0)
     may_take = [[node for node in nodes if has_labels(node, labels)] for labels in homes]

@@ -106,8 +106,7 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """Return the nodes, starting with the node that has the most room, followed by the domains
-        around them, from the narrowest to the widest."""
+        """Return the nodes, starting with the most room, followed by the domains around them."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.capacity(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]

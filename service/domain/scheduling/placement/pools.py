@@ -58,7 +58,7 @@ class Reserved:
                 self.version += 1
 
     def _set_aside_heterogeneous(self, kind: WorkerKind, request: Request) -> None:
-        """Set aside slots for a gang with heterogeneous slots. See `set_aside`."""
+        """Set aside slots for a gang with heterogeneous slots, like `set_aside`."""
         sorts = [(kind.vector, request.num_alike)]
         sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
         for at, total in enumerate(self._stock.totals):
@@ -89,8 +89,7 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many such workers of one gang fit: in total, or in a single domain if the gang
-        requires that."""
+        """Return how many such workers fit in the best place that can hold a gang of them."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
@@ -106,13 +105,13 @@ class Pool:
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def capacities(self, kind: WorkerKind) -> dict[Place, int]:
-        """Return how many such workers fit in each place that a gang can use: the cluster, or each
-        domain of the level that the gang requires."""
+        """Return how many such workers fit in each part of the cluster that can hold a gang of
+        them."""
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. The answer is usually fast if they do not fit: unless
-        resources have been added since the last count, that count can only be too high."""
+        """Whether `num_workers` fit. This is fast if they do not: unless resources were added
+        since, an earlier count can only be too high."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
@@ -135,8 +134,7 @@ class Pool:
     def pack_near(
         self, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
     ) -> tuple[Slice, ...] | None:
-        """Return slices like `pack_most`, but close to the slots that a group already holds
-        (`held`)."""
+        """Return slices like `pack_most`, but close to the slots that the group already holds."""
         if not self.has(kind, least) or (found := self.capacity_near(kind, held)) < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
@@ -166,7 +164,7 @@ class Pool:
         return {name: max(0, placement.capacity(name) - number) for name, number in most.items()}
 
     def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
-        """Return slices for `num_workers` in `place`, which must have enough room according to
+        """Return slices for `num_workers` in a place that has enough room according to
         `capacities`."""
         return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
 
@@ -185,7 +183,7 @@ class Pool:
         sign: int,
         had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return the same as `Stock.released` with `is_again`."""
+        """Return the same as `Stock.released`, keeping the order of the fractions."""
         return self._stock.released(free, vector, part, parts, sign, had, is_again=True)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
@@ -223,7 +221,7 @@ class _Capacity:
         """Number of moves (`Free.moves`) that `total` accounts for."""
         self.num_grown = 0
         self._size_of: dict[NodeGroup, int] = {}
-        """The capacity of each node of a group, by group."""
+        """The capacity of each node of a group."""
         self.total = 0
         """The capacity of all nodes."""
         self.bound = 0
@@ -271,7 +269,7 @@ class _Capacity:
         return self.bound
 
     def capacities(self) -> dict[Place, int]:
-        """Return the same as `Pool.capacities`."""
+        """Return the capacity of each part of the cluster that can hold a gang."""
         required, topology = self._kind.required, self._stock.topology
         if self._kind.is_whole:
             return {topology.cluster: count(self.place_whole())}

@@ -139,7 +139,7 @@ class SharedGpus:
         self._whole_at = names.index(WHOLE_GPUS)
         self._capacities = [(names.index(gpus_fitting(part)), part) for part in parts]
         self.indices = frozenset({self._whole_at, *(at for at, _ in self._capacities)})
-        """Indices of the amounts that depend on the fractions on a node."""
+        """Indices of the amounts that depend on the fractions."""
 
     def capacity_to_grow(
         self, amounts: Sequence[float], parts: Parts, part: float, had: int

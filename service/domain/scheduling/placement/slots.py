@@ -39,7 +39,7 @@ WHOLE_GPUS = "whole GPUs"
 `NUM_GPUS`, it exists only while GPUs are shared."""
 
 GPUS_FITTING = "GPUs with room for "
-"""Prefix of pseudo-resources that count the GPUs with room for a fraction of a given size."""
+"""Prefix of the names of resources that count GPUs with room for a fraction of a given size."""
 UNITS = ("bytes", "KiB", "MiB", "GiB")
 """Units of memory, each 1024 times as large as the previous one."""
 
@@ -59,8 +59,8 @@ class Request:
     """Minimum number of workers with which an elastic gang can start and continue; None if it is
     not elastic."""
     required_level: str | None = None
-    """Level of the topology. The gang must be placed in a single domain of this level. None if
-    there is no such requirement."""
+    """Level of the topology: a single domain of this level must hold the gang. None if there is no
+    such requirement."""
     homes: PinnedNodes = ()
     """The pinned nodes of each worker except the first; empty if workers are not pinned."""
     roles: tuple[RoleSlots, ...] = ()
@@ -226,8 +226,8 @@ def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
 
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """Return how many workers of one job, which must not be a job with silos, fit into the free
-    resources. Workers of the same job do not share a GPU."""
+    """Return how many workers of one job fit into the free resources, for jobs without silos.
+    Workers of the same job do not share a GPU."""
     return fits_pinned(bundle, free) if is_open(free) else 0
 
 

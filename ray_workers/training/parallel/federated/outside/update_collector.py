@@ -173,8 +173,8 @@ class UpdateCollector(RoundFeed):
 
     def _look(self, answers: RoundAnswers) -> None:
         """Check for answers. Raises StorageError only if the storage has not answered for
-        `storage_faults.WAIT_S` seconds, because the storage might fail briefly during a round,
-        which can take hours."""
+        `storage_faults.WAIT_S` seconds, because a round can take hours, in which the storage may
+        fail briefly."""
         try:
             answers.look(self._page.move)
         except StorageError as error:
