@@ -59,7 +59,7 @@ def width() -> int:
 
 def display_width(text: str) -> int:
     """Return the width of a string in columns. East Asian characters and emoji are two columns
-    wide, combining marks have no width."""
+    wide, and combining marks have no width."""
     if text.isascii():
         return len(text)
     return sum(
