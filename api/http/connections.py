@@ -65,8 +65,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """Return the limits in the settings, reduced to what this process's limit on descriptors
-        allows."""
+        """Return the limits in the settings, reduced to fit this process's descriptor limit."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors == resource.RLIM_INFINITY:
             descriptors = DESCRIPTORS
@@ -92,8 +91,7 @@ class Connections:
         self._open: dict[BoundedProtocol, str] = {}
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
-        """Connections without a request in progress, by client. The connection that has waited
-        longest comes first."""
+        """Connections without a request in progress, by client, in the order of their waits."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
         """Count a new connection, which has no request in progress."""
@@ -104,9 +102,8 @@ class Connections:
     def make_room(self, client: str) -> None:
         """Close a waiting connection if a new connection of `client` exceeds a limit.
 
-        Closes the connection that has waited longest, either of the same client, or of the client
-        with the most waiting connections. So no client loses a connection because of a client that
-        has more.
+        Closes the connection that has waited longest, of the same client or of the client with the
+        most waiting connections, so that no client displaces a client that has fewer.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
@@ -201,9 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
-        # Wait for two iterations of the loop, after which all connections that were accepted
-        # together have been read once. Closing a connection with unread bytes would reset it
-        # instead of answering 503.
+        # Wait two iterations of the loop, after which all connections accepted together have been
+        # read once. Closing a connection with unread bytes would reset it instead of sending 503.
         self.loop.call_soon(self.loop.call_soon, self.shared.make_room, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -373,9 +369,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         self.transport.close()
-        self._call(
-            self._limits.linger_s, self.transport.abort
-        )  # in case the caller never reads the answer
+        self._call(self._limits.linger_s, self.transport.abort)  # if it is never read
 
     def _call(self, delay_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_s, what)
@@ -384,8 +378,7 @@ class BoundedProtocol(HttpToolsProtocol):
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Return why the host of a request is ambiguous (RFC 9112, 3.2), or None if it is not.
 
-    If the host is ambiguous, the server and a proxy in front of it, or two parts of the server,
-    could use different hosts.
+    If it is, the server and a proxy, or two parts of the server, could use different hosts.
     """
     hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
     if len(hosts) > 1:
@@ -426,9 +419,8 @@ _LOGGED_ELSEWHERE = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's log is worth logging. This module itself logs the requests that
-    it refuses, and the access log contains requests that ask for another protocol and are answered
-    in HTTP/1.1."""
+    """Whether a record of uvicorn's log is worth logging. Refused requests, and requests for another
+    protocol that are answered in HTTP/1.1, are already logged elsewhere."""
     return not str(record.msg).startswith(_LOGGED_ELSEWHERE)
 
 
