@@ -419,8 +419,8 @@ _LOGGED_ELSEWHERE = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's log is worth logging. Refused requests, and requests for another
-    protocol that are answered in HTTP/1.1, are already logged elsewhere."""
+    """Whether a record of uvicorn's log is worth logging. Refused requests, and requests for other
+    protocols that are answered in HTTP/1.1, are already logged elsewhere."""
     return not str(record.msg).startswith(_LOGGED_ELSEWHERE)
 
 
