@@ -31,8 +31,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class RoleSlots:
-    """Consecutive ranks of a gang whose resources differ from those of the other ranks. The slices
-    of a gang are in rank order, and no slice has ranks of two roles."""
+    """Consecutive ranks of a gang whose resources differ from the common bundle. The slices of a
+    gang are in rank order, and no slice has ranks of two roles."""
 
     role: str
     first_rank: int
@@ -78,8 +78,7 @@ class RankSpec:
     """The part of an attempt's spec that each of its ranks also receives. A field belongs here only
     if every rank may know it: a silo's rank, for example, receives only the source of its own silo.
 
-    The fields of this class and its subclasses have no defaults, so that omitting a field is an
-    error.
+    No field of this class or its subclasses has a default, so omitting one is an error.
     """
 
     job_id: str
@@ -87,16 +86,15 @@ class RankSpec:
     spec: Mapping[str, Any]
     """The JobSpec, as JSON data."""
     resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints to resume from, newest first. The first checkpoint that can be loaded
-    is used."""
+    """Committed checkpoints, newest first. The attempt resumes from the first that can be
+    loaded."""
     init_from: CheckpointRef | None
     """Another job's checkpoint to start from if there is no checkpoint to resume from. `spec`
     states which parts of it are used."""
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
-    """Maximum number of undelivered bytes of a rank's log. The same limit applies separately to its
-    metrics."""
+    """Maximum undelivered bytes of a rank's log, and of its metrics."""
     output_limit_bytes: int
     """Maximum total bytes of the files in a script's output folders, and of the artifacts that one
     rank saves."""
@@ -130,8 +128,7 @@ class AttemptSpec(RankSpec):
     """Ranks whose resources differ from `bundle`."""
     storage_url: str
     code: CodeRef | RemoteCodeRef | None
-    """Code to put on the nodes; None for a recipe, and for a script that is already on the
-    nodes."""
+    """Code to put on the nodes; None for a recipe, or if the script is already on the nodes."""
     start_timeout_s: float
     """Seconds within which Ray must provide the slots."""
     max_runtime_s: float | None
@@ -164,7 +161,7 @@ class Phase(StrEnum):
     ACQUIRING = "acquiring"
     """Waiting for Ray to provide the slots."""
     STARTING = "starting"
-    """Processes are starting, and the group has not yet done its first optimizer step."""
+    """Processes are starting; the group has not done its first optimizer step."""
     RUNNING = "running"
     """The group has done its first optimizer step or, for a script, the process has started."""
     STOPPING = "stopping"
@@ -282,11 +279,10 @@ BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale
 """Metrics that ranks report and that the scheduler uses."""
 
 COMPUTE_TIME = "perf/compute_time_s"
-"""Seconds for which a rank computed its share of the batch before it exchanged data with other
-ranks."""
+"""Seconds for which a rank computed its share of the batch before exchanging data with others."""
 SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
-"""Number of bytes that one rank sent in a step, and number of bytes that all ranks sent per step,
-averaged since the last evaluation."""
+"""Bytes that one rank sent in a step; mean bytes per step of all ranks since the last
+evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
 STALENESS_COUNT = "sync/staleness_count/"
 """Prefix of a histogram's metrics: the number of updates so far whose staleness is in the
@@ -362,8 +358,7 @@ class PollReply:
 
 
 AWAITING = -1
-"""The generation of a process that has no group yet, and is assigned to one once it is ready to
-join."""
+"""The generation of a process that will be assigned to a group once it is ready to join."""
 NOT_PREPARED = (
     "elastic requires a script that calls dray.train.prepare(), which redistributes the "
     "batches: call it, or remove elastic"

@@ -1,5 +1,4 @@
-"""What a job needs on a node before its ranks can start on that node, and the state of these
-needs."""
+"""Prerequisites for starting a job's ranks on a node, and their current state."""
 
 from __future__ import annotations
 
