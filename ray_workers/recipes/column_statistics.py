@@ -20,9 +20,9 @@ from ray_workers.training.data.device_dataset import Rows
 BLOCK = 65_536
 """Number of rows that are summed at a time."""
 MAX_RATIO = 64.0
-"""Maximum ratio of a column's mean to its standard deviation up to which the mean is subtracted in
+"""Maximum ratio of a column's mean to its standard deviation for which the mean is subtracted in
 float32. At this ratio, 18 of float32's 24 bits are left for the differences from the mean. Above
-it, the mean is subtracted in float64."""
+this ratio, the mean is subtracted in float64."""
 
 Numbers = npt.NDArray[np.float64]
 
