@@ -99,7 +99,7 @@ class Connections:
         self._of_client[client] += 1
         self.wait(connection)
 
-    def make_room(self, client: str) -> None:
+    def evict_surplus(self, client: str) -> None:
         """Close a waiting connection if a new connection of `client` exceeds a limit.
 
         Closes the connection that has waited longest, of the same client or of the client with the
@@ -200,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.shared.add(self, client)
         # Wait two iterations of the loop, after which all connections accepted together have been
         # read once. Closing a connection with unread bytes would reset it instead of sending 503.
-        self.loop.call_soon(self.loop.call_soon, self.shared.make_room, client)
+        self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.remove(self)

@@ -393,7 +393,7 @@ def _forecast(
 ) -> None:
     """If a server responds, write whether and when that server would start the job."""
     from dray._http.transport import Retry
-    from dray.cli.commands.reading import write_explanation
+    from dray.cli.commands.reports import write_explanation
     from dray.cli.display.output import warn, write_text
     from dray.errors import TransportError
 

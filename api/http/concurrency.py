@@ -1,4 +1,4 @@
-"""A rate limiter for requests that take long to answer, such as predicting when a job would start.
+"""Limits concurrent requests that take long to answer, such as predicting when a job would start.
 
 Such a request simulates the scheduler in one of the few threads that read the database for all
 requests. The server therefore answers only a few of a caller's requests at a time, lets a few more
@@ -21,7 +21,7 @@ TOO_MANY = "too_many_requests"
 
 
 @dataclass(frozen=True)
-class TurnLimits:
+class ConcurrencyLimits:
     """Limits on the requests that are answered, or wait, at the same time."""
 
     at_once: int = 4
@@ -30,17 +30,17 @@ class TurnLimits:
     waiting_of_caller: int = 16
 
 
-class Turns:
-    """The rate limiter of one application."""
+class ConcurrencyLimiter:
+    """The concurrency limiter of one application."""
 
-    def __init__(self, limits: TurnLimits) -> None:
+    def __init__(self, limits: ConcurrencyLimits) -> None:
         self._limits = limits
         self._all = asyncio.Semaphore(limits.at_once)
         self._asked: Counter[str] = Counter()
         self._of_caller: dict[str, asyncio.Semaphore] = {}
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
+    async def acquire(self, caller: str) -> AsyncIterator[None]:
         """Wait for the caller's turn, first come, first served. Raises Refused if too many requests
         are waiting."""
         limits = self._limits

@@ -91,7 +91,7 @@ def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
     return min(MAX_SLOWNESS, passed_s / max(passed_s - max(waited_s, 0.0), passed_s / MAX_SLOWNESS))
 
 
-class MachinePace:
+class MachineSpeed:
     """The current slowness of an attempt's machines. The limits for the attempt's start and
     recovery are extended by this factor.
 
