@@ -29,20 +29,20 @@ from service.runtime import Runtime, tune_interpreter
 BACKLOG = 1024
 """Maximum number of connections that the operating system queues until they are accepted."""
 STOP_WITHIN_S = 5
-"""Seconds that downloads have to finish after a request to stop; long polls end at once."""
+"""Seconds that downloads have to finish after a request to stop. Long polls end immediately."""
 
 
 class CannotStart(StartRefused):
-    """The server can't start, or must not. The message states what to do."""
+    """The server can't start, or must not be started. The message states what to do."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `serve` has its own."""
+    """uvicorn without its signal handlers, which `serve` replaces."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for bound in sockets or ():
-            # asyncio has set the backlog to the number of connections that it accepts at once.
+            # asyncio has set a smaller backlog: the number of connections that it accepts at once.
             bound.listen(BACKLOG)
 
     @contextlib.contextmanager
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
 def check_exposure(settings: Settings) -> None:
     """Raise CannotStart if other machines can reach the address but there are no tokens.
 
-    Any caller can run arbitrary code here, as a job.
+    Without tokens, any caller could run arbitrary code on the cluster, by submitting a job.
     """
     if settings.tokens_file is None and not is_loopback(settings.host):
         raise CannotStart(
@@ -66,7 +66,8 @@ def check_exposure(settings: Settings) -> None:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Bind the port, before anything is started. The server accepts connections once it listens."""
+    """Bind the port before anything is started. Connections are accepted only later, once the
+    server listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -90,8 +91,8 @@ def address_of(bound: socket.socket) -> str:
 def sign_in_link(settings: Settings, address: str) -> str | None:
     """Return the link that signs a browser in with the token in the server's home.
 
-    The first start writes this token. None for a server that doesn't accept it. Raises
-    HomeTokenUnusable.
+    The first start of the server writes this token. Returns None if the server doesn't accept the
+    token. Raises HomeTokenUnusable.
     """
     if settings.tokens_file is not None or settings.open_to_local_users:
         return None
@@ -131,7 +132,8 @@ def _print(line: str) -> None:
 async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:
     """Return the runtime, or None if the server was asked to stop while the runtime was opening.
 
-    In that case, the runtime opens completely and is then stopped, so that no part of it remains.
+    If the server was asked to stop, the runtime finishes opening and is then stopped, so that no
+    part of it remains.
     """
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -199,7 +201,8 @@ async def _announce(runtime: Runtime, address: str, link: str | None, server: Se
 
 
 def main() -> int:
-    """Return the exit code: 0 after a stop by signal, 1 if the server can't start."""
+    """Run the server. Returns the exit code: 0 if a signal stopped the server, 1 if the server
+    can't start."""
     parser = argparse.ArgumentParser(prog="python -m api", description="The dray server.")
     parser.add_argument(
         "--no-loops",

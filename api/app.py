@@ -28,7 +28,8 @@ from service.config.settings import Settings
 from service.runtime import Runtime
 
 FIRST = (status.router, jobs.router)
-"""Routers that come first: they answer most requests, and paths are matched in this order."""
+"""Routers that come first, because paths are matched in this order, and these routers answer most
+requests."""
 
 
 def _routers() -> list[APIRouter]:
@@ -47,7 +48,8 @@ def create_app(
     """Create the application. Raises BadTokensFile.
 
     When it starts, the application opens a runtime, with the service's loops unless `loops` is
-    False. It closes the runtime when it ends, but not a runtime that is passed as an argument.
+    False. When the application ends, it closes this runtime. A runtime that is passed as an
+    argument is neither opened nor closed.
     """
     telemetry = Telemetry()
     authority = Authority.of(settings)

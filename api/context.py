@@ -31,7 +31,7 @@ class Context:
     uploads: ConcurrencyLimiter
     """Rate limiter for updates from clients of federated jobs, whose parts are held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server is asked to stop, so that long polls answer at once."""
+    """Set when the server is asked to stop, so that long polls answer immediately."""
 
 
 # The dependencies are coroutines although they do not wait: FastAPI runs a plain function in a
@@ -73,21 +73,23 @@ def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
 
 
 async def admin(request: Request) -> str:
-    """Return the name of the caller for records. Raises Refused if it may not change queues."""
+    """Return the name of the caller for records. Raises Refused if the caller is not allowed to
+    change queues."""
     name, context = caller_of(request), context_of(request)
     refuse_unless_admin(context, name, "change queues")
     return context.authority.actor(name)
 
 
 async def page_caller(request: Request) -> str:
-    """Return the name of the caller of a web page. The browser asks its user for the token."""
+    """Return the name of the caller of a web page. If the caller has no token, the browser asks its
+    user for one."""
     name = context_of(request).authority.reader(request)
     request.state.caller = name
     return name
 
 
 async def no_parameters(request: Request) -> None:
-    """Refuse any query parameter: ignoring one would mislead the caller."""
+    """Refuse all query parameters, because silently ignoring one would mislead the caller."""
     for name in request.query_params:
         raise Refused("invalid_parameter", f"there is no parameter {name!r}")
 

@@ -33,7 +33,7 @@ JOB_SPEC_BODY: dict[str, Any] = {
 """The body of a submission. FastAPI can't derive it, because `api.http.body` reads it."""
 
 BODIES: list[type[BaseModel]] = []
-"""The bodies that routes have described with `json_body`."""
+"""The classes of all bodies that routes have described with `json_body`."""
 
 
 def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of a body and of its parts. The parts of a job document have a prefix,
-    because a view can have the same name."""
+    """Return the schemas of a body and of its parts, by name. The names of a job document's parts
+    get a prefix, because a view can have the same name."""
     prefix = "JobSpec." if issubclass(kind, JobSpec) else ""
     schema = kind.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
     parts = schema.pop("$defs", {})
@@ -147,7 +147,8 @@ def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> N
 def _describe_parameters(path: str, operation: dict[str, Any]) -> None:
     """Sort a path's parameters by their order in the path, and remove null from all types.
 
-    FastAPI lists parameters in the order of dependencies. A URL can't contain null.
+    FastAPI lists parameters in the order of dependencies, and allows null, which a URL can't
+    contain.
     """
     parameters, in_path = operation.get("parameters", []), re.findall(r"{(\w+)}", path)
     parameters.sort(key=lambda one: [*in_path, one["name"]].index(one["name"]))

@@ -1,7 +1,7 @@
 """Turns errors into answers in problem+json (RFC 9457).
 
 Each code has one status, defined by its class in `dray.errors`. Codes of the domain come from
-`service.domain.errors`; codes that only HTTP has are raised as `Refused`.
+`service.domain.errors`; codes that concern only HTTP are raised as `Refused`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def refusal(request: Request, error: Refused) -> Response:
 
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
-    """Answer for an invalid parameter. `api.http.body`, not FastAPI, validates bodies."""
+    """Answer a request with an invalid parameter. Bodies are not validated by FastAPI, but by
+    `api.http.body`."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
     name = str((*first["loc"], "?")[1])  # after "query" or "path"
@@ -129,7 +130,7 @@ def _query_names(request: Request) -> Sequence[str]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer for paths and methods that the router refuses."""
+    """Answer a request whose path or method the router refuses."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
@@ -154,7 +155,8 @@ def _methods(request: Request) -> set[str]:
 
 
 def unexpected(request: Request) -> Response:
-    """Answer for a bug in dray. The traceback is logged, but not sent to the caller."""
+    """Answer a request that failed because of a bug in dray. The traceback is logged, but not sent
+    to the caller."""
     detail = "dray failed to answer this request; the server's log shows the error"
     return problem(request, "internal_error", detail, hint="search the log for this request_id")
 
@@ -169,7 +171,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 CODES = "x-problem-codes"
-"""Key of the list of problem codes in the description of an answer, for programs."""
+"""Key in the description of an answer, under which programs find the list of problem codes."""
 
 
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:

@@ -127,7 +127,8 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def fields_of(schema: Mapping[str, Any]) -> str:
-    """Return a table of the fields of a document or answer, or the type of a fieldless schema."""
+    """Return a table of the fields of a document or answer, or the type if the schema has no
+    fields."""
     required = schema.get("required", ())
     rows = [
         (

@@ -1,7 +1,7 @@
-"""Parse the command line arguments of a training program like argparse, Hydra and click would.
+"""Parse the command line arguments of a training program as argparse, Hydra and click would.
 
-The options of the program are unknown here, so these functions guess: a value after an option
-belongs to the option, and an option without a value is a flag.
+The program's own declarations of its options are not available, so these functions assume that a
+value after an option belongs to the option, and that an option without a value is a flag.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _parse(args: Sequence[str]) -> Iterator[Argument]:
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word that follows an option is its value. Negative numbers are."""
+    """Whether a word that follows an option is the option's value. Negative numbers count as
+    values."""
     return word != _ENDS_OPTIONS and not (_OPTION.fullmatch(word) or _OVERRIDE.fullmatch(word))
 
 
@@ -110,9 +111,9 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
     options are appended. If `changes` has positional words, they replace all positional words of
     `args`.
 
-    An option keeps its form, `--lr=0.1` or `--lr 0.1`, if the program might otherwise take other
-    words for its values. Raises AmbiguousArguments if a word that might be positional would be lost
-    or would become the value of an option.
+    An option keeps its form (`--lr=0.1` or `--lr 0.1`) if the program might otherwise mistake
+    positional words for values of the option. Raises AmbiguousArguments if a word that might be
+    positional would be lost or would become the value of an option.
     """
     given, tail = _split(args)
     new, new_tail = _split(changes)
@@ -148,7 +149,8 @@ def _split(args: Sequence[str]) -> tuple[list[Argument], list[str]]:
 
 
 def _refuse_loss(old: Argument, count: int) -> None:
-    """count: number of words after the option that are certainly its values."""
+    """Raise AmbiguousArguments if words that might be positional would be lost. count: number of
+    words after the option that are certainly its values."""
     if len(old.words) - 1 > count:
         raise AmbiguousArguments(
             f"{shlex.join(old.words)!r} would be replaced, but {old.words[-1]!r} might be a "

@@ -1,4 +1,4 @@
-"""Drills, for use by the SDK, the service and the workers."""
+"""Kinds and states of drills, used by the SDK, the service and the workers."""
 
 from __future__ import annotations
 

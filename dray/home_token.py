@@ -1,5 +1,5 @@
-"""The token in a service's home folder, with which callers sign in unless they are processes of the
-service's own user.
+"""The token in a service's home folder. Callers sign in with this token unless their processes
+belong to the service's own user.
 
 A service without a tokens file writes the token when it starts for the first time. The SDK and the
 command line of the same user read the token from `DRAY_HOME`, or from `.dray` in the current
@@ -17,7 +17,8 @@ from pathlib import Path
 DEFAULT_HOME = ".dray"
 FILE_NAME = "token"
 PREFIX = "dray-home-"
-"""Prefix of these tokens. The web page accepts only tokens with this prefix from a link."""
+"""Prefix of these tokens. If a link contains a token, the web page accepts it only with this
+prefix."""
 _MAX_BYTES = 256
 
 

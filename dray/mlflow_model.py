@@ -18,8 +18,8 @@ class RecipeModel:
         """The model, as returned by `dray.load`."""
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
-        """Return predictions for a batch of images, the rows of a DataFrame, or its column
-        `prompt`."""
+        """Return predictions for a batch of images, for the rows of a DataFrame, or for the prompts
+        in the column `prompt` of a DataFrame."""
         if hasattr(self.model, "context_length"):
             return [
                 self.model.predict(prompt, **(params or {})) for prompt in model_input["prompt"]

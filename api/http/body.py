@@ -19,9 +19,11 @@ from dray.spec import JobSpec
 
 D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
-"""Larger bodies, which no job needs, are parsed in a thread, so that other requests don't wait."""
+"""Maximum size of a body that is parsed in the event loop. Larger bodies, which ordinary jobs don't
+need, are parsed in a thread, so that other requests don't wait."""
 SWEEP = b'"sweep"'
-"""A body with a sweep is also parsed in a thread, because each of its values is checked."""
+"""A body that contains this is also parsed in a thread, because each value of a sweep is
+checked."""
 
 
 async def read_as(
@@ -83,7 +85,8 @@ def _check_content_type(value: str) -> None:
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
-    """Return the body. Raises Refused as soon as the body is known to be too large."""
+    """Return the body. Raises Refused as soon as the header or the received bytes show that the
+    body is too large."""
     too_large = Refused("body_too_large", f"the body is larger than {limit_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
@@ -110,7 +113,7 @@ def parse(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise Refused("malformed_request", f"the body is not JSON: {error.msg} ({where})") from None
-    except ValueError:  # int() refuses longer numbers, and no document needs one
+    except ValueError:  # int() refuses very long numbers, which no document needs
         detail = "a number in the body has more than 4,300 digits"
         raise Refused("malformed_request", detail) from None
     if not isinstance(document, dict):
@@ -132,7 +135,8 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check(document: Mapping[str, Any]) -> JobSpec:
-    """Return the document as a JobSpec. Raises Refused with the first invalid field and why."""
+    """Return the document as a JobSpec. Raises Refused with the first invalid field and the
+    reason."""
     return _checked(lambda: validation.check(document))
 
 

@@ -13,7 +13,8 @@ from api.problems import Refused
 from dray.views import View
 
 REVALIDATE = "private, no-cache"
-"""A cache may keep an answer for its own caller only, and must revalidate it before each use."""
+"""A cache may store an answer only for the caller that received it, and must revalidate the answer
+before each use."""
 
 _REVISION = re.compile(r'"([0-9]{1,18})"')
 _CODING = re.compile(r"([a-z0-9-]+|\*)(?:[ \t]*;[ \t]*q=([01](?:\.[0-9]{0,3})?))?")
@@ -21,7 +22,8 @@ _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag_of(body: bytes) -> str:
-    """Return a strong ETag. Hashing an answer takes microseconds; making it takes a transaction."""
+    """Return a strong ETag. Hashing an answer is cheap (microseconds) compared with creating it (a
+    transaction)."""
     return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
 
 

@@ -1,8 +1,9 @@
 """Limits concurrent requests that take long to answer, such as predicting when a job would start.
 
-Each of these requests simulates the scheduler in one of the few threads that read the database for
-all requests. So the server answers a few requests of a caller at a time, a few more wait, and
-further requests are refused. A limit for all callers together leaves threads for other requests.
+Such a request simulates the scheduler in one of the few threads that read the database for all
+requests. The server therefore answers only a few of a caller's requests at a time, lets a few more
+wait, and refuses the rest. A limit on the requests of all callers together leaves threads for other
+kinds of requests.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class ConcurrencyLimiter:
 
     @asynccontextmanager
     async def acquire(self, caller: str) -> AsyncIterator[None]:
-        """Wait for permission, first come first served. Raises Refused if too many wait."""
+        """Wait for the caller's turn, first come, first served. Raises Refused if too many requests
+        are waiting."""
         limits = self._limits
         if self._asked[caller] >= limits.of_caller + limits.waiting_of_caller:
             detail = (

@@ -33,8 +33,8 @@ ACCEPTED_AT_ONCE = 64
 RESERVED_DESCRIPTORS = 512
 """File descriptors for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16
-"""Maximum number of descriptors to request: some systems allow a billion, and some programs iterate
-over all."""
+"""Maximum number of descriptors to request. Some systems allow a billion, and some programs iterate
+over all of them."""
 SPARE = 32
 """Connections accepted above the limit, so that a refused caller can receive the 503."""
 SLICE_BYTES = 16 << 10
@@ -48,24 +48,24 @@ class Limits:
     connections: int = 2048
     per_client: int = 1024
     head_bytes: int = 64 << 10
-    """Maximum size of the request line and headers. The framing of a chunked body counts too."""
+    """Maximum size of the request line and headers, and of the framing of a chunked body."""
     num_headers: int = 128
     head_within_s: float = 20.0
-    """Seconds for the head of a request, from the opening of the connection or from the first byte
-    of a later request."""
+    """Seconds in which the head of a request must arrive. They are counted from the opening of the
+    connection or, for later requests, from the first byte."""
     body_within_s: float = 60.0
     send_within_s: float = 120.0
-    """Seconds that a caller can go without reading from its answer."""
+    """Maximum number of seconds for which a caller can pause reading its answer."""
     linger_s: float = 2.0
-    """Seconds that the server keeps reading from a refused caller: closing the socket with unread
-    bytes would reset the connection before the answer arrives."""
+    """Seconds for which the server continues to read from a refused caller. If the socket were
+    closed with unread bytes, the connection would be reset before the answer arrives."""
     keep_alive_s: int = 75
-    """Seconds that an idle connection stays open: longer than the pause between two polls, so that
-    polls reuse a connection."""
+    """Seconds after which an idle connection is closed. Longer than the pause between two polls, so
+    that polls reuse a connection."""
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """Return the limits in the settings, reduced to the descriptors of this process."""
+        """Return the limits in the settings, reduced to fit this process's descriptor limit."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors == resource.RLIM_INFINITY:
             descriptors = DESCRIPTORS
@@ -91,7 +91,7 @@ class Connections:
         self._open: dict[BoundedProtocol, str] = {}
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
-        """Connections without a request in progress, by client; the longest waiting comes first."""
+        """Connections without a request in progress, by client, in the order of their waits."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
         """Count a new connection, which has no request in progress."""
@@ -100,10 +100,10 @@ class Connections:
         self.wait(connection)
 
     def evict_surplus(self, client: str) -> None:
-        """Close the connection that has waited longest if a new one of `client` exceeds a limit.
+        """Close a waiting connection if a new connection of `client` exceeds a limit.
 
-        The closed connection belongs to the same client, or to the client with the most waiting
-        connections, so that a client never loses a connection to a client that has more.
+        Closes the connection that has waited longest, of the same client or of the client with the
+        most waiting connections, so that no client displaces a client that has fewer.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
@@ -112,12 +112,12 @@ class Connections:
             self._evict(max(self._waiting, key=lambda one: len(self._waiting[one])))
 
     def wait(self, connection: BoundedProtocol) -> None:
-        """Mark a connection as having no request in progress: it may be closed."""
+        """Mark a connection as having no request in progress, so that it may be closed."""
         if (client := self._open.get(connection)) is not None:
             self._waiting.setdefault(client, {})[connection] = None
 
     def work(self, connection: BoundedProtocol) -> None:
-        """Mark a connection as having a request in progress: it stays open."""
+        """Mark a connection as having a request in progress, so that it stays open."""
         client = self._open.get(connection, "")
         if waiting := self._waiting.get(client):
             waiting.pop(connection, None)
@@ -193,13 +193,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_unused = 0
         """Bytes received since the last complete head or piece of a body."""
         self._num_head = 0
-        """Bytes of this request's target and headers."""
+        """Number of bytes in the target and headers of the current request."""
         self._is_of_own_user: bool | None = None
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
-        # Two iterations of the loop later, all connections that were accepted together have been
-        # read once. Closing one with unread bytes would reset it instead of answering 503.
+        # Wait two iterations of the loop, after which all connections accepted together have been
+        # read once. Closing a connection with unread bytes would reset it instead of sending 503.
         self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -212,8 +212,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._awaited is Awaited.HEAD:
             self._await(Awaited.HEAD, self._limits.head_within_s)
-        # Slices keep the bytes of one request from counting for the next one: parsed bytes are
-        # counted exactly, and unparsed bytes to within a slice.
+        # Parse in slices, so that the bytes of one request don't count for the next request: parsed
+        # bytes are counted exactly, and the error for unparsed bytes is at most one slice.
         for start in range(0, len(data), SLICE_BYTES):
             if self._refused or self.transport.is_closing():
                 return
@@ -276,7 +276,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_unused = 0
         self._begun = False
         self._await(Awaited.NOTHING)
-        if self.cycle.response_complete:  # before the body was complete
+        if self.cycle.response_complete:  # answered before the body was complete
             self._await(Awaited.HEAD, self._limits.keep_alive_s)
             self.shared.wait(self)
 
@@ -284,9 +284,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._call(self._limits.send_within_s, self.transport.abort)
-        elif self._awaited is Awaited.BODY:  # the answer did not need the body
+        elif self._awaited is Awaited.BODY:  # the request was answered without its body
             self._await(Awaited.BODY, self._limits.linger_s)
-        elif self.cycle.response_complete:  # then earlier requests have been answered too
+        elif self.cycle.response_complete:  # all earlier requests have been answered too
             if self._awaited is Awaited.NOTHING:
                 self._await(Awaited.HEAD)
             self.shared.wait(self)
@@ -313,7 +313,7 @@ class BoundedProtocol(HttpToolsProtocol):
             detail = "the server has too many connections; this one was slow to send its request"
             self.transport.write(_answer("unavailable", detail))
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # the caller does not read its answer either
+            self.transport.abort()  # the caller is not reading its answer
         else:
             self._close()
 
@@ -356,7 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or self.pipeline:
-                self.transport.abort()  # an answer here would be read as a part of another
+                self.transport.abort()  # the caller would read this answer as part of another one
                 return
             cycle.disconnected = True
             cycle.message_event.set()
@@ -369,7 +369,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         self.transport.close()
-        self._call(self._limits.linger_s, self.transport.abort)  # if the answer is never read
+        self._call(self._limits.linger_s, self.transport.abort)  # if it is never read
 
     def _call(self, delay_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_s, what)
@@ -378,7 +378,7 @@ class BoundedProtocol(HttpToolsProtocol):
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Return why the host of a request is ambiguous (RFC 9112, 3.2), or None if it is not.
 
-    The server and a proxy in front of it, or two parts of the server, could use different hosts.
+    If it is, the server and a proxy, or two parts of the server, could use different hosts.
     """
     hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
     if len(hosts) > 1:
@@ -391,7 +391,7 @@ def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> st
 
 
 def _answer(code: str, detail: str) -> bytes:
-    """A complete response, after which the connection is closed."""
+    """Return a complete response with `Connection: close`."""
     status = STATUS[code]
     body = {
         "type": f"urn:dray:problem:{code}",
@@ -419,8 +419,8 @@ _LOGGED_ELSEWHERE = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's log is worth logging. A request that is refused here, or that
-    asks for another protocol and is answered in HTTP/1.1, is logged elsewhere."""
+    """Whether a record of uvicorn's log is worth logging. Refused requests, and requests for other
+    protocols that are answered in HTTP/1.1, are already logged elsewhere."""
     return not str(record.msg).startswith(_LOGGED_ELSEWHERE)
 
 

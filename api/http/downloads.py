@@ -78,8 +78,8 @@ def attachment(path: str) -> dict[str, str]:
 
 
 def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
-    """Return the requested range; None for the whole file, and if `If-Range` has the ETag of
-    another version (RFC 9110, 13.1.5)."""
+    """Return the requested range. Returns None if the whole file is to be sent, also because
+    `If-Range` contains the ETag of another version (RFC 9110, 13.1.5)."""
     if request.method != "GET" or request.headers.get("if-range", etag) != etag:
         return None
     try:

@@ -33,7 +33,7 @@ async def unless_over(
 ) -> T | None:
     """Return the result of `work`, or None if the server stops or the caller disconnects first.
 
-    Without a request, a disconnection of the caller is not noticed.
+    If `request` is None, a disconnection of the caller is not detected.
     """
     wanted = asyncio.ensure_future(work)
     others: list[asyncio.Future[Any]] = [asyncio.ensure_future(context.stopping.wait())]
@@ -58,7 +58,8 @@ async def long_poll(
     *,
     is_of_client: bool = False,
 ) -> T:
-    """Return the first result of `look` that is `enough`, or the last one after `wait_s` seconds.
+    """Call `look` repeatedly. Returns the first result for which `enough` is true, or the last
+    result after `wait_s` seconds.
 
     is_of_client: whether the caller is a client of a federated job, whose token `look` checks.
     """

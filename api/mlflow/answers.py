@@ -31,7 +31,7 @@ _BY_STATUS = {
 
 
 class MlflowRoute(APIRoute):
-    """A route whose errors have MLflow's form, the only form that MLflow's client reads."""
+    """A route whose errors have MLflow's format, because MLflow's client reads no other."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -89,8 +89,9 @@ def run(
 ) -> dict[str, Any]:
     """Return a job as a run.
 
-    notes: None for a job without notes. last: series that end with the last point of each metric.
-    Without `last`, the values come from the job's summary, with the job's newest step.
+    notes: None for a job without notes. last: for each metric, a series that ends with the last
+    point. Without `last`, the values come from the job's summary, and all have the job's newest
+    step.
     """
     info = {
         "run_id": job.id,
@@ -143,8 +144,8 @@ def with_token(answer: dict[str, Any], token: str | None) -> dict[str, Any]:
 
 
 def files(artifacts: Sequence[views.Artifact], folder: str) -> list[dict[str, Any]]:
-    """Return the entries directly in a folder of the artifacts. The root, to which paths are
-    relative, is `""`."""
+    """Return the files and folders directly in a folder of the artifacts. The root folder is
+    `""`."""
     found: dict[str, dict[str, Any]] = {}
     prefix = f"{folder}/" if folder else ""
     for artifact in artifacts:

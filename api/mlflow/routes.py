@@ -24,7 +24,7 @@ from service.tracking.mlflow.queries import MlflowExperiment, MlflowQueries
 
 API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 
-# MLflow documents this API, so dray's description leaves it out.
+# MLflow documents this API, so dray's OpenAPI description omits it.
 router = APIRouter(route_class=MlflowRoute, include_in_schema=False)
 TheMlflow = Annotated[
     MlflowQueries, use_cases(lambda runtime: MlflowQueries(runtime.database, runtime.queries))
@@ -170,7 +170,8 @@ async def _artifact(queries: TheQueries, job_id: str, path: str) -> views.Artifa
 
 @router.post(f"{API}/logged-models/search")
 async def search_models(_: Caller) -> Response:
-    """Answer with no models: models are artifacts. MLflow's client calls this to list artifacts."""
+    """Answer with an empty list. MLflow's client calls this when it lists artifacts, but dray
+    stores models as artifacts."""
     return JSONResponse({"models": []})
 
 

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-"""Paths of health checks. They are polled constantly, so they are not logged. They pass the gate
-under any host name, and are answered even if the server is at its limits."""
+"""Paths of health checks. Health checks are polled constantly, so they are not logged. They pass
+the gate under any host name, and are answered even if the server has reached its limits."""
 PAGE = "/"
-"""Path of the web page. Any site can link to it, since it contains no data of jobs. The gate checks
-the page's calls like all others."""
+"""Path of the web page. Any site can link to the page, since the page itself contains no data of
+jobs. The gate checks the calls that the page makes, like all other calls."""
 
 SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -100,7 +100,8 @@ class Observed:
             logging_setup.request_id.reset(reset)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # Unknown paths and made-up methods must not become labels.
+        # Callers must not be able to create labels by calling unknown paths or with made-up
+        # methods.
         route = getattr(scope.get("route"), "path", "unknown")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         status = status or 499  # the caller disconnected before there was an answer

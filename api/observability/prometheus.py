@@ -1,4 +1,5 @@
-"""Prometheus metrics. Requests are counted as they are answered; the rest is read at each scrape.
+"""Prometheus metrics. Requests are counted as they are answered; all other metrics are read from
+the database at each scrape.
 
 A scrape costs a few SQL statements, however many jobs exist. The number of series is bounded:
 queues are the only labels with user-defined names, and only admins create queues.

@@ -1,4 +1,4 @@
-"""The manual, if `make docs` has built it. Its files are read when they are requested."""
+"""Serves the manual, if `make docs` has built it. Files are read when they are requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ of the manual are in the folder <code>docs</code>.</p>
 
 
 def find(path: str, folder: Path = FOLDER) -> StaticFile | None:
-    """Return the file at `path` in the folder, or None; for a folder, its `index.html`."""
+    """Return the file at `path` in the folder, or None if it does not exist. If `path` is a folder,
+    return its `index.html`."""
     file = (folder / path).resolve()
     if not file.is_relative_to(folder.resolve()):
         return None

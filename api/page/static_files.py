@@ -1,8 +1,8 @@
 """The files of the page, read once and kept in memory, with a compressed copy.
 
-The address of each file contains a hash of all files. So browsers can cache a file forever, and an
-upgrade of the server never mixes files of two versions. Modules import each other by relative
-paths, so only `index.html` contains the hash.
+The address of each file contains a hash of all files, so that browsers can cache a file forever,
+and files of two versions are never mixed after an upgrade of the server. Modules import each other
+by relative paths, so only `index.html` contains the hash.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def load(folder: Path = FOLDER) -> StaticFiles:
 
 
 def _examples(folder: Path) -> dict[str, Any]:
-    """The job documents below a folder, by name. The page offers them as templates."""
+    """Return the job documents below a folder, by name. The page offers them as templates."""
     paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
     documents = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     return {name: yaml.safe_load(path.read_text()) for name, path in documents.items()}

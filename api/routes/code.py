@@ -145,7 +145,7 @@ def _members(content: bytes) -> dict[str, bytes]:
 async def job_code(
     request: Request, code: TheCode, queries: TheQueries, _: Caller, job_id: str
 ) -> Response:
-    """List the uploaded files of a job's code."""
+    """List the files of a job's code, as they were uploaded."""
     owner, identity = await queries.code_of(job_id)
     files = await code.files(owner, identity)
     items = [

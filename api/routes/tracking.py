@@ -70,8 +70,7 @@ async def list_experiments(
     _: Caller,
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
-    """List the experiments by name. The jobs of an experiment have the same value of the label
-    `experiment`, which is its name."""
+    """List the experiments by name. An experiment is a value of the label `experiment`."""
     async with limited(request):
         return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
 
@@ -86,8 +85,8 @@ async def list_experiments(
 async def get_experiment(
     request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
 ) -> Response:
-    """Summarize an experiment. The response contains the number of its jobs in each state, and the
-    minimum and maximum of each metric over the newest values of the jobs."""
+    """Summarize an experiment: the states of its jobs, and the minimum and maximum of each metric's
+    newest values."""
     async with limited(request):
         return answer(request, await tracking.experiment(name))
 

@@ -41,8 +41,8 @@ class Authority:
     def __init__(self, path: Path | None, local: LocalCallers | None = None) -> None:
         """Raises BadTokensFile if the file is invalid.
 
-        path: the tokens file; None for a server without tokens. local: which callers may call a
-        server without tokens; None for every user of this machine.
+        path: the tokens file; None for a server without tokens. local: decides who may call a
+        server without tokens; None admits every user of this machine.
         """
         self._file = None if path is None else TokensFile(path)
         self._tokens: Tokens = {} if path is None else load_tokens(path)
@@ -62,11 +62,11 @@ class Authority:
         return self._owner(request, _token(request), _BEARER)
 
     def reader(self, request: Request) -> str:
-        """Return the name of the caller of a web page, whose token can also be the password of
-        Basic authentication.
+        """Return the name of the caller of a web page. The token can also be sent as the password
+        of Basic authentication.
 
-        Other routes refuse passwords, because browsers attach them to requests that foreign pages
-        cause.
+        Other routes refuse passwords, because browsers also attach them to requests that other
+        sites' pages cause.
         """
         token = _token(request) or _password(request)
         return self._owner(request, token, 'Basic realm="dray", charset="UTF-8"')
@@ -125,7 +125,10 @@ class Authority:
     def _owner_of(self, token: str) -> str | None:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         name = None
-        for known, expected in self._tokens.items():  # no early exit: constant time
+        for (
+            known,
+            expected,
+        ) in self._tokens.items():  # no early exit, so that the loop takes constant time
             if hmac.compare_digest(digest, expected.sha256):
                 name = known
         return name
@@ -150,7 +153,7 @@ def client_token(request: Request) -> str:
 def _refuse_client(request: Request) -> None:
     """Raise Refused for the token of a client of a federated job, which is valid only for rounds.
 
-    This also applies on a server without tokens.
+    Such a token is also refused on a server without tokens.
     """
     if (_token(request) or "").startswith(JOIN_TOKEN):
         detail = (

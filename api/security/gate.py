@@ -1,10 +1,10 @@
 """Checks the host name and the origin of requests.
 
-A web page can make a browser call a server that only its user's machine can reach: directly, or
-under the page's own host name, pointed at 127.0.0.1 (DNS rebinding). Such a call can be recognised
-by its Host, Origin or Sec-Fetch-Site header, which no page can forge. Without tokens, nothing else
-protects the cluster from that page, so the checks are always on. With tokens, they are on if hosts
-or origins are configured.
+A malicious web page can make a browser call a server that only the user's machine can reach:
+directly, or by pointing the page's own host name at 127.0.0.1 (DNS rebinding). Such a call can be
+recognised by its Host, Origin or Sec-Fetch-Site header, which no page can forge. Without tokens,
+nothing else protects the cluster from such a page, so the checks are always on. With tokens, they
+are on if hosts or origins are configured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::[0-9]{1,5})?")
 
 
 class Gate:
-    """The rules of one server. It allows `hosts` and `origins` in addition to its own."""
+    """The rules of one server. `hosts` and `origins` are allowed in addition to the server's
+    own."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Calls from foreign pages that lack an Origin have Sec-Fetch-Site.
+            # If a call from another site's page has no Origin, it has a Sec-Fetch-Site header.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (
@@ -80,7 +81,8 @@ def host_name(host: str) -> str:
 def _is_local_name(name: str) -> bool:
     """Whether the name is an address, or always resolves to this machine (RFC 6761, 6.3).
 
-    Other names without a dot can be a top-level domain, or be completed with a search domain.
+    Other names without a dot don't count: they can be a top-level domain, or be completed with a
+    search domain.
     """
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,8 +1,9 @@
 """The callers of a server without a tokens file: processes of its own user, and holders of the
 token in its home.
 
-Such a server runs its callers' code as its own user. So other users of the machine, containers and
-forwarded ports must not be able to call it without that token.
+Such a server runs its callers' code as its own user. Therefore other users of the machine,
+containers and callers behind forwarded ports must not be able to call the server without that
+token.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class LocalCallers:
         return is_of_own_user(request) or (token is not None and self._is_token(token))
 
     def _is_token(self, token: str) -> bool:
-        """Compare with the token file, which is read at each call: changes take effect at once."""
+        """Compare the token with the token file, which is read at each call, so that changes take
+        effect immediately."""
         try:
             expected = home_token.read(self._home)
         except (home_token.UnsafeTokenFile, OSError) as error:
@@ -47,8 +49,8 @@ class LocalCallers:
 def is_of_own_user(request: Request) -> bool:
     """Whether the server's own user, or root, sent the request from this machine.
 
-    False if the request has passed through a proxy, or was addressed to another machine: in these
-    cases, the process at the other end of the connection has only forwarded it.
+    False if the request has passed through a proxy, or was addressed to another machine, because
+    then the process at the other end of the connection has only forwarded the request.
     """
     if any(name in request.headers for name in _OF_PROXIES):
         return False

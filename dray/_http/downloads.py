@@ -51,8 +51,8 @@ def checkpoint_files(
 def _choose(
     items: Iterable[views.Artifact], job_id: str, wanted: str | None
 ) -> list[views.Artifact]:
-    """Return the wanted artifacts. If several artifacts have the same path, only the newest is
-    returned."""
+    """Return the requested artifacts. If several artifacts have the same path, return only the
+    newest."""
     newest: dict[str, views.Artifact] = {}
     for item in sorted(items, key=lambda item: item.created_at):
         if item.id == wanted:

@@ -39,8 +39,8 @@ def not_found(reference: str) -> errors.JobNotFound:
 
 
 def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.AmbiguousJob:
-    """Return the error for an ambiguous reference. found: maps ids of jobs, or of the arrays that
-    the jobs represent, to the matching jobs, newest first. It can have one more entry than is
+    """Return the error for an ambiguous reference. found: maps the id of a matching job (or of the
+    array that the job represents) to the job, newest first. Entries beyond MAX_CANDIDATES are not
     listed."""
     listed = dict(list(found.items())[:MAX_CANDIDATES])
     more = len(found) > len(listed)

@@ -12,7 +12,7 @@ from dray import errors
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 MAX_PENDING_CHARS = 16 << 20
-"""Maximum number of characters of an event. dray sends no longer events."""
+"""Maximum number of characters of an event. All of dray's events are shorter."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Decoder:
     """Decodes a stream piece by piece. A piece can end anywhere, even within a character.
 
     Lines end only with CR, LF or both; `str.splitlines` would also split at characters that JSON
-    does not escape. `retry_s` is the reconnection time that the server sent last. Ids are ignored,
-    because the data of dray's events contains their number.
+    does not escape. `retry_s` is the reconnection time that the server sent last. The ids of events
+    are ignored, because the data of each event contains its number.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ V = TypeVar("V", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Call:
-    """A request, which is sent until it succeeds or `Retry` ends it."""
+    """A request, which is sent repeatedly until it succeeds or `Retry` gives up."""
 
     method: str
     path: str
@@ -46,7 +46,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     wait_s: float = 0.0
-    """Seconds by which the server may delay the response. Added to the read timeout."""
+    """Seconds for which the server may delay the response. They are added to the read timeout."""
     streamed: bool = False
     """Whether the body of a successful response is read piece by piece."""
 
@@ -117,7 +117,7 @@ class Retry:
 
 
 FINAL_STATUSES = frozenset({501, 505, 507, 508, 511})
-"""Server errors that waiting does not resolve, such as full storage."""
+"""Statuses of server errors that a retry would not resolve, such as full storage."""
 
 
 def is_passing(failure: errors.ApiError) -> bool:
@@ -128,8 +128,8 @@ def is_passing(failure: errors.ApiError) -> bool:
 
 
 def failure_of(call: Call, response: httpx.Response, tries: int) -> errors.ApiError | None:
-    """Return the exception for a response, whose body must have been read; None if it was
-    successful."""
+    """Return the exception for a response, or None if the response is successful. The body must
+    have been read."""
     if response.is_success:
         return None
     failure = from_response(response)

@@ -43,8 +43,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run one command. Usage errors are printed in dray's own format: typer breaks lines inside
-    words."""
+    """Run one command. Usage errors are printed in dray's own format, because typer would break
+    lines inside words."""
     from dray.cli.display.output import warn
 
     try:

@@ -54,7 +54,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# typer reads these annotations at run time, so the lazily imported names stay out of them.
+# typer evaluates these annotations at run time, so they must not use lazily imported names.
 JobId = Annotated[
     str,
     typer.Argument(
@@ -103,8 +103,8 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Handle the options of every command. There is no option for the token, since other users can
-    see the command line; it is read from DRAY_TOKEN."""
+    """Handle the options of every command. The token is not an option but read from DRAY_TOKEN,
+    since other users can see the command line."""
     global _url
     _url = url
 

@@ -76,9 +76,10 @@ def choose(
     default_states: Sequence[str],
     is_reading: bool = False,
 ) -> dict[str, str]:
-    """Return the ids of the selected jobs and arrays, each with its display name. A reference that
-    matches no job is printed as a failure, and the remaining references are still resolved. A name
-    that several jobs have is also a failure; with `is_reading` it means the newest of them."""
+    """Return the ids of the selected jobs and arrays, each with its display name. If a reference
+    matches no job, print a failure and go on to the next reference. If several jobs have the same
+    name, that is also a failure, but with `is_reading` the name selects the newest of these
+    jobs."""
     from dray.cli.display.output import warn
 
     if not choice.is_by_rule:
@@ -117,7 +118,7 @@ def read_job(client: Client, reference: str, *, arrays: bool = False) -> str:
         names = (reference, reference.rpartition("/")[0])
         in_array = not arrays and newest.array_id is not None and newest.name == reference
         if in_array or any(job.name not in names for job in error.candidates):
-            raise  # any job of the array, or any id with this prefix, could be meant
+            raise  # the user could mean any job of the array, or any id with this prefix
         number = f"more than {len(error.candidates)}" if error.more else len(error.candidates)
         taken = error.ids[0]
         warn(

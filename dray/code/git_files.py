@@ -1,7 +1,7 @@
 """The files of a work tree, as listed by Git.
 
-Git also considers the index, `info/exclude` and `core.excludesFile`, which ignore files in the
-folder don't show. Git is run so that no setting of the repository can make it start another
+Git considers more than the ignore files in the folder: also the index, `info/exclude` and
+`core.excludesFile`. Git is run so that no setting of the repository can make it start another
 program.
 """
 
@@ -23,8 +23,8 @@ _KEPT_VARIABLES: Final = (
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"),
     *("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH"),
 )
-"""Git's variables that don't refer to a repository. The others are dropped, because for example a
-hook sets them for its own repository."""
+"""Git's environment variables that don't refer to a repository. All others are removed, because a
+hook, for example, sets them for its own repository."""
 
 
 class GitUnavailable(Exception):
@@ -65,8 +65,8 @@ def list_files(folder: Path) -> GitFiles:
 
 
 def further_rules(root: Path) -> list[Rules]:
-    """Return the rules of a repository that are outside its folders, in increasing order of
-    precedence: the user's rules (`core.excludesFile`, or Git's default file), and
+    """Return the rules that apply to a repository but are not in its work tree, in increasing order
+    of precedence: the user's rules (`core.excludesFile`, or Git's default file), and
     `info/exclude`."""
     found = []
     try:

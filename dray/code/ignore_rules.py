@@ -1,7 +1,7 @@
 """The rules of Git's ignore files, for walking through a folder from the top down.
 
-A pattern is matched against each entry separately, and not against the entries below it. As in Git,
-ignored folders are not entered. Therefore the patterns `data/**`, `!data/**/` and `!.gitkeep`
+A pattern that matches a folder does not itself match the entries in the folder. As in Git, the walk
+does not enter ignored folders. Therefore the patterns `data/**`, `!data/**/` and `!.gitkeep`
 together keep the `.gitkeep` of every folder. Patterns are matched byte by byte, like in Git's
 `wildmatch`.
 """
@@ -54,8 +54,8 @@ class Pattern:
     @cached_property
     def _regex(self) -> re.Pattern[bytes]:
         glob = self.glob.removeprefix(b"/")
-        # Git first compares the prefix without wildcards and removes it, so `**` can be at the
-        # beginning of the rest.
+        # Git first compares and removes the prefix without wildcards, so the remaining pattern can
+        # begin with `**`.
         literal = next((i for i, byte in enumerate(glob) if byte in _SPECIAL), len(glob))
         rest = _translated(glob[literal:], is_path=not self._is_name)
         return re.compile(re.escape(glob[:literal]) + rest, re.DOTALL)
@@ -74,7 +74,7 @@ def parsed(content: bytes) -> list[Pattern]:
     patterns = []
     for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         text = _without_end(line.removesuffix(b"\r"))
-        # For Git, a line ends at a NUL.
+        # Git ignores the rest of a line after a NUL.
         text = text.partition(b"\0")[0]
         if not text or text.startswith(b"#"):
             continue
@@ -176,7 +176,7 @@ class Rules:
     """Whether the file is a `.drayignore`, which takes precedence over all files that Git reads."""
 
     def decision(self, path: str, *, is_folder: bool) -> bool | None:
-        """Whether the last matching pattern ignores the path; None if no pattern matches."""
+        """Return whether the last matching pattern ignores the path; None if no pattern matches."""
         relative = os.fsencode(path[len(self.folder.rstrip("/")) + 1 :])
         for pattern in reversed(self.patterns):
             if pattern.matches(relative, is_folder=is_folder):
@@ -185,7 +185,7 @@ class Rules:
 
 
 def decision(rules: Sequence[Rules], path: str, *, is_folder: bool) -> bool | None:
-    """Whether the last matching rule ignores the path; None if no rule matches."""
+    """Return whether the last matching rule ignores the path; None if no rule matches."""
     for each in reversed(rules):
         if (found := each.decision(path, is_folder=is_folder)) is not None:
             return found

@@ -16,7 +16,7 @@ PROJECT: Final = "pyproject.toml"
 LIMIT_S: Final = 60.0
 _BOMS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    # Before UTF-16, because the UTF-32 mark begins with the UTF-16 mark.
+    # UTF-32 comes before UTF-16, because its byte order mark begins with that of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -48,7 +48,7 @@ class FoundPackages:
     requirements: str
     """The packages, in the format of a requirements file."""
     without: str | None = None
-    """Why a file with a higher precedence was not read, if there is one."""
+    """The reason why a file with a higher precedence was not read, or None."""
 
     @property
     def num_packages(self) -> int:
@@ -70,7 +70,8 @@ def read_requirements(file: Path) -> str:
 
 
 def find_packages(folder: Path, names: Collection[str]) -> FoundPackages | None:
-    """Return the packages of the file with the highest precedence; None if it lists no packages.
+    """Return the packages in the file with the highest precedence; None if this file lists no
+    packages.
 
     names: the uploaded files; other files are ignored. Raises PackagesUnreadable.
     """
@@ -124,7 +125,7 @@ def _listed(folder: Path) -> str:
 
 def _read_project(folder: Path, refused: Sequence[tuple[str, str]]) -> list[str]:
     """Return the dependencies in pyproject.toml. Raises PackagesUnreadable if the file has one of
-    the tables `refused`: its packages come from other sources than the nodes would use."""
+    the tables `refused`, because the nodes would install these packages from different sources."""
     try:
         document = tomllib.loads((folder / PROJECT).read_text(encoding="utf-8"))
         tools = document.get("tool", {})

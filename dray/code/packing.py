@@ -77,7 +77,8 @@ class PackedCode:
 
     def read(self, wanted: str) -> bytes:
         """Return the part with the hash `wanted`. Data that was appended to the file after packing,
-        for example to a log, is ignored. Raises SpecError if the part itself has changed."""
+        for example to a log, is ignored. Raises SpecError if the contents of the part have
+        changed."""
         path, start, size = self._locations[wanted]
         try:
             with (self.root / path).open("rb") as file:
@@ -162,7 +163,7 @@ class _Selection:
     start: str = ""
     """Path of the listed folder, relative to the root of the walk."""
     ignores_all: bool = False
-    """Whether the folder is ignored, and only entered for paths in `include`."""
+    """Whether the folder is ignored, so that only paths in `include` are packed."""
 
     @property
     def last_words(self) -> tuple[Rules, ...]:
@@ -182,8 +183,8 @@ class _Selection:
         )
 
     def below(self, folder: str, path: str = "", *, is_ignored: bool) -> _Selection:
-        """Return the selection for a subfolder. Git lists no files in a folder that it ignores, so
-        only the rules decide if a `.drayignore` includes the folder."""
+        """Return the selection for a subfolder. Git lists no files in a folder that it ignores. If
+        a `.drayignore` includes such a folder, the rules therefore decide without Git's list."""
         if is_ignored:
             return replace(self, ignores_all=True)
         if self.listed is None or self._is_listed(path, is_folder=True):
@@ -200,7 +201,7 @@ class _Selection:
                 return False
             if not is_folder:
                 return True
-        # If Git lists no files of a folder, either the folder or all its files are ignored.
+        # Git lists no files of a folder if the folder itself, or each of its files, is ignored.
         return ignore_rules.decision(self.rules, absolute, is_folder=is_folder) is True
 
     def _is_listed(self, path: str, *, is_folder: bool) -> bool:
@@ -230,9 +231,9 @@ class _Walk:
         yield from self._below(self._root, "", self._begin(self._root, ""))
 
     def _begin(self, folder: Path, at: str, last_words: Sequence[Rules] = ()) -> _Selection:
-        """Return the selection at the start of the walk or of a nested repository. `at` is the
-        folder's path relative to the root of the walk. The rules of a repository don't apply to
-        repositories inside it."""
+        """Return the selection for the root of the walk, or for the root of a nested repository.
+        `at` is the folder's path relative to the root of the walk. The rules of a repository don't
+        apply to repositories inside it."""
         root = git_files.repository_above(folder)
         if root is None:
             return _Selection(tuple(last_words))
@@ -312,7 +313,8 @@ class _Walk:
         return why is None
 
     def _why_not_followed(self, link: Path, *, is_named: bool) -> str | None:
-        """Return why the target of a symbolic link is skipped; None if it is not."""
+        """Return why the target of a symbolic link is skipped; None if the target is not
+        skipped."""
         root = self._root.resolve()
         target = Path(os.path.realpath(link))  # `resolve` would raise for a link to itself
         if not target.is_relative_to(root) or not target.is_file():
@@ -326,8 +328,8 @@ class _Walk:
 
 
 def _never(path: Path, *, is_folder: bool) -> str | None:
-    """Return why a file or folder is always skipped, regardless of ignore files; None if it is
-    not."""
+    """Return why a file or folder is always skipped, regardless of ignore files; None if ignore
+    files decide."""
     name = path.name.lower()
     if is_folder:
         if name in _FOLDERS:
@@ -350,7 +352,7 @@ def _never(path: Path, *, is_folder: bool) -> str | None:
 
 
 def _relative(root: Path, path: str) -> str:
-    """Return a path of the user relative to the root."""
+    """Return a path that the user gave, relative to the root."""
     given = Path(path)
     absolute = given if given.is_absolute() else root / given
     try:

@@ -17,8 +17,8 @@ _JOINERS = "\u200c\u200d"
 """Invisible characters that are needed for Persian, Hindi and composed emoji."""
 
 DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-"""Characters that change the direction of the surrounding text, in the form of a regular
-expression's character class."""
+"""Characters that change the direction of the surrounding text, for use in the character class of a
+regular expression."""
 
 
 def unfit(name: str) -> str | None:

@@ -153,8 +153,8 @@ def plainly(message: str) -> str:
 
 
 def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[BaseModel]) -> Fault:
-    """Return one Fault for all errors: the first invalid field with its message, the others by
-    name."""
+    """Return one Fault for all errors. It describes the first invalid field, and lists the names of
+    the other invalid fields."""
     found: dict[str, list[Error]] = {}
     for error in islice(errors, MAX_FAULTS):
         found.setdefault(_pointer(error, document, root), []).append(error)
@@ -225,7 +225,7 @@ def _cut(text: str) -> str:
 
 
 def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
-    """Suggest a correction, mostly by similarity of names."""
+    """Suggest a correction, usually a field with a similar name."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *parents, name = error["loc"]
@@ -261,7 +261,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str | None:
 
 
 def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -> str | None:
-    """Suggest the other types of a union that have the field, if the chosen type does not."""
+    """Suggest other types of a union if they have the field and the chosen type does not."""
     if not parents:
         return None
     models = _models_at(parents[:-1], root)
@@ -278,7 +278,7 @@ def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
     """Suggest a field of the same name in another part of the document: `epochs` belongs in
     `train`.
 
-    The path `pointer` itself, which another model may allow, is not suggested.
+    Never suggests the path `pointer` itself, even if another model has a field at that path.
     """
     parts: list[tuple[str, list[type[BaseModel]]]] = [("", [root])]
     for part, models in parts:

@@ -33,8 +33,8 @@ class BuildWorkload(Protocol):
 
     def __call__(self, document: JobSpec, policy: DataPolicy, own: Data | None = None) -> Workload:
         """Build the model and the data on the CPU, identically on every rank. If `own` is given,
-        take the samples from this data set; the document's data then only determine the model.
-        Raise DataError."""
+        the samples come from this data set, and the document's data only determine the model. Raise
+        DataError."""
 
 
 @dataclass(frozen=True)

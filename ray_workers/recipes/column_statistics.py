@@ -20,24 +20,25 @@ from ray_workers.training.data.device_dataset import Rows
 BLOCK = 65_536
 """Number of rows that are summed at a time."""
 MAX_RATIO = 64.0
-"""float32 has 24 bits. If the mean of a column is this many standard deviations from 0, 18 bits are
-left for the differences from the mean; beyond that, the mean is subtracted in float64."""
+"""Maximum ratio of a column's mean to its standard deviation for which the mean is subtracted in
+float32. At this ratio, 18 of float32's 24 bits are left for the differences from the mean. Above
+this ratio, the mean is subtracted in float64."""
 
 Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """Statistics of the numeric columns, each (F,). For a regression, the last column is the
-    target."""
+    """Statistics of the numeric columns. Each has shape (F,). For a regression, the last column is
+    the target."""
 
     mean: Numbers
     deviation: Numbers
-    """Standard deviation; 1 for a constant column."""
+    """Standard deviations; 1 for a constant column."""
     offsets: Numbers
     """Numbers to subtract in float64: close to the mean, or 0."""
     fill: Numbers | None
-    """(F + C,): replacements for missing numbers and categories; None if nothing is replaced."""
+    """Replacements for missing numbers and categories, (F + C,); None if nothing is replaced."""
 
     @property
     def has_offsets(self) -> bool:

@@ -22,7 +22,8 @@ from ray_workers.training.core import compat_torch
 ONNX, PROGRAM = ".onnx", ".pt2"
 OUTPUT = "logits"
 ABOUT = "about.json"
-"""The file in an ExportedProgram that describes the model. In ONNX, it is the metadata `about`."""
+"""Name of the file in an ExportedProgram that describes the model. In ONNX, the description is the
+metadata `about`."""
 
 
 def export(
@@ -32,13 +33,14 @@ def export(
     path: str | os.PathLike[str],
     about: Mapping[str, Any],
 ) -> Path:
-    """Write the model, for the CPU, to a file that ends in `.onnx` or `.pt2`, and return its path.
+    """Write the model, for use on the CPU, to a file that ends in `.onnx` or `.pt2`, and return the
+    file's path.
 
-    `inputs` is the name of its only input, and `example` an example input (N, ...), in which N is
-    dynamic and the other dimensions are fixed. `about` describes inputs and outputs, as JSON data.
-    The output is what `predict` bases its decision on: a number for each class, or the number that
-    a regression predicts. Raise ValueError for another suffix, and ImportError without the packages
-    of `dray[onnx]`.
+    `inputs` is the name of the model's only input. `example` is an example input (N, ...), in which
+    N is dynamic and the other dimensions are fixed. `about` describes inputs and outputs, as JSON
+    data. The output of the exported model is a number for each class, from which `predict` derives
+    its decision, or the number that a regression predicts. Raise ValueError for another suffix, and
+    ImportError if the packages of `dray[onnx]` are missing.
     """
     target = Path(path)
     if target.suffix not in (ONNX, PROGRAM):

@@ -30,7 +30,7 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
     """Build the workload of a job. The same seed gives the same model and split on every rank. If
-    `own` is given, take the samples from this data set instead of the document's.
+    `own` is given, the samples come from this data set instead of the document's data.
 
     Raise DataError.
     """

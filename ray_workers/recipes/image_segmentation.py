@@ -31,7 +31,7 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
     """Build the workload of a job. The same seed gives the same model and split on every rank. If
-    `own` is given, take the samples from this data set instead of the document's.
+    `own` is given, the samples come from this data set instead of the document's data.
 
     Raise DataError.
     """
@@ -79,11 +79,12 @@ def _samples(images: MaskedImages, rows: Rows) -> Samples:
 @dataclass(frozen=True)
 class Segmenter:
     """A trained model and the names of its classes. `ImageForm.tensor` describes its inputs, which
-    can have any size. Files and Pillow images are scaled if the training images were."""
+    can have any size. Files and Pillow images are scaled if the training images were scaled."""
 
     model: nn.Module
     labels: Sequence[str]
-    """Names of the classes, by their number in masks; the first is the background."""
+    """Names of the classes in the order of their numbers in masks. The first class is the
+    background."""
     form: ImageForm
 
     def predict(self, images: Any) -> Tensor:

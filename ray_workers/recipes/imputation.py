@@ -1,7 +1,8 @@
-"""Replacements for missing values in a table, which are statistics of its training rows.
+"""Replacements for missing values in a table, computed from the table's training rows.
 
-They are defined as in scikit-learn's SimpleImputer: the mean, the median (for an even number of
-values, the mean of the middle two) or the most frequent value (in a tie, the smallest).
+The possible replacements are defined as in scikit-learn's SimpleImputer: the mean, the median (for
+an even number of values, the mean of the middle two) or the most frequent value (in a tie, the
+smallest).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ray_workers.training.data.device_dataset import Rows
 
 BLOCK_ROWS = 65_536
 SAMPLE_VALUES = 1 << 26
-"""For larger tables, medians and most frequent values are computed from evenly spaced rows with
-about this many values (a quarter of a GiB)."""
+"""Maximum number of values from which medians and most frequent values are computed (a quarter of a
+GiB). In larger tables, evenly spaced rows with about this many values are used."""
 _FILLED: frozenset[Missing] = frozenset({"mean", "median", "most_frequent", "indicator"})
 
 
@@ -34,14 +35,15 @@ class Imputation:
     filled: Mapping[str, Missing] = field(default_factory=dict)
     """The replacement for missing values, by column."""
     indicated: Sequence[str] = ()
-    """Columns of numbers and dates that have an additional 0/1 column."""
+    """Columns of numbers and dates that get an additional 0/1 column, which marks missing
+    values."""
     own_category: Sequence[str] = ()
     """Categorical columns in which missing values form a separate category."""
 
 
 def chosen(table: Table, data: Data) -> Imputation:
-    """Return the treatment that the document chooses. Only columns with missing values get a 0/1
-    column or a separate category."""
+    """Return the treatment of missing values that the document specifies. Only columns with missing
+    values get a 0/1 column or a separate category."""
     numeric = dict.fromkeys(table.numeric_sources)
     names = (*numeric, *table.category_names)
     ways = {name: data.missing_in(name) for name in names}
@@ -61,7 +63,8 @@ def learn(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[n
 
 
 def means(numeric: npt.NDArray[np.floating], rows: Rows) -> npt.NDArray[np.float64]:
-    """Return the means of the known values, (F,); NaN for a column without any."""
+    """Return the means of the known values, (F,). The mean is NaN for a column without known
+    values."""
     total, count = np.zeros(numeric.shape[1]), np.zeros(numeric.shape[1])
     for block in _blocks(numeric, rows):
         is_known = ~np.isnan(block)
@@ -93,8 +96,8 @@ def _numbers(table: Table, training: Rows, imputation: Imputation) -> npt.NDArra
 
 
 def _codes(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[np.float64]:
-    """Return the most frequent code of each column, or the code after the last for a separate
-    category."""
+    """Return the most frequent code of each column or, for a separate category, the code after the
+    last one."""
     names = table.category_names
     filled = np.full(len(names), np.nan)
     counts = [np.zeros(len(vocabulary), dtype=np.int64) for vocabulary in table.vocabularies]

@@ -1,4 +1,5 @@
-"""Computation of a trained model's outputs and pixel inputs, shared by recipes."""
+"""Functions shared by recipes, which compute the outputs and the pixel inputs of a trained
+model."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def chances_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return float64 probabilities of the classes, along the second dimension. float32 would round
-    probabilities near 1 to 1, which would make different samples equal."""
+    """Return float64 probabilities of the classes, along the second dimension. In float32,
+    probabilities near 1 would be rounded to 1, so that different samples could not be
+    distinguished."""
     return outputs_of(model, inputs).double().softmax(dim=1)
 
 

@@ -31,8 +31,8 @@ TOKENIZER = "tokenizer.json"
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """Build a workload from windows of `context_length` tokens. The windows at the end are for
-    validation. If `own` is given, take the text from this data set instead of the document's.
+    """Build a workload from windows of `context_length` tokens. The windows at the end are used for
+    validation. If `own` is given, the text comes from this data set instead of the document's data.
 
     The loss of a sample is the mean over its tokens. Raise DataError.
     """
@@ -68,7 +68,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
 
 
 def _about(tokens: Tokens) -> list[str]:
-    """Return sentences for the job's log about a split by file names."""
+    """Return sentences for the job's log that describe a split by file names."""
     lines = []
     if tokens.num_training is not None:
         lines.append(
@@ -145,9 +145,9 @@ class Generator:
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
-        `tokens`, int64 (N, context_length), and its output has the logits of the next token at each
-        position, (N, context_length, vocabulary). A shorter text can be padded at its end, which
-        does not affect earlier positions."""
+        `tokens`, int64 (N, context_length), and its output contains the logits of the next token at
+        each position, (N, context_length, vocabulary). A shorter text can be padded at its end,
+        since the padding does not affect earlier positions."""
         example = torch.zeros(2, self.context_length, dtype=torch.int64)
         about = {"context_length": self.context_length}
         return export(self.model, "tokens", example, path, about)

@@ -1,4 +1,4 @@
-"""The recipes' metrics, based on torchmetrics, which are reported as `val/{name}`."""
+"""The recipes' metrics, which are based on torchmetrics and reported as `val/{name}`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from torchmetrics.utilities import dim_zero_cat
 from ray_workers.training.core.workload import LossSum
 
 MOST_EXACT_SCORES = 20_000_000
-"""Maximum number of scores (samples times classes) for which the area under the curve is exact.
-Each rank keeps all of them. Beyond that, a histogram of the scores is used."""
+"""Maximum number of scores (samples times classes) for which the area under the curve is computed
+exactly, and each rank keeps all scores. If there are more, a histogram of the scores is used."""
 NUM_BINS = 1_000
 MIDDLE_LOG_ODDS = 16.0
 """Half of the bins are for log-odds between this value and its negative, because with a thousand
-classes, nearly all probabilities are below a hundredth. The outer bins are wider, and the last is
-unbounded."""
+classes, nearly all probabilities are below a hundredth. The outer bins are wider, and the outermost
+bins are unbounded."""
 
 
 def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
-    """Return the metrics of a classification: accuracy is the share of correct samples; f1 and
-    auroc are means over the classes, with the auroc of each class against the rest. Update with (N,
-    num_classes) logits and (N,) labels."""
+    """Return the metrics of a classification: accuracy is the share of correctly classified
+    samples; f1 and auroc are means over the classes, and auroc compares each class with the rest.
+    Update with (N, num_classes) logits and (N,) labels."""
     exact = num_samples * num_classes <= MOST_EXACT_SCORES
     return MetricCollection(
         {
@@ -43,9 +43,9 @@ def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
 
 
 def of_numbers() -> MetricCollection:
-    """Return the metrics of a regression: mae in the target's unit, mse in its square, and r2,
-    which is 1 for perfect predictions and 0 for predicting the mean. All are summed in float64.
-    Update with (N,) predictions and (N,) targets."""
+    """Return the metrics of a regression: mae in the target's unit, mse in the square of this unit,
+    and r2, which is 1 for perfect predictions and 0 if the mean is always predicted. All metrics
+    are summed in float64. Update with (N,) predictions and (N,) targets."""
     metrics: dict[str, Metric | MetricCollection] = {
         "mae": MeanAbsoluteError().set_dtype(torch.float64),
         "mse": MeanSquaredError().set_dtype(torch.float64),
@@ -58,8 +58,8 @@ def of_pixels(num_classes: int) -> MetricCollection:
     """Return the metrics of a segmentation: dice, iou, and accuracy, the share of correct pixels.
 
     dice and iou are computed for each class except the background, over the pixels of all images,
-    and averaged over the classes that occur in a mask or a prediction; they are 1 if there are
-    none.
+    and averaged over the classes that occur in a mask or a prediction; they are 1 if no such class
+    occurs.
 
     Update with (N, num_classes, H, W) logits and (N, H, W) class numbers. Counts are integers, so
     the results do not depend on how the images are distributed over ranks.
@@ -81,11 +81,11 @@ def of_tokens() -> MetricCollection:
 
 class Auroc(Metric):
     """The mean area under the ROC curve of each class against the rest, over the classes that occur
-    in the samples; NaN if only one does, since the curve is then undefined. scikit-learn uses the
-    same definition; torchmetrics counts an absent class as 0.
+    in the samples. NaN if only one class occurs, since the curve is then undefined. scikit-learn
+    uses the same definition; torchmetrics counts the area of an absent class as 0.
 
-    Samples are ranked by their log-odds in float64. float32 probabilities would be 1 for all
-    samples with log-odds of 17 or more.
+    Samples are ranked by their log-odds in float64. In float32, the probabilities of all samples
+    with log-odds of 17 or more would be 1.
     """
 
     scores: list[Tensor]
@@ -100,7 +100,8 @@ class Auroc(Metric):
             self.add_state("scores", [], dist_reduce_fx="cat")
             self.add_state("labels", [], dist_reduce_fx="cat")
         else:
-            # Indexed by whether the sample belongs to the class, by the class, and by the log-odds.
+            # The indices are: whether the sample belongs to the class, the class, and the bin of
+            # the log-odds.
             counts = torch.zeros(2, num_classes, NUM_BINS, dtype=torch.int64)
             self.add_state("counts", counts, dist_reduce_fx="sum")
         self._begin()
@@ -140,13 +141,14 @@ class Auroc(Metric):
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) of each class: (N, num_classes) -> float64 of the same shape. The
-    result is 0 (a probability of one half) where the outputs of a diverged model are undefined."""
+    """Return log(p / (1 - p)) of each class: (N, num_classes) -> float64 of the same shape. If the
+    outputs of a diverged model are undefined, the result is 0 (a probability of one half)."""
     ahead = logits.double()
     ahead = ahead - ahead.amax(dim=1, keepdim=True)
-    # Sort, so that samples with the same numbers for other classes get equal scores.
+    # Sort, so that samples with the same numbers for the other classes, in any order, get equal
+    # scores.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest number is 0, so the sum without any smaller number is at least 1.
+    # The largest number is 0, so if any other number is omitted, the sum is at least 1.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)
@@ -155,8 +157,8 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
-    """Compute the exact area. `scores` are of one class, (N,); `is_own` states whether each sample
-    belongs to it, (N,)."""
+    """Compute the exact area. `scores` are the scores of one class, (N,), and `is_own` states
+    whether each sample belongs to this class, (N,)."""
     levels, level_of = torch.unique(scores, return_inverse=True)
     others, own = (
         torch.bincount(level_of[chosen], minlength=len(levels)) for chosen in (~is_own, is_own)
@@ -165,10 +167,10 @@ def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
 
 
 def _areas(others: Tensor, own: Tensor) -> Tensor:
-    """Return the share of pairs of a sample in the class and a sample outside it in which the
-    former has the higher score; equal scores count half. This is the area under the curve (Hanley
-    and McNeil 1982, doi:10.1148/radiology.143.1.7063747). `others` and `own` are the numbers of
-    samples with each score, (..., levels), lowest score first."""
+    """Pair each sample in the class with each sample outside it, and return the share of pairs in
+    which the sample in the class has the higher score. Pairs with equal scores count half. This is
+    the area under the curve (Hanley and McNeil 1982, doi:10.1148/radiology.143.1.7063747). `others`
+    and `own` are the numbers of samples with each score, (..., levels), lowest score first."""
     others, own = others.double(), own.double()
     below = others.cumsum(dim=-1) - others / 2
     return (own * below).sum(dim=-1) / (own.sum(dim=-1) * others.sum(dim=-1))
@@ -181,13 +183,13 @@ class R2(Metric):
 
     Distances are summed around the mean (Chan et al. 1983, doi:10.2307/2683386). torchmetrics
     subtracts squares in float32, which loses all digits if targets are large and close together,
-    and treats sums below 0.01 as constant targets.
+    and it treats targets as constant if the sum is below 0.01.
     """
 
     count: Tensor
     origin: Tensor
-    """The first target, which is subtracted from all targets, because a mean of 1.7e12 uses up all
-    digits."""
+    """The first target, which is subtracted from all targets. Otherwise, a mean such as 1.7e12
+    would use up all digits."""
     mean: Tensor
     squares: Tensor
     residual: Tensor
@@ -195,7 +197,7 @@ class R2(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name in ("count", "origin", "mean", "squares", "residual"):
-            # Not reduced over ranks: `compute` combines the ranks' values.
+            # Don't reduce this over ranks, because `compute` combines the ranks' values.
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
@@ -232,7 +234,7 @@ def _together(counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Dice(MulticlassConfusionMatrix):
-    """Twice the number of pixels on which mask and prediction agree, divided by the sum of both
+    """Twice the number of pixels on which mask and prediction agree, divided by the sum of their
     sizes."""
 
     def compute(self) -> Tensor:
@@ -271,8 +273,8 @@ def _mean_of_present(shares: Tensor, totals: Tensor) -> Tensor:
 
 
 class Perplexity(Metric):
-    """Perplexity. torchmetrics uses a float32 probability, which makes the loss infinite from 103
-    on."""
+    """Perplexity. torchmetrics computes the loss from a float32 probability, so that a loss of 103
+    or more becomes infinite."""
 
     loss: Tensor
     total: Tensor
@@ -314,7 +316,8 @@ def cross_entropy(label_smoothing: float) -> LossSum:
     """Return a loss function that sums the samples' cross entropies: (N, num_classes) logits, (N,)
     labels -> scalar.
 
-    Label smoothing (Szegedy et al. 2015, arXiv:1512.00567) is for training; validate without it.
+    Label smoothing (Szegedy et al. 2015, arXiv:1512.00567) is used in training, but not in
+    validation.
     """
 
     def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:

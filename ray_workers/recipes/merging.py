@@ -1,4 +1,4 @@
-"""Detection of table values that are different in the file but equal for the model."""
+"""Detect values of a table that are different in the file but equal for the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ray_workers.recipes.models.tables import TableModel
 from ray_workers.training.data.device_dataset import Rows
 
 MAX_VALUES = 1 << 22
-"""For larger tables, evenly spaced rows are compared. Sorting this many values takes 0.5 s."""
+"""Maximum number of values to compare; sorting this many values takes 0.5 s. In larger tables,
+evenly spaced rows are compared."""
 
 
 @dataclass(frozen=True)

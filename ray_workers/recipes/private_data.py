@@ -1,7 +1,7 @@
 """The data of a federated job's client, in the form that the job's model accepts.
 
-The data are encoded like rows and images for a prediction, by the columns, categories and classes
-that the job knows, even if only some of them occur in the data.
+The data are encoded in the same way as rows and images for a prediction, with all of the job's
+columns, categories and classes, even if only some of them occur in the client's data.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PrivateData:
 
     inputs: Tensor
     targets: Tensor
-    """(N,): int64 class numbers, or float64 numbers."""
+    """Targets (N,): int64 class numbers, or float64 numbers."""
     loss_sum: LossSum
     validation_loss_sum: LossSum
 

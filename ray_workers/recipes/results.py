@@ -40,7 +40,8 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that share no memory, as the file format requires; a model can tie weights."""
+    """Return the tensors, copied if necessary so that they share no memory, as the file format
+    requires. Tied weights of a model share memory."""
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for key, value in state.items():

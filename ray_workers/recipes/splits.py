@@ -42,8 +42,8 @@ def as_given(is_validation: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
 
 
 def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
-    """Return (training, validation), with the last samples for validation because their order
-    matters.
+    """Return (training, validation). The order of the samples matters, so the last samples are used
+    for validation.
 
     Raise DataError if one of them would be empty.
     """
@@ -53,9 +53,9 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
 
 
 def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows]:
-    """Return (training, validation): the windows of `length` tokens that, with the token after
-    them, lie within the first `num_tokens` tokens, and the windows that lie after them. Raise
-    DataError if one of them is empty."""
+    """Return (training, validation). The training windows are the windows of `length` tokens that
+    lie, together with the token after each window, within the first `num_tokens` tokens. The
+    validation windows begin after these tokens. Raise DataError if one of them is empty."""
     training = np.arange((num_tokens - 1) // length)
     validation = np.arange(-(-num_tokens // length), num_windows)
     if len(training) == 0 or len(validation) == 0:

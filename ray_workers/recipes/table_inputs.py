@@ -40,7 +40,7 @@ class TableForm:
 
     numeric: Sequence[str]
     categories: Mapping[str, Mapping[str, int]]
-    """The codes of the values that occurred in training, by column."""
+    """For each column, the codes of the values that occurred in training."""
     filled: Set[str] = frozenset()
     """Columns whose missing values (represented by NaN) the model replaces."""
     dates: Sequence[str] = ()
@@ -48,13 +48,15 @@ class TableForm:
     style: NumberStyle = PLAIN
     """How numbers are written in text."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """The number to subtract from values that float64 can't represent, by column."""
+    """For each column whose values float64 can't represent, the number to subtract from the
+    values."""
     is_wide: bool = False
     """Whether the model needs float64, since float32 would round the table's numbers."""
 
     @property
     def width(self) -> int:
-        """Number of inputs: numbers, parts of dates, and codes of categories."""
+        """Number of the model's inputs, which are numbers, parts of dates, and codes of
+        categories."""
         return len(sources_of(self.numeric, self.dates)) + len(self.categories)
 
     def tensor(self, rows: Any) -> Tensor:
@@ -191,7 +193,8 @@ def _rows_of(rows: Any) -> Iterable[Row]:
 
 
 def _rows_of_columns(rows: Mapping[str, Any]) -> list[Row]:
-    """Return the only row of a mapping to values, or the rows of a mapping to columns."""
+    """Return the rows of a mapping: a single row if it maps names to values, or several rows if it
+    maps names to columns."""
     columns = {name: values for name, values in rows.items() if _is_column(values)}
     if not columns:
         return [rows]
@@ -214,8 +217,8 @@ def _is_missing(value: Any, words: tuple[str, ...]) -> bool:
 
 
 def _names(value: Any) -> list[str]:
-    """Return the names that the data set could use for a category: without a trailing `.0`, or
-    `true`."""
+    """Return the names that the data set could use for a category, such as `1` for 1.0, and `true`
+    for True."""
     names = [str(value)]
     if isinstance(value, bool | np.bool_):
         names.append(str(value).lower())

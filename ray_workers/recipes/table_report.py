@@ -1,4 +1,4 @@
-"""Lines for the job's log that describe its table and the treatment of each column."""
+"""Create lines for the job's log that describe the job's table and the treatment of each column."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def lines(
 ) -> tuple[str, ...]:
     """Return one sentence about the table, and one about each of the first MAX_COLUMNS columns.
 
-    `fill` has the replacements for missing values, and is None if nothing is replaced. `merged` has
-    the columns in which different values are equal for the model.
+    `fill` contains the replacements for missing values, and is None if nothing is replaced.
+    `merged` contains the columns in which different values are equal for the model.
     """
     columns = _columns(table, imputation, fill, merged)
     shown = [f"  {line}" for line in islice(columns, MAX_COLUMNS)]
@@ -90,7 +90,7 @@ def _filled(table: Table, name: str, value: float) -> str:
 
 
 def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
-    """Describe the differences between values that are lost for the model."""
+    """Describe which differences between values the model can't see."""
     lost = ""
     if count := table.num_rounded.get(name, 0):
         lost = f", {_values(count)} with more digits than float64 can represent were rounded"
@@ -104,7 +104,7 @@ def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
 
 
 def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str:
-    """Describe how many values are missing, and how they are treated. `value` is their
+    """Describe how many values are missing, and how missing values are treated. `value` is the
     replacement."""
     count = table.num_missing.get(name, 0)
     if not count:

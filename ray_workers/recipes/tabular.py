@@ -51,8 +51,8 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 def build_classification(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
-    """Build a classification. If `own` is given, take the rows from this data set instead of the
-    document's. Raise DataError."""
+    """Build a classification. If `own` is given, the rows come from this data set instead of the
+    document's data. Raise DataError."""
     table = open_table(document.data, policy, classifies=True)
     assert table.classes is not None
 
@@ -87,7 +87,8 @@ def build_regression(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
     """Build a regression, whose loss is the squared error in units of the target's variance. If
-    `own` is given, take the rows from this data set instead of the document's. Raise DataError."""
+    `own` is given, the rows come from this data set instead of the document's data. Raise
+    DataError."""
     table = open_table(document.data, policy, classifies=False)
 
     def divided(rows: Table) -> tuple[Rows, Rows]:
@@ -227,7 +228,7 @@ def squared_error(deviation: float) -> LossSum:
 
 
 class _OneNumber(nn.Module):
-    """A model with one output, with the second dimension removed."""
+    """Wraps a model with one output, and removes the second dimension of its output."""
 
     def __init__(self, model: TableModel) -> None:
         super().__init__()
@@ -256,8 +257,8 @@ def _config(table: Table, filling: Imputation, learned: ColumnStatistics) -> dic
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model, and the names of its columns and, for a classification, its classes.
-    `TableForm.tensor` describes its inputs."""
+    """A trained model, with the names of its columns and, for a classification, the names of its
+    classes. `TableForm.tensor` describes its inputs."""
 
     model: nn.Module
     form: TableForm

@@ -1,8 +1,8 @@
 """Commands that the service sends to the supervisor of a running attempt.
 
-If the answer is lost, the service sends the command again, so commands are idempotent: the
-supervisor ignores a drill whose id it knows, a grant or recall whose number it has seen, and any
-further stop.
+If the answer to a command is lost, the service sends the command again. Commands are therefore
+idempotent: the supervisor ignores a drill with the id of an earlier drill, a grant or recall with
+the number of an earlier one, and a stop after the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Leave:
     """Save a checkpoint and release the slots."""
 
     grace_s: float
-    """Time limit for both together, in seconds."""
+    """Time limit in seconds, for saving the checkpoint and releasing the slots together."""
     name = "leave"
 
 
@@ -51,7 +51,7 @@ class Grant:
     slots."""
 
     number: int
-    """1, 2, 3 ... within the attempt."""
+    """Sequence number within the attempt, starting from 1."""
     slices: tuple[Slice, ...]
     """Empty if only the batch size changes."""
     batch_size: int | None
@@ -64,9 +64,9 @@ class Grant:
 
 @dataclass(frozen=True)
 class Recall:
-    """Release slots and continue training without them. Until they are released, they belong to the
-    attempt. A RESIZED frame reports the slots that the attempt holds afterwards, even if it could
-    not release these slots."""
+    """Release slots and continue training without them. The slots belong to the attempt until they
+    are released. A RESIZED frame reports the slots that the attempt holds afterwards, even if it
+    could not release these slots."""
 
     number: int
     """Grants and recalls share one sequence of numbers."""

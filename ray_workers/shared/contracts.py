@@ -31,8 +31,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class RoleSlots:
-    """Consecutive ranks of a gang whose resources differ from the others'. The slices of a gang are
-    in rank order, and no slice has ranks of two roles."""
+    """Consecutive ranks of a gang whose resources differ from the common bundle. The slices of a
+    gang are in rank order, and no slice has ranks of two roles."""
 
     role: str
     first_rank: int
@@ -78,7 +78,7 @@ class RankSpec:
     """The part of an attempt's spec that each of its ranks also receives. A field belongs here only
     if every rank may know it: a silo's rank, for example, receives only the source of its own silo.
 
-    No field has a default, here and below, so that omitting a field is an error.
+    No field of this class or its subclasses has a default, so omitting one is an error.
     """
 
     job_id: str
@@ -86,14 +86,15 @@ class RankSpec:
     spec: Mapping[str, Any]
     """The JobSpec, as JSON data."""
     resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints to resume from, newest first. The first that loads is used."""
+    """Committed checkpoints, newest first. The attempt resumes from the first that can be
+    loaded."""
     init_from: CheckpointRef | None
     """Another job's checkpoint to start from if there is no checkpoint to resume from. `spec`
     states which parts of it are used."""
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
-    """Maximum undelivered bytes of a rank's log. The same limit applies to its metrics."""
+    """Maximum undelivered bytes of a rank's log, and of its metrics."""
     output_limit_bytes: int
     """Maximum total bytes of the files in a script's output folders, and of the artifacts that one
     rank saves."""
@@ -101,8 +102,8 @@ class RankSpec:
     """Mean time between losses of a worker that end an attempt. It determines the interval of
     `checkpoint.every_steps: auto`."""
     furthest_step: int
-    """Optimizer steps that an earlier attempt of the job has completed. This attempt repeats the
-    steps after its checkpoint."""
+    """Number of optimizer steps that earlier attempts of the job have completed. Of these, this
+    attempt repeats the steps after its checkpoint."""
     array_index: int | None
     """The job's index in its array; None if it is not in an array."""
     parameters: Mapping[str, Any]
@@ -127,7 +128,7 @@ class AttemptSpec(RankSpec):
     """Ranks whose resources differ from `bundle`."""
     storage_url: str
     code: CodeRef | RemoteCodeRef | None
-    """Code to put on the nodes; None for a recipe, and for a script that the nodes already have."""
+    """Code to put on the nodes; None for a recipe, or if the script is already on the nodes."""
     start_timeout_s: float
     """Seconds within which Ray must provide the slots."""
     max_runtime_s: float | None
@@ -141,8 +142,8 @@ class AttemptSpec(RankSpec):
     """Seconds between samples of system metrics; None disables sampling."""
     silo_sources: tuple[str | None, ...]
     """URLs of the data of federated silos, in silo order, which `spec` does not contain. The entry
-    is None for a silo whose node names its data. Silo n is the worker of slice n + 1; the first
-    worker is the aggregator. Empty if the job has no silos."""
+    is None for a silo whose node names its data. Silo n is the worker of slice n + 1, and the
+    worker of slice 0 is the aggregator. Empty if the job has no silos."""
 
     @property
     def world_size(self) -> int:
@@ -160,7 +161,7 @@ class Phase(StrEnum):
     ACQUIRING = "acquiring"
     """Waiting for Ray to provide the slots."""
     STARTING = "starting"
-    """Processes are starting, and no optimizer step has been done."""
+    """Processes are starting; the group has not done its first optimizer step."""
     RUNNING = "running"
     """The group has done its first optimizer step or, for a script, the process has started."""
     STOPPING = "stopping"
@@ -189,7 +190,7 @@ class Cause(StrEnum):
     """The data source did not respond to a worker's repeated requests, but may respond later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not provide the slots in time, because others use the cluster. No retry is
+    """Ray did not provide the slots in time, because they are in use by other programs. No retry is
     charged."""
     WORKER_LOST = "worker_lost"
     """A rank actor, its node or its process disappeared without reporting an error."""
@@ -214,9 +215,9 @@ class Outcome:
     exit_code: int | None
     """Exit code of that rank; negative if a signal killed it."""
     log_lines_lost: Mapping[int, int | None] | None
-    """Number of output lines that did not reach a spool, by the rank that the log shows. A number
-    is None if it is unknown because the worker that forwarded the lines disappeared; the mapping is
-    None if all workers disappeared."""
+    """Number of output lines that did not reach a spool, by the rank under which the log shows
+    them. A number is None if it is unknown, because the worker that forwarded the lines
+    disappeared. The mapping is None if all workers disappeared."""
     slowness: float
     """How many times slower than usual the machines were when the start, the recovery or a response
     took too long. Above 1 only if the attempt ended for that reason, in which case no retry is
@@ -226,8 +227,8 @@ class Outcome:
     machine sleeps. None if unknown, or if the attempt started no process."""
     left_behind: str
     """Sentences about results that are not kept, such as files in the working directory; empty if
-    all are kept. They are not part of `message`, because it is compared with the next attempt's
-    message."""
+    all results are kept. These sentences are not part of `message`, because `message` is compared
+    with the next attempt's message."""
 
     @classmethod
     def of(
@@ -280,7 +281,7 @@ BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale
 COMPUTE_TIME = "perf/compute_time_s"
 """Seconds for which a rank computed its share of the batch before exchanging data with others."""
 SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
-"""Bytes that one rank sent in a step; bytes that all ranks sent per step, averaged since the last
+"""Bytes that one rank sent in a step; mean bytes per step of all ranks since the last
 evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
 STALENESS_COUNT = "sync/staleness_count/"
@@ -294,8 +295,8 @@ LEFT_EXIT_CODE = 75
 sysexits(3))."""
 
 STORAGE_EXIT_CODE = 74
-"""Exit code of a rank that ended because of a storage fault, which it may not have had the space to
-report (EX_IOERR)."""
+"""Exit code of a rank that ended because of a storage fault. The rank may have had no space to
+report the fault (EX_IOERR)."""
 
 SUPERVISOR_RANK = -1
 """The rank in frames that the supervisor writes."""
@@ -325,7 +326,7 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True)
 class SilentProcess:
-    """A process that is alive as far as Ray knows, but does not answer requests."""
+    """A process that is alive according to Ray, but does not answer requests."""
 
     kind: ProcessKind
     node_id: str | None
@@ -357,7 +358,7 @@ class PollReply:
 
 
 AWAITING = -1
-"""The generation of a process that will be assigned to a group once it is ready to join one."""
+"""The generation of a process that will be assigned to a group once it is ready to join."""
 NOT_PREPARED = (
     "elastic requires a script that calls dray.train.prepare(), which redistributes the "
     "batches: call it, or remove elastic"
@@ -389,8 +390,8 @@ class ProcessSpec:
     (`ray_workers.shared.heartbeat`). A process without a page is not observed, and its group does
     not recover in place."""
     generation: int
-    """Generation of the group that the process joins first, as rank `rank` of `world_size`. If
-    AWAITING, `rank` only identifies the process in observations."""
+    """Generation of the first group that the process joins, as rank `rank` of `world_size`. If this
+    is AWAITING, `rank` only identifies the process in observations."""
     peers: tuple[str, ...]
     """`host:port` at which each rank serves its framework, by rank; empty if the framework needs
     none."""
@@ -411,7 +412,7 @@ class RankTask(ProcessSpec, RankSpec):
     folder_url: str
     """URL for copies of a script's checkpoint folder, shared by all attempts of the job."""
     device: str
-    """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
+    """`cpu`, or `cuda` if CUDA_VISIBLE_DEVICES contains the rank's only GPU."""
     env: Mapping[str, str]
     silo_source: str | None
     """URL of this rank's data, if the rank is a silo."""

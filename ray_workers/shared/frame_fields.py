@@ -1,4 +1,5 @@
-"""The types of frame fields, which define the accepted values and make text storable.
+"""The types of frame fields, which define the accepted values and convert text to a form that can
+be stored.
 
 Pydantic validates the fields when frames arrive. A validator raises ValueError if it refuses a
 value. `service.ingest.decoding` looks up the annotations of the classes in `frames` in this module.
@@ -31,7 +32,8 @@ from ray_workers.shared.contracts import Slice
 from ray_workers.shared.round_files import UPDATE, number_of
 
 MAX_STEP = 2**53
-"""Steps up to this limit are exact in JSON, and far below the limit of a 64-bit column."""
+"""Maximum step. Steps up to this limit are exact in JSON, and far below the limit of a 64-bit
+column."""
 MAX_SECONDS = 1e12
 MAX_KEY_CHARS = 128
 MAX_PHASE_CHARS = 64
@@ -147,7 +149,7 @@ Clients = Annotated[StrictInt, up_to(MAX_CLIENTS)]
 Number = StrictFloat
 MaybeNumber = Annotated[Number | None, MISSING_IS_NONE]
 Finite = Annotated[StrictFloat, AllowInfNan(False)]
-"""A number that JSON can represent; PostgreSQL does not store others in JSON."""
+"""A number that JSON can represent. PostgreSQL does not store other numbers in JSON."""
 MaybeSeconds = Annotated[
     Annotated[StrictFloat, Field(ge=0, le=MAX_SECONDS)] | None, MISSING_IS_NONE
 ]

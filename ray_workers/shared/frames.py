@@ -2,8 +2,8 @@
 
 A rank or a supervisor writes `body()` to its spool. `service.ingest.decoding` recreates the object
 from the received data, and refuses values that a field's type does not accept, because frames come
-from processes that run user code. None means that the reporter does not know the value; the field
-is transmitted nevertheless.
+from processes that run user code. None means that the value is unknown to the reporter; such fields
+are also transmitted.
 """
 
 from __future__ import annotations
@@ -186,15 +186,17 @@ class ResumedReport(Report):
 
 @dataclass(frozen=True)
 class StragglersReport(Report):
-    """The ranks that take longer per sample than the others; empty if there are none any more."""
+    """The ranks that take longer per sample than the other ranks. The list is empty if no rank
+    takes longer any more."""
 
     KIND = FrameKind.STRAGGLERS
     step: Count
     ranks: Annotated[Sequence[Count], first(MAX_STRAGGLERS)]
     slowdown: Annotated[Mapping[str, Finite], of_ranks]
-    """For each of these ranks, its time per sample divided by that of the others."""
+    """For each of these ranks, its time per sample divided by the time per sample of the other
+    ranks."""
     lost_s: Finite
-    """Seconds that each other rank waited for these ranks in the last `num_steps` steps."""
+    """Seconds for which each other rank waited for these ranks in the last `num_steps` steps."""
     num_steps: Count
 
 
@@ -215,8 +217,8 @@ class DivergenceReport(Report):
 
 @dataclass(frozen=True)
 class RoundReport(Report):
-    """The opening or end of a round with clients outside of the cluster, or its opening to more
-    clients."""
+    """A round with clients outside of the cluster was opened, was opened to more clients, or has
+    ended."""
 
     KIND = FrameKind.ROUND
     number: Count
@@ -283,8 +285,8 @@ class ErrorReport(Report):
     """Unix time in seconds by the node's clock. The report may arrive much later."""
     seat: MaybeCount  # plain: ok
     """Identifies the process, together with `incarnation`; None in reports forged by a user's
-    program. The spool can be for a different rank: a process without an assigned rank is named by
-    its worker index."""
+    program. The spool can be that of a different rank, because the spool of a process without an
+    assigned rank is named by its worker index."""
     incarnation: MaybeCount
 
 
@@ -301,7 +303,7 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True)
 class RegroupingReport(Report):
-    """Ranks were lost or hang. The others keep their state and wait for replacements."""
+    """Ranks were lost or hang. The other ranks keep their state and wait for replacements."""
 
     KIND = FrameKind.REGROUPING
     generation: Count
@@ -327,7 +329,7 @@ class RegroupedReport(Report):
 
 @dataclass(frozen=True)
 class ResizedReport(Report):
-    """The slots that the attempt now holds; it has released all others."""
+    """The slots that the attempt now holds. It has released all other slots."""
 
     KIND = FrameKind.RESIZED
     world_size: Workers
@@ -336,8 +338,8 @@ class ResizedReport(Report):
     """Number of missing workers. The attempt waits for them for a while, or continues without
     them."""
     grants: Count
-    """Number of the latest `Grant` or `Recall` that was handled; 0 if none. The slots of any later
-    grant also belong to the attempt."""
+    """Number of the latest `Grant` or `Recall` that was handled; 0 if none was handled. If a later
+    grant is still being sent, its slots also belong to the attempt."""
     message: Message
 
     def body(self) -> dict[str, Any]:

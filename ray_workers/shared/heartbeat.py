@@ -2,9 +2,9 @@
 
 A page is a small file for each training process, on the process's node and mapped into its memory.
 The process writes its progress to the page without a system call, and other processes read the
-file. Therefore the position of a process that hangs, is stopped or is dead is known without its
-cooperation. Two words are written by other processes: the generation of the wanted group, and
-whether the rank is asked to leave.
+file. Therefore other processes can see how far a process got, even if it hangs, is stopped or is
+dead. Two words of a page are written by other processes: the generation of the group that the
+process must join next, and whether the rank is asked to leave.
 
 Times are from the node's monotonic clock, which all its processes share, except for `first_at`.
 """
@@ -51,8 +51,8 @@ class RankPhase(IntEnum):
     """The group is broken, and the rank waits for an assignment to the next group."""
     FINISH = 8
     FORMING = 9
-    """All ranks have met and are connecting to each other. Without a rendezvous, part of
-    `JOINING`."""
+    """All ranks have met and are connecting to each other. If there is no rendezvous, this is part
+    of `JOINING`."""
 
 
 class TimeCategory(StrEnum):
@@ -135,7 +135,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class RankObservation:
-    """A training process as its node sees it."""
+    """An observation of a training process by its node."""
 
     rank: int
     """The worker's index in a node's answer; `GroupMonitor` replaces it by the current rank."""
@@ -150,7 +150,7 @@ class RankObservation:
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """An attempt as a node's agent sees it."""
+    """An observation of an attempt by a node's agent."""
 
     ranks: tuple[RankObservation, ...]
     slowness: float | None
@@ -174,7 +174,7 @@ class UnreportedStep(NamedTuple):
 
 
 class HeartbeatPage:
-    """A page as the training process writes it."""
+    """The page of this training process, to which it writes its progress."""
 
     def __init__(self, path: Path | None, *, goes_on: bool = False) -> None:
         """Create a page, which other processes can read if it has a path. With `goes_on`, open the
@@ -187,9 +187,9 @@ class HeartbeatPage:
                 self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Write zeros instead of truncating the file to its size: a full disk then raises here
-            # instead of causing a SIGBUS later. Link the page once it is complete, since others
-            # write to a page as soon as it exists.
+            # Write zeros instead of truncating the file to its size, so that a full disk raises an
+            # error here instead of causing a SIGBUS later. Link the page once it is complete, since
+            # other processes write to a page as soon as it exists.
             unnamed = path.with_suffix(".page.partial")
             with open(unnamed, "w+b") as file:
                 file.write(bytes(SIZE_BYTES))
@@ -257,7 +257,7 @@ class HeartbeatPage:
         return self._ints[_Word.LEAVE] != 0
 
     def keep(self, figures: UnreportedStep) -> None:
-        """Store a step's figures in the page, which outlives this process."""
+        """Store a step's figures in the page, which remains after this process has ended."""
         at = _RING_AT + figures.step % RING * _FIGURES.size
         _FIGURES.pack_into(self._map, at, *figures)
 
@@ -372,7 +372,8 @@ def announced(prefix: str) -> RankAssignment:
 
 
 def _poke(prefix: str, word: _Word, value: int) -> None:
-    """Write one word to another process's page. Raise FileNotFoundError if it has no page yet."""
+    """Write one word to another process's page. Raise FileNotFoundError if the process has no page
+    yet."""
     fd = os.open(page_path(prefix), os.O_WRONLY)
     try:
         os.pwrite(fd, struct.pack("<Q", value), word * 8)

@@ -1,5 +1,5 @@
-"""Available memory in the control groups of this process (cgroups(7)), for example in a
-container."""
+"""Determine the available memory in the control groups of this process (cgroups(7)), for example in
+a container."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class _Files:
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 UNLIMITED = 1 << 60
-"""Limits of at least this value mean no limit; version 1 represents that by a number."""
+"""A limit of at least this value means that there is no limit. Version 1 of control groups
+represents the absence of a limit by a large number."""
 
 
 def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUsage]:

@@ -30,7 +30,8 @@ METADATA_NAMES: Final = frozenset(
 )
 """Names under which clouds serve a machine's credentials."""
 METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Azure's address, which is a public one; other clouds use link-local or private addresses."""
+"""Azure's metadata address, which is a public address. Other clouds use link-local or private
+addresses."""
 
 _SPECIAL: Final = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48"))
@@ -64,10 +65,10 @@ class AllowedHosts:
 
 
 def refused_host(host: str, allowed: AllowedHosts) -> str | None:
-    """Return why a URL must not name this host, judging only by its spelling; None if it is
-    allowed.
+    """Return why a URL must not name this host, judging only by the host's spelling; None if the
+    host is allowed.
 
-    Names that pass are checked again by address when a worker connects.
+    When a worker connects to an allowed name, its address is also checked.
     """
     name = canonical_host(host)
     if allowed.has_name(name):
@@ -141,7 +142,7 @@ def _reason(address: Address) -> str | None:
         return "an address at which a cloud serves a machine's credentials"
     if isinstance(address, ipaddress.IPv6Address):
         if embedded_addresses(address) and not address.is_loopback and not address.is_unspecified:
-            return None  # the embedded address decides
+            return None  # the check of the embedded address decides
         if address.is_site_local:
             return "a private address"
     for holds, reason in (

@@ -1,4 +1,4 @@
-"""The needs of a job on a node before its ranks can start there, and the state of these needs."""
+"""Prerequisites for starting a job's ranks on a node, and their current state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 class DataPolicy:
     """The operator's settings for the sources that a rank may read, and for a node's data cache.
 
-    The policy contains no secrets, only the folder with their files.
+    The policy contains no secrets, only the path of the folder with the files of secrets.
     """
 
     cache_dir: str | None
@@ -53,8 +53,8 @@ class DataPolicy:
 
 @dataclass(frozen=True)
 class EnvironmentPolicy:
-    """The operator's settings for environments. They contain the folder of secrets, but no
-    secrets."""
+    """The operator's settings for environments. They contain the path of the folder of secrets, but
+    no secrets."""
 
     secrets_dir: str | None
     """Folder on each node with a file for each name that `environment.secrets` may contain."""
@@ -63,7 +63,8 @@ class EnvironmentPolicy:
     build_limit_s: float
     """Maximum time that building an environment may take, in seconds."""
     owner: str | None
-    """The owner of the job, who may have private secrets in addition to the shared ones."""
+    """The owner of the job, who may have private secrets in addition to the secrets of all
+    owners."""
 
     @classmethod
     def open(cls) -> EnvironmentPolicy:
@@ -97,8 +98,8 @@ class RemoteCodeRef:
 
     @property
     def digest(self) -> str:
-        """The name of the code on a node. The hash includes the address, since knowing a commit's
-        hash must not give one user access to another user's repository."""
+        """The name of the code on a node. The hash includes the address, since a user who knows
+        only a commit's hash must not get access to another user's repository."""
         named = [self.git, self.commit, self.url, self.sha256, self.credentials]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
@@ -110,7 +111,7 @@ class NodeNeeds:
     environment: Mapping[str, Any] | None
     """`JobSpec.environment` as JSON data."""
     keeps_all: bool
-    """Whether all of the node's packages must stay unchanged, as for a recipe."""
+    """Whether all of the node's packages must remain unchanged, as for a recipe."""
     policy: EnvironmentPolicy
     code: RemoteCodeRef | None
     """Code for the node to fetch itself."""
@@ -131,7 +132,7 @@ class BuildState(StrEnum):
     FAILED = "failed"
     """Another try would fail in the same way."""
     UNREACHABLE = "unreachable"
-    """A server or a disk is at fault. The node tries again at the next request."""
+    """A server or a disk has failed. The node tries again at the next request."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ class NodeEnvironment:
     """The state of a job's needs on a node."""
 
     need: JobNeed
-    """The need that this state describes. If only one of two needs is ready, it is the other."""
+    """The need that this state describes. If only one of two needs is ready, the state describes
+    the need that is not ready."""
     state: BuildState
     message: str
     """The installer's error, if it failed."""

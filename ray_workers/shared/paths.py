@@ -1,7 +1,7 @@
 """Paths of a deployment's files on a node, such as the forkserver's socket and the spools.
 
-All are under the system's temporary folder. Since the path of a Unix socket has at most 107 bytes,
-paths begin with a short link to the temporary folder if its own path is long.
+All of them are under the system's temporary folder. If the path of this folder is long, paths begin
+with a short link to it, because the path of a Unix socket can have at most 107 bytes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ BYTES_BELOW_ROOT = 82
 def nonce_path(storage_url: str) -> Path | None:
     """Return the file with the service's nonce if the storage is a folder; None otherwise.
 
-    A node that reads a different nonce from the file does not see the service's files.
+    If a node reads a different nonce from the file, its storage folder is not the folder of the
+    service.
     """
     url = urlsplit(storage_url)
     return Path(url.path, ".dray-nonce") if url.scheme == "file" else None
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder; none if it does not exist or is being removed (`glob` could
-    raise)."""
+    """Return the entries of a folder, or an empty list if the folder does not exist or is being
+    removed, in which case `glob` could raise an error."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -50,8 +51,8 @@ class UntrustedFolder(PermissionError):
 def machine_root() -> Path:
     """Return the folder for this user's dray files that need not survive a reboot of this machine.
 
-    Its name can be guessed, and every user can create folders next to it. Raise UntrustedFolder if
-    another user created it, or if it is open to others.
+    Every user could have created this folder, because its name can be guessed. Raise
+    UntrustedFolder if another user created it, or if other users can write to it.
     """
     temporary = os.environ.get(NODE_TMPDIR) or tempfile.gettempdir()
     root = Path(temporary, f"dray-{os.getuid()}")
@@ -61,8 +62,9 @@ def machine_root() -> Path:
 
 
 def _short_link(root: Path) -> Path:
-    """Return a short path to the folder, which is the same in every process: a link in a folder to
-    which no other user can write. The files themselves stay on the disk that the user chose."""
+    """Return a short path to the folder, which is the same in every process. The path is a link in
+    a folder to which no other user can write. The files themselves remain on the disk that the user
+    chose."""
     links = SHORT_TMP / root.name
     own_folder(links)
     digest = hashlib.sha256(os.fsencode(root)).hexdigest()
@@ -92,9 +94,9 @@ def _remove_dead_links(folder: Path) -> None:
 def own_folder(path: Path, setting: str = "TMPDIR") -> None:
     """Create a folder that only this user can enter, or check that an existing folder is private.
 
-    If others could only read the folder, their permissions are removed. Raise UntrustedFolder if
-    others could write to it, since removing permissions would not remove what they wrote. The error
-    names `setting`, the variable that moves the folder elsewhere.
+    If other users could only read the folder, their permissions are removed. Raise UntrustedFolder
+    if other users could write to it, since removing their permissions would not remove the files
+    that they wrote. The error names `setting`, the variable that moves the folder elsewhere.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

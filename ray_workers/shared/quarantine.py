@@ -1,8 +1,9 @@
-"""Quarantine: slots that no job can get, because processes that ran in them still exist.
+"""Quarantine of slots. No job can get a quarantined slot, because processes that ran in it still
+exist.
 
 The placement group of such a slot is not removed, so Ray shows the slot and its stuck GPU as taken,
-even after the service restarts. The records here contain the attempt, the time and the reason. The
-node's agent releases a slot once it is clean.
+even after the service restarts. The records in this module contain the attempt, the time and the
+reason. The node's agent releases a slot once it is clean.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Quarantined:
     """Resources of the slots, by Ray's names."""
     reason: str
     since: float
-    """Unix seconds by the node's clock."""
+    """Unix time in seconds by the node's clock."""
 
 
 class QuarantineBook:

@@ -1,9 +1,9 @@
 """The files of a round with clients outside of the cluster, in the job's storage.
 
 The aggregating rank writes the model of a round. The service writes what clients send: the parts of
-an update and finally the file that names them, without which the update does not exist. The name of
-a round identifies its weights, so an update applies only to those weights, whichever attempt of the
-job published them.
+an update, and then a file that lists the parts. An update is complete only once this file exists.
+The name of a round identifies its weights, so an update applies only to those weights, whichever
+attempt of the job published them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, Self
 PART_BYTES = 4 << 20
 """The size of each part of an update; the last part may be smaller."""
 ELEMENT_BYTES = 4
-"""An update is float32 in little-endian order, without a header."""
+"""Bytes per element of an update, which consists of little-endian float32 values without a
+header."""
 FORM = "form.json"
 MODEL = "model.safetensors"
 UPDATES = "updates"
@@ -39,7 +40,7 @@ def round_name(number: int, model_sha256: str) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number in the name of a round; None if the name is not a round's."""
+    """Return the number in the name of a round; None if it is not the name of a round."""
     match = re.fullmatch(r"([0-9]{12})-[0-9a-f]{16}", name)
     return None if match is None else int(match[1])
 
@@ -53,7 +54,7 @@ def part_path(client: int, part: int) -> str:
 
 
 def message_path(phase: str, client: int) -> str:
-    """Return the path of the message that a client answers in a phase of secure aggregation."""
+    """Return the path of a client's message in a phase of secure aggregation."""
     return f"messages/{phase}/{client:05d}"
 
 

@@ -1,9 +1,9 @@
 """Secrets of jobs: named files that the cluster's operator puts on the nodes.
 
-A job's document names a secret. The file of that name is read on the node, in the rank's process
-and in its rank actor, which masks the value in the rank's output. The value itself is never sent
-anywhere. A file in the folder itself is available to all owners' jobs. A file in `owners/OWNER` is
-available only to that owner's jobs, and takes precedence.
+A job's document contains only the names of secrets. The file with that name is read on the node by
+the rank's process, and by its rank actor, which masks the value in the rank's output. dray never
+sends the value to another machine. A file in the folder itself is available to all owners' jobs. A
+file in `owners/OWNER` is available only to that owner's jobs, and takes precedence.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 MAX_BYTES = 64 << 10
 MASK = "***"
 MIN_MASKED = 4
-"""Minimum length, without surrounding spaces, of a value or a line of a value that is masked. A
-shorter value would mask a large part of any text."""
+"""Minimum length, without surrounding spaces, of a value or a line of a value that is masked.
+Masking shorter values would hide a large part of any text."""
 OWNERS = "owners"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
@@ -26,8 +26,8 @@ _OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
 
 
 class SecretUnavailable(Exception):
-    """A node does not have the secret, or others can read its file. The message never shows the
-    value."""
+    """A node does not have the secret, or other users can read the secret's file. The message never
+    contains the value."""
 
 
 def read_secrets(
@@ -102,8 +102,8 @@ class Masker:
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
         self.longest = max(map(len, encoded), default=0)
-        """Length of the longest value in bytes. Text within this many bytes of a cut may contain a
-        part of a value."""
+        """Length of the longest value in bytes. If text is cut, this many bytes next to the cut may
+        contain a part of a value."""
 
     def may_go_on(self, text: str) -> bool:
         """Whether the text ends with the beginning of a value."""

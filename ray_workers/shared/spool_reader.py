@@ -16,10 +16,11 @@ from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders.removal import remove_tree
 
 MAX_DEPTH = 64
-"""Maximum nesting of a frame's JSON. Deeper JSON could be parsed here, but not passed on."""
+"""Maximum nesting of a frame's JSON. More deeply nested JSON could be parsed on the node, but not
+passed on to the service."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?$)|([\[{\]}])')
-"""Matches brackets outside strings. It also matches unterminated strings, so that the search does
-not restart at each quote in them."""
+"""Pattern of brackets outside strings. The pattern also matches unterminated strings, so that the
+search does not restart at each quote in such a string."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
                 if cut == 0 and not parts:  # a frame longer than the limit
                     chunk += file.readline()
                     cut = len(chunk) if chunk.endswith(b"\n") else 0
-        except FileNotFoundError:  # delivered and discarded in the meantime
+        except FileNotFoundError:  # the segment was delivered and discarded in the meantime
             continue
         parts.append(chunk[:cut])
         size += cut
@@ -76,8 +77,8 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
 
 
 def acknowledge(directory: Path, keys: Iterable[str], cursor: Mapping[str, int]) -> None:
-    """Delete the frames before `cursor`, which the service has stored, and notify the ranks, which
-    may be waiting for this."""
+    """Delete the frames before `cursor`, which the service has stored. Also notify the ranks, which
+    may be waiting until the service has stored their frames."""
     for key in keys:
         offset = cursor.get(key, 0)
         discard(directory / key, before=offset)
@@ -121,7 +122,8 @@ def has_more(directory: Path, offset: int) -> bool:
 
 
 def quiet_s(directories: Iterable[Path], now: float) -> float:
-    """Return the seconds since anything was appended to these spools; 0 if there are no spools.
+    """Return the number of seconds since a frame was last appended to one of these spools; 0 if
+    there are no spools.
 
     `now` is the Unix time in seconds.
     """
@@ -171,7 +173,7 @@ def decode(key: str, data: bytes) -> Iterator[Frame]:
     """Yield the frames in a sequence of complete lines.
 
     A line that is not a frame is skipped, since an error here would stop the job. Only a program
-    that writes to the spool itself can leave such a line.
+    that writes directly to the spool can cause such a line.
     """
     rank, incarnation = parse_key(key)
     for line in data.splitlines():

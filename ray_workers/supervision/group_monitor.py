@@ -213,7 +213,7 @@ class GroupMonitor:
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Restart lost ranks that form no process group. Returns whether this succeeded."""
+        """Restart ranks of a script that form no group. Return whether they were restarted."""
         report = await self._standalone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
@@ -282,8 +282,8 @@ class GroupMonitor:
                 await self._await_root_cause()
 
     async def _await_root_cause(self) -> None:
-        """If all ranks of a script that failed so far failed because they lost a peer, wait for the
-        peer to fail. The peer might close its connections long before it reports its own error."""
+        """Wait for another rank of a script to fail, as long as all failed ranks have only lost a
+        peer. That peer might close its connections long before it reports its own error."""
         deadline = time.monotonic() + self._speed.stretched(self._timings.root_cause_s)
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]

@@ -133,8 +133,8 @@ class LogPump:
             self._write(self._redraws.due(time.time()))
 
     async def lines_lost_at_the_end(self) -> int:
-        """Return how many lines at the end of the output were lost because disk space did not
-        become free in time. Must be called after `finish`."""
+        """Return how many of the last lines were lost because the disk did not have space in time.
+        Must be called after `finish`."""
         deadline = time.monotonic() + self._timings.log_space_limit_s
         while True:
             self._drain(vital=True)

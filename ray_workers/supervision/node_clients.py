@@ -41,7 +41,7 @@ class NodeClients:
         system_metrics: SystemMetricsReporter,
         timings: Timings,
     ) -> None:
-        """`agents` maps node ids to node agents. `know` and `forget` modify this dict."""
+        """`agents` are the node agents by node id; `know` and `forget` modify this dict."""
         self._speed = speed
         self._system_metrics = system_metrics
         self._timings = timings
@@ -56,7 +56,7 @@ class NodeClients:
         """Call a node's agent and return its answer. Raises TimeoutError or Ray's error if the
         agent does not answer.
 
-        `limit_s` is the time limit when the machines run at their usual speed.
+        `limit_s` is the limit at the machines' usual speed.
         """
         if self.is_silent(node_id):
             self._silent_at = time.monotonic()
@@ -123,8 +123,8 @@ class NodeClients:
             self._agents.pop(node_id, None)
 
     async def observations(self) -> list[RankObservation]:
-        """Return observations of all processes that have a heartbeat page, including processes that
-        have exited. Nodes that do not answer are skipped."""
+        """Return observations of all processes that have a heartbeat page, including ended
+        processes. Nodes that do not answer are skipped."""
         with_speed = self._speed_is_older_than(self._timings.speed_period_s)
         with_metrics = self._system_metrics.take_wish()
         answers: list[NodeObservation] = await self._all("observe", with_speed, with_metrics)
@@ -141,8 +141,8 @@ class NodeClients:
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
     async def refresh_speed(self) -> None:
-        """Measure how slow the machines are, unless a recent observation has already measured it.
-        If no agent answers, the last measured speed is used."""
+        """Measure how slow the machines are, unless a recent observation has done so. If no agent
+        answers, the last known speed is kept."""
         if self._speed_is_older_than(self._timings.speed_limit_s):
             await self.observations()
 

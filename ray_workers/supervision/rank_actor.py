@@ -164,10 +164,10 @@ class RankActor:
         """Return immediately. The caller gets no answer if the actor's process is stopped."""
 
     async def announce(self, assignment: RankAssignment) -> None:
-        """Notify the process of its rank in the next rendezvous round."""
+        """Announce the rank in the next rendezvous round to the process."""
         self._assignment = assignment
-        # This writes the latest assignment, even if it was announced while this call waited for the
-        # page.
+        # If another assignment is announced while this call waits for the page, that one is
+        # written.
         await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._assignment))
 
     async def ask_to_leave(self) -> None:

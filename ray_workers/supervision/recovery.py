@@ -78,8 +78,8 @@ class RecoveryController:
         """Minimum number of workers that the group needs to train."""
         self.state = RecoveryState()
         self.workers_added = asyncio.Event()
-        """Set when newcomers have been assigned a rank, so that the monitor also waits for the
-        exits of the newcomers."""
+        """Set when newcomers have been assigned a rank, so that the monitor also waits for their
+        ends."""
         self.one_at_a_time = asyncio.Lock()
         """Held during each change of the group."""
         self.settled_command = 0
@@ -90,7 +90,7 @@ class RecoveryController:
         self._rejoining: list[Member] = []
         """Lost members whose processes are being replaced while the other members train."""
         self._asks_until = 0.0
-        """Time until which the group requests replacements for slots on lost nodes, on the clock of
+        """Until when slots are requested to replace slots on lost nodes, on the clock of
         `MachineSpeed.time`."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
@@ -234,8 +234,8 @@ class RecoveryController:
         return [by_index[index] for index in indices]
 
     def _assign(self, found: NextRound) -> None:
-        """Assign ranks to the members of the round, and remove the ranks of all other members. The
-        processes use their previous ranks until the round is announced."""
+        """Assign ranks to the members of the round, and remove the ranks of all other members.
+        Existing ranks are kept until the round is announced."""
         indices = set(found.members)
         for member in self._group.placed:
             member.is_placed = member.index in indices
@@ -258,9 +258,8 @@ class RecoveryController:
             self.do(self._ask_no_more())
 
     async def _ask_no_more(self) -> None:
-        """Stop requesting slots for workers that did not get slots in time, and continue without
-        these workers. As long as a group requests slots, the service gives no slots to other jobs
-        in the queue."""
+        """Continue without workers that did not get slots in time, because the service withholds
+        slots from the whole queue while a group lacks workers."""
         while (
             self._speed.time() < self._asks_until
             or self.state.grants

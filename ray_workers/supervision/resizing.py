@@ -38,7 +38,7 @@ class Resizing:
         self._newest = 0
         """The number of the latest grant or recall."""
         self._is_releasing_rest = False
-        """Whether a task is running that releases recalled slots as their processes exit."""
+        """Whether a task is running that releases slots whose processes have ended."""
 
     def grow(self, grant: Grant) -> None:
         """Add workers in the granted slots as soon as possible. A repeated grant is ignored."""
@@ -48,8 +48,8 @@ class Resizing:
             self._recovery.state = replace(state, grants=(*state.grants, grant))
 
     def add_workers(self, grant: Grant) -> None:
-        """Start workers in the slots of the oldest grant, and assign ranks to the workers once they
-        are ready."""
+        """Start workers in the slots of the first grant, and give them ranks once they are
+        ready."""
 
         def is_done(_: asyncio.Task[None]) -> None:
             self._recovery.state = replace(self._recovery.state, is_adding_workers=False)
@@ -96,9 +96,8 @@ class Resizing:
             self._recovery.do(self._release_slots(recall))
 
     async def _release_slots(self, recall: Recall) -> None:
-        """Form a round without the workers in the recalled slots, and end these workers. The other
-        workers leave the current round between two steps, when they need no data from the recalled
-        workers."""
+        """Form a round without the workers in these slots, and end these workers. The other workers
+        leave the current round between two steps, and need nothing from these workers."""
         async with self._recovery.one_at_a_time:
             held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
@@ -132,8 +131,7 @@ class Resizing:
             self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
 
     def _release_rest(self) -> None:
-        """Start a task that releases the remaining recalled slots when their processes have
-        exited."""
+        """Schedule the release of slots whose processes have not ended yet."""
         if not self._is_releasing_rest and any(slots.is_going for slots in self._group.slots):
             self._is_releasing_rest = True
             self._recovery.do(self._release_rest_later())

@@ -301,7 +301,7 @@ class Supervisor:
         asked.cancel()
         building.result()
         outcome = await self._monitor.watch()
-        ended = self._group.ended()  # before the supervisor ends the others
+        ended = self._group.ended()  # before this supervisor ends the others
         ranks = {(m.index, m.incarnation): m.rank for m in self._group.placed}
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()

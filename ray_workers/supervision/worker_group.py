@@ -48,7 +48,7 @@ class Member:
     """A worker: its slot, the actor that holds the slot, and the current process in it."""
 
     index: int
-    """The worker's number, which stays the same during the whole attempt and is never reused."""
+    """The worker's number for the whole attempt, which is never reused."""
     rank: int
     """The worker's current number in the group. The ranks of a group have no gaps."""
     local_rank: int
@@ -214,8 +214,7 @@ class WorkerGroup:
         spec = self._spec
         attempt_key = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
         has_rank = member.incarnation == 0 or member.index in self._spec.traits.restarted_alone
-        # The stream "metrics" begins once the process has a rank.
-        stream = "metrics" if has_rank else "early"
+        stream = "metrics" if has_rank else "early"  # the stream of a rank starts with its rank
         key = spool_reader.spool_key(member.index, member.incarnation, stream)
         process = ProcessSpec(
             rank=member.index,
@@ -322,9 +321,9 @@ class WorkerGroup:
         return members
 
     async def release_slots(self, slots: Sequence[Slots]) -> None:
-        """End the processes in these slots, and release the slots once the processes have exited.
-        If processes do not exit in time, the attempt keeps their slots (`is_going`) until
-        `release_rest` or, at the end of the attempt, `release` releases them."""
+        """End the processes in these slots, and release the slots once the processes have ended. If
+        processes do not end in time, the attempt keeps their slots (`is_going`) until
+        `release_rest`, or until `release` at the end."""
         going = [member for member in self.members if member.slots in slots]
         self.members = [member for member in self.members if member not in going]
         for each in slots:
@@ -334,8 +333,8 @@ class WorkerGroup:
         await self.release_rest()
 
     async def release_rest(self) -> bool:
-        """Release the slots that are marked with `is_going` and in which no process is running.
-        Returns whether any slots were released."""
+        """Release the slots that are marked as going and in which no process is running. Returns
+        whether there were any."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
         nodes, indices = {member.node_id for member in going}, [member.index for member in going]

@@ -35,8 +35,8 @@ def decode_cursor(scope: str, cursor: str) -> Any:
     """Return the place that was passed to `encode_cursor` with the same scope. Raises BadCursor if
     the cursor is invalid.
 
-    The checksum catches accidents and cursors of other listings. A forged cursor grants no access,
-    so it is harmless as long as it doesn't cause a server error.
+    The checksum detects damaged cursors and cursors of other listings. A forged cursor grants no
+    access, so it is harmless as long as it doesn't cause a server error.
     """
     try:
         if len(cursor) > _MAX_CURSOR_CHARS:

@@ -1,4 +1,5 @@
-"""Stored job documents. They keep their version, and are upgraded when they are read."""
+"""Stored job documents. A document is stored in the version in which it was submitted, and upgraded
+when it is read."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def read(spec: Mapping[str, Any]) -> JobSpec:
 
 @dataclass(frozen=True)
 class CheckedDocument:
-    """A validated document, which this release can run."""
+    """A validated document that this release can run."""
 
     spec: JobSpec
     document: Mapping[str, Any]
@@ -54,7 +55,8 @@ class CheckedDocument:
 MAX_SEED = 2**63
 """Exclusive upper bound of seeds."""
 MAX_REMEMBERED = 256
-"""Maximum number of cached validations. A validation takes longer than the rest of a claim."""
+"""Maximum number of cached validations. Validations are cached because a validation takes longer
+than the rest of a claim."""
 
 
 def checked(spec: Mapping[str, Any]) -> CheckedDocument:
@@ -74,7 +76,8 @@ def _checked(text: bytes) -> CheckedDocument:
 
 
 def shown(spec: Mapping[str, Any]) -> Document:
-    """Return a stored document for display. It is returned unchanged if it can't be upgraded."""
+    """Return a stored document for display. A document that can't be upgraded is returned
+    unchanged."""
     try:
         return upcast(spec)
     except ValueError:

@@ -2,7 +2,7 @@
 
 Each class has a stable `code` for programs; `dray.errors` documents the codes. `message` describes
 the error, `hint` suggests what to do, and `pointer` is the JSON pointer of the invalid field. An
-error that only one use case raises can be defined next to it.
+error that only one use case raises can be defined next to that use case.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def _milliseconds(at: datetime) -> int:
 
 
 class _Sequence:
-    """Number parts of this process's ids: random, but increasing within a millisecond."""
+    """Generates the number parts of this process's ids. They are random, but increase within a
+    millisecond."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +40,7 @@ class _Sequence:
     def next(self, milliseconds: int) -> int:
         with self._lock:
             at, number = self._last
-            # One bit less than 80, so that the number can always be incremented.
+            # Use 79 of the 80 bits, so that the number can always be incremented.
             number = number + 1 if at == milliseconds else secrets.randbits(79)
             self._last = (milliseconds, number)
             return number
@@ -49,7 +50,8 @@ _sequence = _Sequence()
 
 
 def new_job_id(now: datetime) -> str:
-    """Return `job-` and 26 characters: 48 bits of milliseconds, then 80 bits, mostly random.
+    """Return `job-` and 26 characters: 48 bits that encode the time in milliseconds, then 80 bits
+    that are mostly random.
 
     Ids that one process creates for the same `now` are increasing.
     """

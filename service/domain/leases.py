@@ -29,7 +29,8 @@ def taken(found: Lease | None, holder: str, now: datetime, held_for: timedelta) 
     """Return the lease that `holder` acquires, always with a new term; None while another process
     has the lease.
 
-    A `holder` that already has the lease acquires it again if the reply was lost or is in doubt.
+    A `holder` that already has the lease can acquire it again, because it might not have received
+    the reply to its first request.
     """
     if found is not None and found.holder != holder and not found.is_over(now):
         return None
@@ -51,6 +52,6 @@ def renewed(lease: Lease, now: datetime, held_for: timedelta) -> Lease:
 
 
 def released(lease: Lease, now: datetime) -> Lease:
-    """Return the lease with an immediate expiry, so that the next process doesn't have to wait. The
-    term is not reused."""
+    """Return the lease with `now` as its expiry, so that the next process doesn't have to wait. The
+    next process still gets a new term."""
     return replace(lease, expires_at=now)

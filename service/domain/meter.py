@@ -1,8 +1,8 @@
 """Counters and histograms of the service itself, for Prometheus.
 
 Each process collects sums and periodically adds them to the totals in the database, which every
-process can read. Therefore the metrics include loops that run in another process, and survive
-restarts.
+process can read. Therefore the metrics also cover loops that run in other processes, and restarts
+don't reset them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dray.views import JobState
 
 COUNT: Final = "count"
 SUM: Final = "sum"
-"""The parts of a metric are `COUNT`, `SUM`, and the upper bounds of the buckets."""
+"""Sum of the observed values. The other parts of a metric are `COUNT` and the upper bounds of the
+buckets."""
 BEYOND: Final = "+Inf"
 
 Cell = tuple[str, str, str]

@@ -1,4 +1,4 @@
-"""A job's progress, and the range of its expected end times according to measured paces.
+"""A job's progress, and the range of its expected end times, estimated from measured paces.
 
 A mark is a time in seconds and the step that was reached at this time. A few marks are stored with
 the job's progress, spread evenly over the training time of the attempt.
@@ -16,25 +16,24 @@ RATES: Final = ("samples_per_s", "earliest_end_at", "latest_end_at", "marks")
 """Fields of the progress that are only valid while the job is training."""
 MAX_MARKS = 24
 MIN_INTERVALS = 4
-"""A job has no expected end if it has fewer measured paces than this, or if they span less than
+"""Minimum number of measured paces from which an end is forecast. The paces must also span at least
 `MIN_S`."""
 MIN_S = 5.0
 SURE = 1.3
-"""Error of the mean step time that the range covers, in standard deviations."""
+"""Number of standard deviations of the mean pace that the range covers on each side."""
 FEW = 4.0
 """The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
 uncertain."""
 MARGIN = 0.1
-"""Fraction by which each side of the range widens for every doubling from the measured steps to the
-last step. This covers later evaluations, checkpoints and neighbouring jobs, which have not been
-measured."""
+"""Fraction by which each side of the range is widened each time the number of steps doubles, from
+the measured steps to all steps of the job. This margin covers evaluations, checkpoints and
+neighbouring jobs that have not occurred yet."""
 MAX_TREND = 2.0
-"""Maximum factor by which a trend is expected to change the pace."""
+"""Maximum factor by which an extrapolated trend can change the pace."""
 
 
 FARTHEST_S = 365 * 86400.0
-"""Maximum remaining time, in seconds, for which an end is forecast. Longer times mean that there is
-no end."""
+"""Maximum remaining time, in seconds, for which an end is forecast."""
 
 
 class Mark(NamedTuple):
@@ -57,7 +56,7 @@ class TimeLeft(NamedTuple):
 
 
 def without_rates(progress: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the progress of a job that is not training."""
+    """Return the progress without the fields that are only valid while the job is training."""
     return {**progress, **dict.fromkeys(RATES)} if progress else None
 
 
@@ -79,9 +78,9 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     """Return the time from the latest mark to the last step, in seconds; None if there are not
     enough measured paces.
 
-    The range covers the mean pace with an error that is estimated from the spread of the paces, the
-    pace of the newer half, and this pace extrapolated by the trend from the older to the newer
-    half.
+    The range covers three estimates: the mean pace, with an error estimated from the spread of the
+    paces; the pace of the newer half; and the pace that continues the trend from the older to the
+    newer half.
     """
     if len(marks) <= MIN_INTERVALS or marks[-1].at_s - marks[0].at_s < MIN_S:
         return None
@@ -90,8 +89,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # The distance from the middle of the newer half to the middle of the remaining steps, in
-    # halves.
+    # Extrapolate by the distance from the middle of the newer half to the middle of the remaining
+    # steps. The unit is half of the measured steps.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(step_s * left for step_s in steps_s))

@@ -18,8 +18,8 @@ CHUNK_POINTS = 1024
 BLOCK_POINTS = 64
 """Block size of an outline, which contains the extremes of each block."""
 _BLOCK = struct.Struct("<qdqdq")
-"""Step and value of the minimum, step and value of the maximum, first step with a NaN. A step of -1
-means that there is none."""
+"""Step and value of the minimum, step and value of the maximum, first step with a NaN. A step is -1
+if there is no such value."""
 
 Points = tuple[list[int], list[float]]
 """(steps, values), with equal lengths and increasing steps."""
@@ -30,8 +30,8 @@ Series = tuple[str, int]
 def times_at(steps: Sequence[int], known: Points) -> list[float]:
     """Return the Unix time of each step. known: points of the series `TIMES`, at least one.
 
-    The time of a step between two known steps is interpolated, for example if the series was
-    downsampled. A step outside the range of known steps gets the time of the nearest step.
+    If a step is between two known steps, for example because the series was downsampled, its time
+    is interpolated. A step outside the range of known steps gets the time of the nearest step.
     """
     there, times = known
     found = []
@@ -48,7 +48,7 @@ def times_at(steps: Sequence[int], known: Points) -> list[float]:
 def pack(steps: Iterable[int], values: Iterable[float]) -> bytes:
     """Return all steps as little-endian int64, then all values as little-endian IEEE doubles.
 
-    Exact for every double, including NaN and infinities. Steps must fit in 63 bits.
+    Every double, including NaN and infinities, is encoded exactly. Steps must fit in 63 bits.
     """
     packed_steps, packed_values = array("q", steps), array("d", values)
     if len(packed_steps) != len(packed_values):
@@ -104,7 +104,7 @@ def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
 
 def whole_blocks(blob: bytes | None, count: int) -> tuple[bytes, int]:
     """Return the complete blocks of the outline of `count` points, and the number of points in
-    these blocks. Both are empty if there is no outline."""
+    these blocks. Returns `(b"", 0)` if there is no outline."""
     full = 0 if blob is None else count // BLOCK_POINTS
     return (blob or b"")[: full * _BLOCK.size], full * BLOCK_POINTS
 
@@ -141,8 +141,8 @@ class Summary:
     """First step whose value is NaN; None if there is none."""
 
     def then(self, later: Summary) -> Summary:
-        """Return the summary of these points followed by the later points. Of equal extremes, the
-        first is kept."""
+        """Return the summary of these points followed by the later points. If extremes are equal,
+        the first one is kept."""
         lows = [one for one in (self.low, later.low) if one is not None]
         highs = [one for one in (self.high, later.high) if one is not None]
         return Summary(
@@ -231,11 +231,12 @@ def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -
 
 
 # A row is a line of JSON that names the series, followed by little-endian int64 steps and IEEE
-# doubles. Series of one rank with points at the same steps share the steps.
+# doubles. If several series of a rank have points at the same steps, the steps are stored only
+# once.
 
 
 def pack_row(points: Mapping[Series, Points]) -> bytes:
-    """Pack the points into a row, exact for every double. Series must not be empty."""
+    """Pack the points into a row, which encodes every double exactly. Series must not be empty."""
     groups: dict[tuple[int, tuple[int, ...]], dict[str, list[float]]] = {}
     for (key, rank), (steps, values) in points.items():
         groups.setdefault((rank, tuple(steps)), {})[key] = values

@@ -34,7 +34,7 @@ class Trigger(StrEnum):
     CANCEL = "cancel"
     """The user or the job's sweep cancelled the job."""
     UNMET = "unmet"
-    """A job whose success this job depends on did not succeed."""
+    """A job on whose success this job depends did not succeed."""
     STOPPED = "stopped"
     """The attempt ended after a request to stop."""
     IMPOSSIBLE = "impossible"
@@ -82,7 +82,7 @@ RETRY_CODES = frozenset(
         "preempted",
     }
 )
-"""Reasons for returning a job to the queue, with `not_before` set."""
+"""Reasons for returning a job to the queue until the time `not_before`."""
 
 
 @dataclass(frozen=True)

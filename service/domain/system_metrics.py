@@ -14,12 +14,12 @@ from itertools import pairwise
 from service.domain.series import Series
 
 RANKS_OF_ROW = 64
-"""Number of ranks that share rows. A single rank can be read without reading all other ranks."""
+"""Number of ranks that share rows. To read one rank, only the rows of these ranks are read."""
 LONE_SAMPLES = 64
-"""Number of samples that are stored in separate rows before they are joined into one row."""
+"""Number of samples that are first stored in separate rows, and then joined into one row."""
 MAX_SAMPLES = 1024
-"""Maximum number of samples stored for a job. Beyond it, each pair of samples is replaced by its
-mean."""
+"""Maximum number of samples stored for a job. If there are more, each pair of samples is replaced
+by its mean."""
 SAMPLES_OF_ROW = 128
 
 

@@ -24,14 +24,14 @@ TEST = "webhook.test"
 FIRST_PAUSE_S = 5.0
 MAX_PAUSE_S = 3600.0
 GIVEN_UP_AFTER = timedelta(hours=24)
-"""Time after which an undelivered message is dropped, and a webhook that accepts no messages is
-disabled."""
+"""Time after which an undelivered message is dropped, and after which a webhook whose receiver has
+accepted no messages is disabled."""
 WITHOUT_TOKEN_FOR = timedelta(minutes=10)
-"""Time that messages wait if the token of the webhook's owner is missing, before the webhook is
-disabled. The token might have been removed from the file by mistake."""
+"""Time for which messages wait before a webhook is disabled because its owner's token is missing.
+The token might have been removed from the file by mistake."""
 MAX_WAITING = 50_000
-"""Maximum number of waiting messages of a webhook. With more, the webhook is disabled, because its
-receiver is too slow."""
+"""Maximum number of waiting messages of a webhook. A webhook with more waiting messages is
+disabled, because its receiver is too slow."""
 MAX_PER_OWNER = 20
 MAX_METRICS = 100
 """Maximum number of final metrics in a message."""

@@ -1,8 +1,8 @@
 """Stores the replies of supervisors: each reply atomically, several attempts in one transaction.
 
-Two checks fence a reply. Its attempt must be the job's live attempt, so the replies of a supervisor
-that was given up are ignored. Its cursor must be beyond the stored cursor, so a reply that arrives
-twice is stored once.
+Two checks fence a reply. Its attempt must be the job's live attempt, so replies from the supervisor
+of an abandoned attempt are ignored. Its cursor must be beyond the stored cursor, so a reply that
+arrives twice is stored once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Recorded:
     live: bool
     """Whether the attempt is still the job's live attempt, and must be polled again."""
     cursor: Mapping[str, int] = field(default_factory=dict)
-    """The reports up to this cursor are stored; the next poll continues from it."""
+    """The reports up to this cursor are stored; the next poll continues after it."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Received:
     attempt: int
     reply: PollReply
     asked: Mapping[str, int] | None = None
-    """The cursor of the poll. Set it if two processes can poll the same attempt at the same time: a
-    reply to a cursor older than the stored one is then ignored."""
+    """The cursor of the poll, set if two processes can poll the same attempt at the same time. A
+    reply to a poll whose cursor is older than the stored cursor is then ignored."""
     in_storage: Sequence[Frame] = ()
     """Reports of the attempt's checkpoints from `service.checkpoints.catalog`, if the reply has an
-    outcome. Checkpoints that no rank reported are stored with it."""
+    outcome. Checkpoints that no rank reported are stored together with the outcome."""
     left_out: str | None = None
     """A message about the reports that were removed because they could not be stored."""
 
@@ -183,8 +183,8 @@ class _Recorder:
         return Recorded(changed=changed, live=True, cursor=row.cursor)
 
     def _follow_phase(self, reply: PollReply) -> None:
-        """Update the attempt's phase, and move a starting job whose attempt trains. Frames report
-        recoveries in place instead."""
+        """Update the attempt's phase. If the attempt of a starting job trains, also change the
+        job's state. Recoveries in place are reported by frames instead."""
         job, row, now = self.job, self.row, self.now
         row.phase = reply.phase or row.phase
         if row.started_at is None and Phase.STARTING in reply.phase_times:
@@ -213,7 +213,8 @@ class _Recorder:
             measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
-        """Return a worker's time, or now if a wrong clock puts it outside of the attempt's life."""
+        """Return a worker's time, or now if the time is outside of the attempt's life because of a
+        wrong clock."""
         if seconds is None:
             return self.now
         return within(seconds, self.row.started_at or self.row.created_at, self.now)
@@ -247,7 +248,7 @@ class _Recorder:
             self._retry_or_fail(outcome, message, by_drill=by_drill)
 
     def _move(self, trigger: Trigger, code: str, message: str, outcome: Outcome) -> None:
-        """End the job, with a sentence about results that were not kept, if there are any."""
+        """End the job. If results could not be kept, the message contains a sentence about them."""
         left = clean(outcome.left_behind)
         move(
             self.session,
@@ -379,9 +380,11 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 
 
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
-    """Return the running time that counts against max_runtime_s, without suspends of the machine.
+    """Return the running time that counts against max_runtime_s, without the time in which the
+    machine was suspended.
 
-    If no supervisor reported it, use the ledger, or the wall time if the group changed its size.
+    If no supervisor reported the running time, it is derived from the ledger, or from the wall time
+    if the group changed its size.
     """
     if outcome.ran_s is not None:
         return outcome.ran_s

@@ -2,7 +2,7 @@
 
 Frames come from processes that run a user's code. A frame that is malformed or out of bounds is
 refused and counted, and the job gets one event about it. The handler of a report checks whether the
-report is allowed to name a file, such as a file in another job's folder.
+report may name its files: a file in another job's folder, for example, is refused.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _COUNT = TypeAdapter(Count)
 
 
 class BadFrame(ValueError):
-    """The frame can't be stored; the message has the reason."""
+    """The frame can't be stored. The message states the reason."""
 
 
 MALFORMED = (BadFrame, LookupError, TypeError, ValueError, OverflowError, AttributeError)
-"""The errors of a frame that can't be stored."""
+"""Exceptions that a frame can cause if it can't be stored."""
 
 
 def decode(frame: Frame) -> Report:

@@ -1,4 +1,5 @@
-"""Stores the progress of drills, as shown by supervisors' reports and by the ends of attempts.
+"""Stores the progress of drills, which is derived from supervisors' reports and from the ends of
+attempts.
 
 A drill after which the group recovers in place ends when the supervisor reports the recovery. A
 drill that ends its attempt (a preemption, or a loss without recovery in place) ends when the next
@@ -80,7 +81,8 @@ def attempt_ended(
 
 
 def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
-    """Whether this drill's preemption, which no report has mentioned yet, ended the attempt."""
+    """Whether the attempt was ended by this drill's preemption, even though no report has mentioned
+    the preemption yet."""
     return (
         row.kind == DrillKind.PREEMPT
         and outcome.cause in (Cause.PREEMPTED, Cause.STOPPED)

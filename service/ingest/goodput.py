@@ -40,7 +40,7 @@ def close(
 
 
 def view(slot_seconds: Mapping[str, float] | None) -> views.Goodput | None:
-    """Return the ledger, rounded to milliseconds; the rounded classes add up to the total."""
+    """Return the ledger, rounded to milliseconds. The total is the sum of the rounded classes."""
     if slot_seconds is None:
         return None
     shown = {name: round(seconds, 3) for name, seconds in ledger.checked(slot_seconds).items()}

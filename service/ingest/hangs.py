@@ -1,4 +1,5 @@
-"""Hang reports, limited in size: the ranks that stood still, and the stacks of all ranks."""
+"""Limits the size of hang reports, which contain the ranks that stood still and the stacks of all
+ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from service.db.models import HangRow
 KEPT_OF_A_JOB = 20
 MAX_STACK_BYTES = 64 << 10
 MAX_BUNDLE_BYTES = 4 << 20
-"""Maximum size of all stacks: if a thousand ranks wait for one rank, a few stacks suffice."""
+"""Maximum total size of the stacks in a report. If a thousand ranks wait for one rank, a few stacks
+suffice."""
 _CUT = "\n[... cut here: the stack is too long ...]\n"
 
 
@@ -23,8 +25,8 @@ def bounded(report: HangReport, num_ranks: int) -> HangReport:
 
 
 def _bounded(ranks: Sequence[RankWhereabouts], culprits: Sequence[int]) -> list[RankWhereabouts]:
-    """Return the ranks in order. Stacks beyond MAX_BUNDLE_BYTES are dropped; the stacks of culprits
-    come first."""
+    """Return the ranks in order. If the stacks exceed MAX_BUNDLE_BYTES, some are dropped; the
+    stacks of culprits are kept first."""
     kept, left = [], MAX_BUNDLE_BYTES
     for one in sorted(ranks, key=lambda one: one.rank not in culprits):
         stack = None if one.stack is None else shortened(one.stack, MAX_STACK_BYTES)

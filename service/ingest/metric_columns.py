@@ -1,4 +1,5 @@
-"""Groups frames of metrics into runs: most frames of a reply are consecutive and look the same.
+"""Groups frames of metrics into runs, because most frames of a reply are consecutive and have the
+same form.
 
 A rank reports the same names step after step, so its values are checked and stored in columns.
 Frames of other forms are checked one by one, which also finds their errors.
@@ -44,8 +45,8 @@ def _form(frame: Frame) -> tuple[Any, ...]:
 
 
 def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
-    """Return the run of frames of the same form, or None if it is not the usual form.
-    In the usual form, steps and counts are ints from 0 to `max_step`, and other values are floats.
+    """Return the run of frames of the same form, or None if this form is not the usual form. In the
+    usual form, steps and counts are ints from 0 to `max_step`, and other values are floats.
     """
     bodies = [frame.body for frame in frames]
     steps: list[Any] = [body.get("step") for body in bodies]

@@ -1,4 +1,5 @@
-"""The open round of a federated job: stores reports, and lists clients that have not answered."""
+"""Stores reports about the open round of a federated job, and lists clients that have not
+answered."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def store(
     # Each phase of secure aggregation has its own deadline.
     is_new_phase = report.is_open and before is not None and report.awaits != before.awaits
     if report.is_open and not is_same:
-        # After a restart, the storage has the complete updates, but no updates in progress.
+        # After a restart, the storage contains complete updates, but no partial updates.
         repository.forget_sent(session, job.id, report.name, report.received)
     closes_at = at + timedelta(seconds=report.deadline_s)
     if before is not None and is_same and not is_new_phase:
@@ -50,7 +51,7 @@ def store(
 
 
 def store_of_silos(job: JobRow, attempt: AttemptRow, report: SiloRoundReport, at: datetime) -> None:
-    """Store the open round of silos, or its end, reported at `at`.
+    """Store the open round of silos, or the end of the round, reported at `at`.
 
     Raises BadFrame for a silo that the job does not have.
     """
@@ -75,7 +76,7 @@ def sent_name(name: str, awaits: str) -> str:
 
 
 def missing(session: Session, job: JobRow, newest: FederatedRoundRow) -> list[int]:
-    """Return the numbers of the clients that were asked and have not answered."""
+    """Return the numbers of the clients that were asked for an update and have not answered."""
     name = sent_name(newest.name, newest.awaits)
     return sorted(set(_asked(job, newest)) - repository.senders(session, job.id, name))
 
@@ -122,8 +123,8 @@ def _of_silos(names: Sequence[str], row: Mapping[str, Any]) -> views.OpenRound:
 
 
 def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
-    """Return a sentence about the clients that the round waits for, and its deadline. It is empty
-    if the round waits for no clients."""
+    """Return a sentence about the clients that the round is waiting for, and about its deadline.
+    The sentence is empty if the round is not waiting for clients."""
     if found is None or not found.num_missing:
         return ""
     one = "silo" if job.spec["federated"].get("silos") else "client"

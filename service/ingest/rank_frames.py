@@ -48,7 +48,8 @@ from service.telemetry.metric_writer import MetricStore
 
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8
-"""Maximum number of events about errors of an attempt: a thousand ranks mostly fail alike."""
+"""Maximum number of events about errors of an attempt. If a thousand ranks fail, most of the errors
+are the same."""
 GRAD_NORM = "train/grad_norm"
 DIVERGENCE = "divergence"
 """Type of the event."""
@@ -198,7 +199,8 @@ class RankFrames:
             self._attempt.last_metric_step = step
 
     def _complete_receipt(self, steps: Sequence[int], losses: Sequence[float] | None) -> None:
-        """Complete the receipt of a resume if these steps include the first step after it."""
+        """Complete the receipt of a resume if these steps include the first step after the
+        resume."""
         awaited = self._awaited_step
         if awaited is not None and losses is not None and awaited in steps:
             loss = losses[steps.index(awaited)]
@@ -206,8 +208,8 @@ class RankFrames:
             self._awaited_step = None
 
     def _note_times(self, steps: Sequence[int], frames: Sequence[Frame]) -> None:
-        """Store when rank 0 reported these steps. It can report a step several times with different
-        metrics; the first time counts."""
+        """Store when rank 0 reported these steps. Rank 0 can report a step several times with
+        different metrics; the time of its first report is stored."""
         times = [seconds_of(frame, self._now) for frame in frames]
         self._metrics.extend(TIMES, 0, steps, times, repeats=True)
 
@@ -216,8 +218,8 @@ class RankFrames:
         return frame.incarnation > 0 or self._attempt.generation > 0
 
     def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
-        """Update the first step. `frame` reported `step`, the lowest of several steps; `first` is
-        the earliest of their frames."""
+        """Update the attempt's first step. `step` is the lowest of several steps, `frame` reported
+        this step, and `first` is the earliest of the frames that reported these steps."""
         known = self._attempt.first_metric_step
         if known is None or step < known:
             self._attempt.first_metric_step = step
@@ -332,7 +334,8 @@ class RankFrames:
         )
 
     def _own_url(self, url: str) -> str:
-        """Return the URL if it is in the attempt's folder, because users can download its file."""
+        """Return the URL. Raises BadFrame if it is outside of the attempt's folder, because users
+        can download the file."""
         key = self._storage.key_of(url)
         prefix = attempt_prefix(self._job.id, self._attempt.attempt)
         if not key.startswith(f"{prefix}/"):
@@ -342,14 +345,14 @@ class RankFrames:
 
 def _first_bad(values: Sequence[float]) -> int | None:
     """Return the index of the first number that is not finite, or None."""
-    if math.isfinite(sum(values)):  # the usual case: then all values are finite
+    if math.isfinite(sum(values)):  # the usual case, in which all values are finite
         return None
     return next((n for n, value in enumerate(values) if not math.isfinite(value)), None)
 
 
 def progress_in(report: MetricsReport) -> dict[str, Any]:
-    """Return the parts of the progress that a report has. A report of an evaluation, for example,
-    has only some of them; the others remain unchanged."""
+    """Return the parts of the progress that a report contains. A report of an evaluation, for
+    example, contains only some parts; the other parts remain unchanged."""
     found: dict[str, Any] = {
         name: value
         for name in ("total_steps", "epoch")
@@ -362,7 +365,7 @@ def progress_in(report: MetricsReport) -> dict[str, Any]:
 
 
 def _are_guesses(names: Collection[str]) -> bool:
-    """Whether a report has only guessed metrics, whose steps are not the job's progress."""
+    """Whether a report contains only guessed metrics, whose steps are not the job's progress."""
     return bool(names) and all(name.startswith(GUESSED) for name in names)
 
 

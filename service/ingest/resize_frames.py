@@ -26,7 +26,8 @@ def store_resized(
     at: datetime,
     now: datetime,
 ) -> None:
-    """Store the slots that a group holds since `at`. Raises BadFrame if it does not own them."""
+    """Store the slots that a group has held since `at`. Raises BadFrame if the group does not own
+    these slots."""
     world_size, lacking, before = report.world_size, report.lacking, attempt.world_size
     kept = tuple(report.slices)
     if world_size > count_of(kept) or (world_size == 0 and not lacking):

@@ -1,7 +1,8 @@
-"""Receipts of resumes: the checkpoint that an attempt restored, and the loss before and after.
+"""Stores the receipts of resumes, which contain the checkpoint that an attempt restored, and the
+loss before and after.
 
-Rank 0 reports everything except the loss after the resume, which comes with the metrics of the
-first step. The event with the receipt waits for that step, or for the attempt's end.
+Rank 0 reports everything except the loss after the resume, which is in the metrics of the first
+step. The event with the receipt is therefore added after that step, or when the attempt ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def of_report(report: ResumedReport) -> dict[str, Any] | None:
 
 
 def awaited_step(attempt: AttemptRow) -> int | None:
-    """Return the step whose loss the attempt's receipt still lacks, or None."""
+    """Return the step whose loss is still missing in the attempt's receipt, or None."""
     receipt = attempt.receipt
     if receipt is None or receipt["loss_after"] is not None:
         return None
@@ -61,7 +62,8 @@ def _show(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> 
     reported = attempts_repository.furthest_step(session, job.id, before_attempt=attempt.attempt)
     is_recipe = job.spec.get("script") is None
     if reported < receipt["step"] and is_recipe and not is_anothers:
-        # Its node was lost after the save, before the service had read the earlier metrics.
+        # The rank's node was lost after the checkpoint was saved, and before the service had read
+        # all metrics.
         message += f"; the metrics of steps {reported + 1} to {receipt['step']} are lost"
     remark(session, job, type_="resumed", code="resumed", message=message, now=now, data=receipt)
 

@@ -1,4 +1,4 @@
-"""Adds events to a job about processes of its attempt that do not answer, and silent nodes."""
+"""Adds events to a job about processes of its attempt, or nodes, that do not answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def note(
 
 
 def sentence(session: Session, attempt: AttemptRow | None) -> str:
-    """Return a sentence about the processes that do not answer; empty if all answer."""
+    """Return a sentence about the processes that do not answer. The sentence is empty if all
+    processes answer."""
     if attempt is None or attempt.finished_at is not None or not attempt.silent:
         return ""
     hostnames = _hostnames(session)

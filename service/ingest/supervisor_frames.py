@@ -121,7 +121,7 @@ class SupervisorFrames:
                 fault_injection.take(session, job, report, at, now)
             case WaitingReport() as report:
                 self._remark("waiting", "waiting", report.message, {})
-            case LedgerReport() as report:  # only the newest counts: each is complete
+            case LedgerReport() as report:  # the newest ledger replaces all others
                 self._ledger = ledger.checked(report.slot_seconds), at
             case SystemMetricsReport() as report:
                 time = int(self._within_run(report.time).timestamp())
@@ -148,7 +148,7 @@ class SupervisorFrames:
                 values={"progress": without_rates(self._job.progress)},
                 data=data,
             )
-        else:  # it is starting, recovering already, or being cancelled
+        else:  # the job is starting, already recovering, or being cancelled
             self._remark("regrouping", "group_lost", message, data)
 
     def _take_regrouped(self, report: RegroupedReport) -> None:

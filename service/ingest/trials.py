@@ -26,9 +26,9 @@ def follow(
     *,
     may_stop: bool,
 ) -> None:
-    """Store the points of a trial's metric, and stop the trial if it is due.
+    """Store the points of a trial's metric, and stop the trial if it is worse than others.
 
-    `stored` has points by metric and rank. `may_stop` is False if the trial has just ended anyway.
+    `stored` contains points by metric and rank. `may_stop` is False if the trial has already ended.
     """
     if job.array_id is None or not stored:
         return
@@ -57,7 +57,7 @@ def _goes_on(
     now: datetime,
     may_stop: bool,
 ) -> bool:
-    """Judge the trial on a rung. Return False if that stops the trial."""
+    """Judge the trial on a rung. Return False if the trial is stopped."""
     assert sweep.early_stopping is not None
     eta = sweep.early_stopping.eta
     repository.lock(session, trial.array_id)  # trials are judged one at a time

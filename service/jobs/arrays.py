@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 
 MAX_BYTES = 128 << 20
-"""Maximum size of all documents of an array or sweep: each job is stored with its own document."""
+"""Maximum total size of the documents of an array or sweep. Each job is stored with its own
+document."""
 
 
 def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
@@ -88,7 +89,7 @@ def insert(
     now: datetime,
 ) -> None:
     """Store the job with its event. If the document has `array` or `sweep`, also store the other
-    jobs, which differ by their index. `trials`: the trials of a sweep."""
+    jobs, which differ in their index. `trials`: the trials of a sweep."""
     many = spec.array or spec.sweep
     if many is not None:
         row.array_id = row.array_head = new_array_id(now)
@@ -176,8 +177,8 @@ class Arrays:
     async def delete(self, array_id: str, *, actor: str = ANONYMOUS) -> None:
         """Delete all jobs of the array and all their files, in the name of `actor`.
 
-        Raises JobLive unless all have ended, and CheckpointInUse if a live job starts from a
-        checkpoint of one of them. It takes the same steps as `Jobs.delete`.
+        Raises JobLive unless all jobs of the array have ended, and CheckpointInUse if a live job
+        starts from a checkpoint of one of these jobs. Takes the same steps as `Jobs.delete`.
         """
         hidden: list[str] = []
 

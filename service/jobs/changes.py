@@ -46,9 +46,9 @@ class JobChanges:
     ) -> views.Job:
         """Change the job in the name of `actor`, with an event for each change. Idempotent.
 
-        Raises JobFinished if the job has ended, and JobNotWaiting for a hold or a move if it is not
-        waiting. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable, and, except for
-        admins, PriorityTooHigh.
+        Raises JobFinished if the job has ended, and JobNotWaiting if a job that is not waiting is
+        to be held or moved. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable, and,
+        except for admins, PriorityTooHigh.
         """
         now = self._clock()
 
@@ -113,7 +113,7 @@ class _JobChange:
             data = {"from": row.queue, "to": wanted.queue}
             row.queue, row.rank = wanted.queue, 0
             message = f"moved to the queue {row.queue!r}"
-            if row.held_by is None:  # the previous queue may have kept it back
+            if row.held_by is None:  # the previous queue may have kept the job back
                 row.position, row.blocked_by = None, []
                 self._explain("moved", NEXT_LOOK, message, data)
             else:
@@ -127,7 +127,8 @@ class _JobChange:
 
     def _move_first(self) -> None:
         row = self._row
-        # The earliest submission is not always first in its rank: the remaining work counts too.
+        # The earliest submission is not always the first job of its rank, because jobs are also
+        # ordered by their remaining work.
         first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
         if first is not None and first <= row.rank:
             row.rank = first - 1

@@ -1,7 +1,8 @@
-"""Checks at submission whether jobs may read their data.
+"""Checks on submission whether jobs may read their data.
 
 A forbidden URL is refused here, while the user waits for the answer. The node later applies the
-same rules to facts that only it knows: the target of a link, and the current address of a name.
+same rules to facts that can only be determined there: the target of a link, and the current address
+of a name.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from ray_workers.shared.node_needs import DataPolicy
 from service.domain.errors import DataSourceForbidden
 
 LOOKUP_TIMEOUT_S = 2.0
-"""A name that is not resolved within this time passes: the worker checks it again."""
+"""Maximum time in seconds to resolve a name. A name that is not resolved in time is accepted,
+because the worker checks it again."""
 MAX_PACKAGE_HOSTS = 20
-"""Maximum number of package hosts of a job: each look-up can take `LOOKUP_TIMEOUT_S`."""
+"""Maximum number of package hosts of a job, since each look-up can take `LOOKUP_TIMEOUT_S`."""
 
 # A separate thread pool, so that look-ups without an answer block only these threads.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
@@ -61,7 +63,7 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
         found = await _addresses(host)
         if all(
             allowed.has_address(one) for one in found
-        ):  # also if only the nodes can resolve the name
+        ):  # also allowed if only the nodes can resolve the name
             return
     raise DataSourceForbidden(
         f"repositories on {host} can be read only over https://",
@@ -71,7 +73,8 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
 
 
 async def _check_packages(environment: Environment, allowed: AllowedHosts) -> None:
-    """Check each package host once. Without encryption, the operator must have named the host."""
+    """Check each package host once. A host without encryption must be listed in the operator's
+    settings."""
     checked: set[tuple[str, bool]] = set()
     for pointer, address in environment.addresses:
         url = urlsplit(address)
@@ -144,7 +147,8 @@ async def _check_host(host: str, pointer: str, allowed: AllowedHosts) -> None:
 
 
 async def _addresses(host: str) -> list[Address]:
-    """Return all addresses of a name; an empty list if it has none or the answer takes too long."""
+    """Return all addresses of a name; an empty list if it has none or the look-up takes too
+    long."""
     loop = asyncio.get_running_loop()
     looking = loop.run_in_executor(_lookups, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
     try:

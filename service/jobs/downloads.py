@@ -1,7 +1,8 @@
-"""Links for one download of a job's file. Browsers need them, because they send no token with it.
+"""Links, each of which is valid for one download of a job's file. Browsers need such links, because
+they send no token with a download.
 
-The hash of the link's secret is stored in SQL, so that any API process can serve the link, but only
-one of them does.
+The hash of the link's secret is stored in SQL, so that any API process can serve the link, and no
+two processes serve the same link.
 """
 
 from __future__ import annotations

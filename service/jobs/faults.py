@@ -76,7 +76,7 @@ class FaultService:
         actor: str = ANONYMOUS,
         idempotency: IdempotencyKey | None = None,
     ) -> views.Drill:
-        """Inject a fault into the job; the drill shows how the job recovers.
+        """Inject a fault into the job. The returned drill shows how the job recovers.
 
         Returns the first drill if the key was used for the same request. Raises JobNotRunning if
         the job is not training, DrillImpossible if the job can't pass the drill, and
@@ -149,7 +149,7 @@ class FaultService:
 def _live_attempt(
     session: Session, job: JobRow, states: tuple[JobState, ...], needs: str
 ) -> AttemptRow:
-    """Return the running attempt. Raises JobNotRunning if the job is in none of the states."""
+    """Return the running attempt. Raises JobNotRunning if the job is not in one of `states`."""
     attempt = attempts_repository.get(session, job.id, job.attempt)
     if job.state not in states or attempt is None or attempt.finished_at is not None:
         hint = None

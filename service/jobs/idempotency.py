@@ -1,4 +1,5 @@
-"""Idempotency keys: a request with a key creates one job or drill, however often it is sent."""
+"""Idempotency keys. A request with a key creates only one job or drill, however often it is
+sent."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ class IdempotencyKey:
 
 
 class KeysInFlight:
-    """The keys whose first request this process has not answered yet. Belongs to one event loop.
+    """The keys whose first request this process has not answered yet. Used by a single event loop.
 
-    On PostgreSQL, an advisory lock excludes other processes; on SQLite there is one process.
+    On PostgreSQL, an advisory lock also excludes other processes. On SQLite, there is only one
+    process.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,7 @@ class KeysInFlight:
 
     @contextmanager
     def holding(self, owner: str, idempotency: IdempotencyKey | None) -> Iterator[None]:
-        """Hold the key. Raises IdempotencyInFlight at once if another request holds it."""
+        """Hold the key. Raises IdempotencyInFlight immediately if another request holds the key."""
         if idempotency is None:
             yield
             return

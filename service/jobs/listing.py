@@ -26,7 +26,8 @@ MAX_PAGE = 500
 
 
 def scope(wanted: JobFilter) -> str:
-    """Return the name of this listing: its cursors are not valid for other listings."""
+    """Return a name that identifies this listing, so that its cursors are not valid for other
+    listings."""
     parts = wanted.model_dump(include=set(JobFilter.model_fields), exclude={"state", "label"})
     parts |= {"state": sorted(set(wanted.state)), "label": sorted(set(wanted.label))}
     text = json.dumps(parts, default=datetime.isoformat, sort_keys=True)

@@ -53,7 +53,8 @@ class Queries:
         self._answers = answers.Answers()
 
     async def metrics(self, job_id: str, query: MetricsFilter | None = None) -> views.Metrics:
-        """Return the series of a job, with each step once over all attempts."""
+        """Return the series of a job. A step that several attempts reported is returned only
+        once."""
         wanted = query or MetricsFilter()
         after = -1 if wanted.after_step is None else wanted.after_step
 
@@ -121,7 +122,8 @@ class Queries:
         cursor: str | None = None,
         limit: int = 1000,
     ) -> views.LogPage:
-        """Return lines in order within each rank, ranks merged by time, one attempt after another.
+        """Return log lines of one attempt after another. The lines of each rank are in order, and
+        the ranks are merged by time.
 
         Raises BadCursor for a cursor of another job's logs.
         """
@@ -199,7 +201,7 @@ class Queries:
         return await self._database.read(work)
 
     async def checkpoints(self, job_id: str) -> views.CheckpointPage:
-        """Return the kept checkpoints that still count, newest first."""
+        """Return the kept checkpoints that are still valid, newest first."""
 
         def work(session: Session) -> views.CheckpointPage:
             row = found(session, job_id)
@@ -258,7 +260,8 @@ class Queries:
         """Return why the job is in its state, and why its group is smaller than requested.
 
         While the job waits, the answer includes its position, the jobs that block it, its expected
-        start, and changes that would let it start. While it holds slots, it includes its end.
+        start, and changes that would let it start. While the job holds slots, the answer includes
+        its expected end.
         """
 
         def work(session: Session) -> views.Explanation:
@@ -312,8 +315,8 @@ class Queries:
         return await self._database.read(lambda s: decisions.page(s, before, limit))
 
     async def decision(self, number: int) -> views.ReplayedDecision:
-        """Return a round of the scheduler, and the decisions that the policy now makes on it.
-        Raises DecisionNotFound if the round is not stored."""
+        """Return a round of the scheduler, and the decisions that the current policy would make in
+        this round. Raises DecisionNotFound if the round is not stored."""
         return await self._database.read(lambda s: decisions.replay(s, number))
 
     async def forecast_errors(self) -> views.ForecastErrors:
@@ -336,7 +339,8 @@ def _checkpoint(session: Session, job_id: str, step: int) -> CheckpointRow:
 
 
 def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
-    """Return why the progress of a live attempt is unknown; empty if the cluster answers."""
+    """Return why the progress of a live attempt is unknown, or an empty string if the cluster
+    answers."""
     cluster = cluster_repository.get(session)
     is_live = attempt is not None and attempt.finished_at is None
     if not is_live or cluster is None or cluster.connected:

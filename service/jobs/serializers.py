@@ -62,7 +62,8 @@ def _job(
     dashboard: str | None,
     is_silent: bool,
 ) -> views.Job:
-    """Convert the row. `is_silent`: the cluster does not answer, so the job may not be training."""
+    """Convert the row. `is_silent`: whether the cluster does not answer, so that it is unknown
+    whether the job is training."""
     base = f"/v1/jobs/{row.id}"
     shown_progress = _progress(row, is_silent)
     return views.Job(

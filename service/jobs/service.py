@@ -129,7 +129,7 @@ class Jobs:
         """
         prepared = await self._prepared(spec, owner)
         now = self._clock()
-        job_id = new_job_id(now)  # created here, so that a retried transaction finds it
+        job_id = new_job_id(now)  # here, so that a retried transaction has the same id
         is_tried_again = False
 
         def work(session: Session) -> tuple[views.Job, bool]:
@@ -165,7 +165,7 @@ class Jobs:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
         # The checks of a submission take locks and count uses, so they run in a write transaction
-        # that is rolled back. The answer takes longer, and does not need these locks.
+        # that is rolled back. Computing the answer takes longer, and does not need these locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:
@@ -230,8 +230,8 @@ class Jobs:
     ) -> views.Job:
         """Return the job as soon as its state differs from `known_state`, or after `wait_s`.
 
-        Without `known_state`, the current state counts as known. A finished job is returned at
-        once. Uses several transactions: the job is read again whenever it may have changed.
+        `known_state` defaults to the current state. A finished job is returned immediately. Uses
+        several transactions, because the job is read again whenever it may have changed.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
         with self._signals.subscribe(events_of(job_id)) as woken:
@@ -298,7 +298,7 @@ class Jobs:
         checkpoints.
 
         Takes three idempotent steps: hide the job, delete its files, delete its rows. If the
-        service dies between them, `finish_deletions` completes the deletion.
+        service dies between two steps, `finish_deletions` completes the deletion.
         """
         begun = False
 
@@ -329,10 +329,11 @@ class Jobs:
             await self.storage_watch.look(self._clock())
 
     async def finish_deletions(self, before: datetime | None = None) -> int:
-        """Complete interrupted deletions, and return how many.
+        """Complete interrupted deletions, and return their number.
 
         With `before`, only deletions that began before this time are completed, since another
-        process may still be deleting. A job whose files can't be deleted now is left for later.
+        process may still be deleting. A job whose files can't be deleted now is skipped, and tried
+        again later.
         """
         hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
         erased = 0

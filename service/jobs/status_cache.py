@@ -1,9 +1,9 @@
 """A cache of the answers about jobs, each valid until the job changes.
 
 Most requests to a training service ask for the state of a job, and most answers equal the previous
-one. On SQLite, one process makes all writes and knows of every change when it is committed, so it
-caches answers and never returns a stale one. On PostgreSQL, other processes write too, so every
-answer is read from the database.
+one. On SQLite, one process makes all writes. It caches answers, and removes an answer when a change
+of the job is committed, so it never returns a stale answer. On PostgreSQL, other processes write
+too, so every answer is read from the database.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class StatusCache:
         self._lock = threading.Lock()
         self._answers: dict[str, bytes] = {}
         self._changes = 0
-        """Number of commits: an answer that was read before a commit is not cached after it."""
+        """Number of commits. An answer that was read before a commit is not cached after that
+        commit."""
         if database.is_sqlite:
             database.on_commit(self._forget)
 
@@ -61,7 +62,8 @@ class StatusCache:
         return answer
 
     def _forget(self, changed: frozenset[str] | None) -> None:
-        """Drop the answers of the jobs that a commit changed; all answers if these are unknown."""
+        """Drop the answers of the jobs that a commit changed. If `changed` is None, these jobs are
+        unknown, and all answers are dropped."""
         with self._lock:
             self._changes += 1
             if changed is None:

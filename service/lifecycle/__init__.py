@@ -1,1 +1,1 @@
-"""Changes of jobs: state transitions, claims, preemption and resizing."""
+"""Changes to jobs: state transitions, claims, preemption and resizing."""

@@ -1,7 +1,8 @@
 """Claims: waiting jobs begin their next attempts, several jobs in one transaction.
 
-A claim is a compare-and-set: the jobs are locked, and a job that changed after the plan saw it is
-skipped. The attempt's number is the fencing token of everything that is stored about the attempt.
+A claim is a compare-and-set: the jobs are locked, and a job is skipped if it has changed since the
+plan read it. The attempt's number is the fencing token of everything that is stored about the
+attempt.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from service.lifecycle.transitions import announce, changes_of, move, runtime_le
 
 @dataclass(frozen=True)
 class Wanted:
-    """A waiting job as the plan saw it, and the slots on which it should start."""
+    """A waiting job in the state in which the plan read it, and the slots on which the job should
+    start."""
 
     job_id: str
     attempt_seen: int
@@ -67,7 +69,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class _Startable:
-    """A job that has not changed since the plan saw it, and can start."""
+    """A job that has not changed since the plan read it, and can start."""
 
     wanted: Wanted
     row: Row[Any]
@@ -79,8 +81,8 @@ def claim(
 ) -> list[AttemptSpec | None]:
     """Begin the next attempts of these jobs, and return the specs for their launches.
 
-    The result has None for a job that has changed since the plan saw it, and for a trial that has
-    no values yet. A job that can no longer start fails.
+    The result contains None for a job that has changed since the plan read it, and for a trial that
+    has no values yet. A job that can no longer start fails.
     """
     rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
@@ -261,7 +263,8 @@ def _origin(session: Session, row: Row[Any]) -> CheckpointRef | None:
 
 
 def _rolled_back(document: CheckedDocument, rollbacks: int) -> CheckedDocument:
-    """Return the document for the next attempt: each rollback lowers the learning rate."""
+    """Return the document for the next attempt, in which each rollback has lowered the learning
+    rate."""
     if not rollbacks:
         return document
     spec = document.spec

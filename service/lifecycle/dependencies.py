@@ -1,8 +1,8 @@
 """Effects of a job's end on jobs that have not started: its dependents, and trials of its sweep.
 
-They are settled in the transaction of the end, so the scheduler does not need to search for them. A
-submission keeps the jobs that it names from ending until it is stored (`hold`), so it can't miss an
-end.
+The effects are applied in the transaction in which the job ends, so the scheduler does not need to
+search for affected jobs. A submission prevents the jobs that it depends on from ending until it is
+stored (`hold`), so it can't miss the end of a job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Ended:
     array_id: str | None
     state: JobState
     is_stopped_early: bool = False
-    """Whether the job is a trial that ended because others are better. Its sweep may still succeed.
+    """Whether the job is a trial that was stopped because other trials are better. Its sweep can
+    still succeed.
     """
 
 
@@ -83,8 +84,8 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
 
 
 def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
-    """Settle the dependencies on jobs that have just ended. Cancel the jobs that needed a success
-    that did not happen, then the jobs that waited for these, and so on."""
+    """Settle the dependencies on jobs that have just ended. If a job required the success of a job
+    that did not succeed, cancel it, then the jobs that required its success, and so on."""
     while ended:
         array_ids = {one.array_id for one in ended if one.array_id is not None}
         rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)

@@ -1,7 +1,8 @@
 """The slot-seconds that an attempt held on each node, with the labels that the node had.
 
-They are counted up to `held_until`. `settle` continues the count; it is called before each change
-of the attempt's slices. Labels are stored, because a node that is gone can't be asked for them.
+The slot-seconds are counted up to `held_until`. `settle` continues the count, and is called before
+each change of the attempt's slices. Labels are stored, because the labels of a lost node can't be
+read any more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Asks attempts to save and leave their slots: for a caller, for a drained node, or because the
-service stops its cluster.
+"""Asks attempts to save and leave their slots, because a user asked for it, because a node is being
+drained, or because the service stops its cluster.
 
 The request is stored in the attempt's row, and the reconciler sends it as a command. When the
-attempt ends, its job returns to the queue, without a charge to its retries.
+attempt ends, its job returns to the queue, and no retry is used up.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def ask(
     because: str = "",
     actor: str | None = None,
 ) -> bool:
-    """Ask an attempt, whose job is locked. Return False if it was already asked: the first grace
-    period counts."""
+    """Ask an attempt, whose job must be locked. Return False if the attempt was already asked; the
+    first grace period then remains valid."""
     if attempt.preempt_asked_at is not None:
         return False
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s

@@ -1,10 +1,10 @@
-"""Groups that change their size: the slots that they hold, are granted, and are asked to release.
+"""Changes the sizes of groups: the slots that they hold, are granted, and are asked to release.
 
-Granted slots are recorded in the attempt's row, as held, as soon as they are granted, and recalled
-slots remain there. So no other job gets them while the grant or the recall is sent to the group.
-It is sent repeatedly until the group reports the slots that it holds. A recall that is not answered
-in time is withdrawn: the group is assumed to keep its slots, and can be asked to leave all of them
-instead.
+Granted slots are immediately recorded as held in the attempt's row, and recalled slots remain
+recorded as held. So no other job gets these slots while the grant or the recall is being sent to
+the group. A grant or recall is sent repeatedly until the group reports the slots that it holds. A
+recall that is not answered in time is withdrawn: the group is assumed to keep its slots, and can be
+asked to leave all of them instead.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
 def growing(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> policy.Growing | None:
-    """Return the group for the plan if it could use more slots and may be granted some now.
+    """Return the group for use in the plan if it could use more slots and may be granted some now;
+    otherwise None.
 
-    A group that is not elastic can lack workers too, and wait for them.
+    A group that is not elastic can also lack workers and wait for replacements.
     """
     if attempt.preempt_asked_at is not None or _is_pending(attempt):
         return None
@@ -119,11 +120,12 @@ def _is_pending(attempt: AttemptRow | Row[Any]) -> bool:
 def spare(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> tuple[Slice, ...]:
-    """Return the slots that an elastic group may be asked to release now, in this order.
+    """Return the slots that an elastic group may be asked to release now, in the order in which
+    they should be released.
 
-    Only a group that recovers in place continues in the same processes; no group on GPUs does. The
-    service does not know whether a script has called `train.prepare`. A script that has not called
-    it keeps its slots when it is asked to release them.
+    Only groups that recover in place can release slots, because they continue in the same
+    processes; groups on GPUs can't. It is not recorded whether a script has called `train.prepare`.
+    A script that has not called this function keeps its slots when it is asked to release them.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
@@ -219,8 +221,8 @@ def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
 
 
 def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool:
-    """Withdraw a recall that is still unanswered. The group keeps its slots; a late report still
-    releases them."""
+    """Withdraw a recall that is still unanswered. The group is assumed to keep its slots, but if it
+    reports later that it has released them, they are released."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None or not is_unanswered(row, now):
@@ -272,8 +274,8 @@ def grant(
     now: datetime,
     batch_size: int | None = None,
 ) -> bool:
-    """Grant the group these slots and this global batch. Return False, and grant nothing, if it has
-    changed since the plan saw it."""
+    """Grant the group these slots and this global batch. Return False, and grant nothing, if the
+    group has changed since the plan read it."""
     job = repository.lock(session, seen.job_id)
     attempt = attempts_repository.get(session, seen.job_id, seen.attempt)
     if job is None or attempt is None or attempt.finished_at is not None:

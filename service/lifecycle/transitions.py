@@ -1,4 +1,4 @@
-"""Every change of a job's state: a compare-and-set, and its event.
+"""Changes the states of jobs. Every change is a compare-and-set, and is recorded as an event.
 
 The functions take the Session of a `Database.write`, so each change and its event are in one
 transaction with the other writes of the caller.
@@ -84,9 +84,10 @@ def move(
 ) -> bool:
     """Move the job, unless it is no longer in the state and attempt of `job`.
 
-    `values` are other columns to change. Returns False, and changes nothing, if another change was
-    faster. Raises IllegalTransition if the table has no such move or reason. Afterwards, `job` has
-    the new values. If the job ends, it is added to `ends`, whose caller settles several ends.
+    `values` are other columns to change. Returns False, and changes nothing, if the job has been
+    changed concurrently. Raises IllegalTransition if the table has no such move or reason. `job` is
+    updated with the new values. If the job ends, it is added to `ends`, if given, so that the
+    caller can settle several ends together.
     """
     before = job.state
     after = transition(before, trigger, code)
@@ -140,7 +141,7 @@ def state_event(
     now: datetime,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the event of a move, from the job before it and the changes."""
+    """Return the event of a move. `job` is the job before the move."""
     return {
         "job_id": job.id,
         "seq": changes["event_seq"],
@@ -196,14 +197,14 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
 
 
 def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
-    """Return the waits that `note_waiting` would store, so that a long queue is not read in a write
+    """Return the waits that `note_waiting` would store. This avoids reading a long queue in a write
     transaction."""
     queued = planned_jobs.waiting_notes(session)
     return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
 
 
 def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
-    # A job that was held or released since the plan saw it already has its reason.
+    # If a job was held or released since the plan read it, its reason is already up to date.
     if row is None or (row.held_by is None) == (wait.reason.code == HELD):
         return False
     shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
@@ -215,8 +216,8 @@ def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store the reason and the position of each waiting job; return how many jobs changed.
 
-    Adds no events, since plans are made often, except for a used-up budget, which keeps jobs back
-    for long. Unchanged rows are not written.
+    Adds no events, since plans are made often. The exception is a used-up budget, which keeps jobs
+    back for a long time. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}
     queued = planned_jobs.waiting_notes_of(session, [wait.job_id for wait in waits])
@@ -287,7 +288,8 @@ def fail_impossible(
     reason: policy.Reason,
     now: datetime,
 ) -> bool:
-    """Fail a waiting job that the cluster can never run; return False if it no longer waits."""
+    """Fail a waiting job that the cluster can never run; return False if it is no longer
+    waiting."""
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED:
         return False

@@ -1,7 +1,7 @@
-"""Answers to the questions which changes would make a job start, and when a job would start that
-has not been submitted.
+"""Determine which changes would make a job start sooner, and when a job would start if it were
+submitted now.
 
-Any process can answer, based on the situation from which the latest forecast was made. The process
+Any process can do this, based on the situation from which the latest forecast was made. The process
 that runs the loops stores this situation every few seconds (`service.loops.scheduling.forecaster`).
 """
 
@@ -37,7 +37,7 @@ from service.outlook.step_times import EarlierRuns, Runs
 from service.outlook.waiting_jobs import waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
-"""If the situation is older, no process is running the loops."""
+"""Maximum age of a usable situation. If it is older, no process is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
@@ -55,7 +55,8 @@ class _Newest:
 
     made_at: datetime
     situation: Situation | None
-    """None if it was written by another release, whose process is still running the loops."""
+    """None if the situation was written by another release, whose process is still running the
+    loops."""
     answers: dict[tuple[Any, ...], list[Counterfactual]] = field(default_factory=dict)
     """Cached answers, by job and all its changeable fields."""
 
@@ -146,7 +147,7 @@ class Answers:
         """Return the job as in the scheduler's snapshot, with its current priority, queue and
         rank."""
         seen = next((job for job in situation.snapshot.queue if job.job_id == row.id), None)
-        if seen is None:  # it waits for slots, and so for no other jobs
+        if seen is None:  # the job waits for slots, so it has no unfinished dependencies
             return waiting_job(row, (), self._earlier.get(session, now), now)
         return replace(seen, priority=row.priority, queue=row.queue, place=row.rank)
 
@@ -214,8 +215,8 @@ def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
 
 
 def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Counterfactual | None:
-    """Return the view; None if the start is in the past. A start at `made_at` is shown as a start
-    now."""
+    """Return the view; None if the start is in the past. If the change makes the job start at
+    `made_at`, the view shows that the job would start now."""
     at = now if each.at == made_at else each.at
     if at is not None and at < now:
         return None

@@ -27,8 +27,8 @@ KEPT_FOR = timedelta(hours=6)
 MAX_BYTES = 32 * 2**20
 """Maximum total size of the stored rounds."""
 FEW_JOBS = 20
-"""With at most this many waiting jobs, all of them are stored, because finding the relevant jobs
-would take longer than the plan did."""
+"""If at most this many jobs are waiting, all of them are stored, because finding the relevant jobs
+would take longer than the scheduling round took."""
 MAX_NAMED = 20
 """Maximum number of jobs listed in a summary for each kind of decision."""
 
@@ -154,8 +154,8 @@ def replay(session: Session, number: int) -> views.ReplayedDecision:
 
 
 def _changes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
-    """Return the decisions that change something. The other decisions are shown but not compared,
-    because stored jobs can have different positions in the complete queue."""
+    """Return the decisions that change something. The other decisions are shown but not compared:
+    they contain positions, which differ because not all waiting jobs are stored."""
     return [decision for decision in decisions if isinstance(decision, CHANGES)]
 
 

@@ -33,7 +33,7 @@ from service.lifecycle.resizing import HOLDING
 from service.outlook.step_times import Kind, Runs
 
 COUNTED_FOR = timedelta(days=7)
-"""Forecast errors are included for this long after the event."""
+"""Time after an event during which its forecast error is included in the statistics."""
 MAX_COUNTED = 1000
 USUAL_RUNS = 50
 """Number of latest jobs whose run times are used if the run time of a job is unknown."""
@@ -154,7 +154,7 @@ def _from_now(expected: Expected, now: datetime) -> Expected:
 
 
 class Forecasts:
-    """The stored forecasts. Belongs to one loop."""
+    """The stored forecasts, used by a single loop."""
 
     def __init__(self) -> None:
         self._stored: dict[Key, Expected] | None = None
@@ -293,7 +293,7 @@ def of_job(
 
 
 def start_of(row: ForecastRow | None, now: datetime) -> views.Forecast | None:
-    """Return the stored forecast of a start; None before the first forecast."""
+    """Return the stored forecast of a start; None if no forecast has been made yet."""
     return None if row is None else view(_from_now(_expected(row), now), row.made_at, row)
 
 

@@ -1,4 +1,4 @@
-"""A waiting job as if its document were resubmitted with one change."""
+"""Create the waiting job that would exist if a job's document were resubmitted with one change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.domain.scheduling.policy import WaitingJob
 from service.outlook.step_times import Kind, Runs
 
 NEWEST_SEQ = 2**63 - 1
-"""Sequence number of a job that is not submitted: it would be last."""
+"""Sequence number of a job that has not been submitted, which would be the last in the queue."""
 FIELDS = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker", "memory": "memory_bytes"}
 
 
@@ -27,7 +27,8 @@ class Resubmission:
     earlier: Runs
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        # A job of an array doesn't have its own document, and silos are pinned to nodes.
+        # A job of an array has no document of its own to change, and the ranks of silos are pinned
+        # to nodes.
         if self.row.array_id is not None or job.request.homes:
             return None
         spec = self._checked(change)

@@ -24,8 +24,8 @@ MAX_RUNS = 2000
 def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
     """Return the unfinished elastic jobs that save their state, by id.
 
-    Similar jobs of one owner share their reports: for a size that a job has not had itself, it uses
-    the reports of the other jobs.
+    Similar jobs of one owner share their reports: if a job has not yet run at a size, the reports
+    of the other jobs at this size are used.
     """
     rows = repository.step_times(session, MAX_JOBS)
     of_kind: defaultdict[tuple[str, str], dict[tuple[int, ...], ReportedStep]] = defaultdict(dict)
@@ -49,7 +49,7 @@ def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> Elast
     progress, known = row.progress or {}, row.step_times
     total, batch_size = progress.get("total_steps"), known["batch_size"]
     batch_range = known.get("batch_range")
-    # With a batch range, the progress is counted in steps of the smallest batch size.
+    # With a batch range, progress is measured in steps of the smallest batch size.
     at_once = 1 if batch_range is None else batch_size / batch_range[0]
     return ElasticJob(
         least=row.min_workers,

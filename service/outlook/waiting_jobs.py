@@ -1,4 +1,4 @@
-"""Waiting jobs as the policy sees them."""
+"""Convert waiting jobs to the policy's representation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.outlook.step_times import Kind, Runs
 def waiting_job(
     job: Any, after: tuple[Dependency, ...], runs: Runs, now: datetime
 ) -> policy.WaitingJob:
-    """Return the job of a row, which may be one that is not submitted yet.
+    """Return the job of a row. The row can also describe a job that has not been submitted.
 
     job: the row, or its columns of `planned_jobs.in_state`. after: the job's dependencies.
     """
@@ -42,7 +42,8 @@ def waiting_job(
 
 
 def waited_s(job: Any, now: datetime) -> float:
-    """Seconds since the job was submitted, without the time in which it ran or was kept back."""
+    """Return the seconds since the job was submitted, not counting the time in which the job ran or
+    was kept back."""
     since = job.kept_back_since
     kept_back_s = float(job.kept_back_s)
     if since is not None:
@@ -52,7 +53,8 @@ def waited_s(job: Any, now: datetime) -> float:
 
 
 def left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
-    """Seconds that the job has left, after it ran `ran_s`; None if unknown."""
+    """Return the expected remaining run time in seconds of a job that has run for `ran_s`; None if
+    unknown."""
     progress = job.progress or {}
     total = progress.get("total_steps")
     share_done = min(1.0, progress.get("step", 0) / total) if total else None

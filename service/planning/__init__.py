@@ -1,1 +1,2 @@
-"""The planner: which divisions of a model fit the cluster, and their memory and time."""
+"""The planner, which determines the divisions of a model that fit the cluster, and their memory and
+step time."""

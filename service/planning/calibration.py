@@ -21,8 +21,9 @@ LEAST_STEPS = 20
 """Shorter jobs are ignored, because half of their steps would be warm-up."""
 SAMPLED_STEPS = 500
 COMPARABLE = 0.1
-"""A measured step is used if it has at least this fraction of the planned step's operations. A much
-smaller step is mostly launch overhead, which would make an H100 seem hundreds of times slower."""
+"""Minimum number of operations of a measured step, as a fraction of the planned step's operations.
+A much smaller step is mostly launch overhead, which would make an H100 seem hundreds of times
+slower than it is."""
 
 
 def calibrated(
@@ -94,7 +95,7 @@ def _speed(
     step_s = statistics.median(seconds)
     if expected.send_s < step_s / 2 and expected.compute_s >= enough:
         return ideal_s / (step_s - expected.send_s)
-    # Send and launch times are not measured. If they dominate the step, the rest does not measure
-    # the speed, and the total step time only gives a lower bound.
+    # Send and launch times are not measured. If they dominate the step, the speed can't be derived
+    # from the remaining time, and the total step time gives only a lower bound.
     at_least = ideal_s / step_s
     return at_least if at_least > machine.flops_per_s else None

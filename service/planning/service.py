@@ -1,4 +1,4 @@
-"""Plans: how a job could be divided on the known cluster."""
+"""Plan how a job could be divided on the known cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ available memory plus this error."""
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """The memory of the workers that the job could get, if known, and their kind."""
+    """The kind of the workers that the job could get, and their memory, if known."""
 
     least_bytes: int | None
     """Memory of the smallest worker."""
@@ -54,7 +54,7 @@ class WorkerMemory:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The document to store, and how the planner has changed it."""
+    """The document to store, and a description of the planner's changes."""
 
     spec: JobSpec
     explanation: str | None = None
@@ -209,7 +209,7 @@ def _resolved(spec: JobSpec, known: WorkerMemory, machine: Machine) -> Resolved:
     if _cannot_fit(best, known, shapes):
         assert known.most_bytes is not None
         change = plan.change
-        if known.most_bytes != known.least_bytes:  # the plan's change is for the smallest worker
+        if known.most_bytes != known.least_bytes:  # `change` is for the smallest
             change = smallest_change(spec, shapes, known.most_bytes, all_of_them=automatic)
         refusal = _refusal(best, known, known.most_bytes, change)
     if not automatic:
@@ -255,8 +255,8 @@ def _auto(spec: JobSpec) -> str:
 
 
 def _cannot_fit(best: Candidate, known: WorkerMemory, shapes: Shapes) -> bool:
-    """Whether the job certainly can't fit: nothing was assumed, and it exceeds the memory by more
-    than TOLERANCE."""
+    """Whether the job certainly can't fit, because the plan makes no assumptions, and the job
+    exceeds the memory by more than TOLERANCE."""
     available = known.most_bytes
     if available is None or shapes.assumed:
         return False

@@ -1,1 +1,1 @@
-"""Metrics and logs as chunks: writes them as they arrive, and reads them for the API."""
+"""Stores metrics and logs in chunks as they arrive, and reads them for the API."""

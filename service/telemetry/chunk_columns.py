@@ -1,4 +1,4 @@
-"""Summaries of points as columns of a chunk's row, and values in the form of JSON."""
+"""Converts summaries of points to and from columns of a chunk's row, and values to JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _unless_nan(value: float) -> float | None:
 
 
 def by_name(value: float) -> MetricValue:
-    """Return a number in the form of JSON, with NaN and infinities as their names."""
+    """Return a number that JSON can represent, or the name of NaN or an infinity."""
     if math.isfinite(value):
         return value
     return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")

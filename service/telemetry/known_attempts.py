@@ -1,4 +1,5 @@
-"""A cache of stored facts about live attempts, so that replies can be stored without reading."""
+"""A cache of stored facts about live attempts, so that replies can be stored without first reading
+these facts."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from service.db.repositories.telemetry import chunks, open_chunks, recent_metric
 from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
-"""Interval at which summaries are stored: with each reply, they would cost more than the points."""
+"""Minimum interval between two times at which summaries are stored. Storing them with each reply
+would cost more than storing the points."""
 MAX_STREAMS = 400_000
-"""Maximum number of series and logs in the cache; the least recently stored are removed."""
+"""Maximum number of series and logs in the cache. If there are more, the attempts that were stored
+least recently are removed."""
 
 
 @dataclass
@@ -36,16 +39,17 @@ class KnownAttempt:
 
     last_steps: dict[Series, int] = field(default_factory=dict)
     num_rows: int = 0
-    """Rows of the attempt in `recent_metrics`, with `num_bytes` of points."""
+    """Number of rows of the attempt in `recent_metrics`. Together they contain `num_bytes` of
+    points."""
     num_bytes: int = 0
     logs: dict[int, OpenLog] = field(default_factory=dict)
     """Open logs by rank."""
     num_lone_samples: int = 0
-    """Samples of system metrics in rows with a single sample."""
+    """Number of samples of the system metrics that are stored in rows with a single sample."""
     mean_of: int = 1
-    """The number of samples that are averaged into one, as far as known."""
+    """The number of samples that are averaged into one, according to the latest join."""
     summaries: dict[str, Summary] = field(default_factory=dict)
-    """Summaries, by key, of those points of rank 0 that the stored summaries may lack."""
+    """Summaries, by key, of the points of rank 0 that may be missing in the stored summaries."""
     summarised_at: datetime | None = None
     """When this process last stored the summaries."""
 
@@ -71,7 +75,7 @@ class KnownAttempts:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[Mapping[str, int], KnownAttempt]] = {}
         self._num_streams = 0
-        self._lock = threading.Lock()  # with PostgreSQL several threads write
+        self._lock = threading.Lock()  # on PostgreSQL, several threads write
 
     def take(
         self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]

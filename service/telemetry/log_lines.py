@@ -8,7 +8,7 @@ from ray_workers.shared.names import attempt_prefix
 from service.db.models import LogChunkRow
 
 Line = tuple[float, str]
-"""The Unix time by the node's clock, and the text."""
+"""The Unix time according to the node's clock, and the text."""
 MAX_TIME_S = 253_402_300_799
 """The last second of the year 9999, the latest time that an answer can contain."""
 
@@ -19,7 +19,8 @@ def encode_line(seconds: float, text: str, *lost: int) -> str:
 
 
 def decode_lines(text: str) -> list[Line]:
-    """Split the text only at newlines: a line can contain other separators."""
+    """Decode the lines of a chunk. The text is split only at newlines, because a line can contain
+    other separators."""
     return [(entry[0], entry[1]) for entry in map(json.loads, text.split("\n")[:-1])]
 
 

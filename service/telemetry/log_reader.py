@@ -1,7 +1,7 @@
 """Reads logs. The order within a rank is exact, and ranks are merged by time.
 
-A cursor holds the number of the next line for each attempt and rank. Line numbers only increase,
-and skip lines that are left out. So a line that arrives late, from a rank on a slow node, still
+A cursor contains the number of the next line for each attempt and rank. Line numbers only increase,
+and omitted lines are also counted. So a line that arrives late from a rank on a slow node still
 appears on a later page, and no line appears twice.
 """
 
@@ -48,7 +48,8 @@ def find(
     begin: Mapping[Stream, int],
     limit: int,
 ) -> dict[Stream, list[Chunk]]:
-    """Return the chunks with the next `limit` lines of each stream, with the text of SQL chunks."""
+    """Return the chunks that contain the next `limit` lines of each stream. Chunks that are stored
+    in SQL include their text."""
     wanted: list[LogChunkRow] = []
     num_lines: Counter[Stream] = Counter()
     for row in repository.log_chunks(session, job_id, attempt=attempt, rank=rank):
@@ -74,7 +75,8 @@ def page(
     begin: Mapping[Stream, int],
     limit: int,
 ) -> tuple[list[views.LogLine], dict[Stream, int], bool]:
-    """Return at most `limit` lines, the line numbers after them, and whether more lines exist.
+    """Return at most `limit` lines, the number of the next line of each stream, and whether more
+    lines exist.
 
     Only the chunks of this page are read from storage, outside of any transaction.
     """
@@ -103,7 +105,8 @@ def _lines(
 ) -> Iterator[tuple[tuple[int, float, int], int, Line]]:
     """Yield the merge key, line number and line for each line of the stream from `begin`.
 
-    The key's time never decreases, even if a node's clock does: merging needs sorted streams.
+    The time in the key never decreases, even if a node's clock is set back, because merging
+    requires sorted streams.
     """
     attempt, rank = stream
     newest = float("-inf")

@@ -4,9 +4,9 @@ The last chunks of each rank are in SQL. A full chunk is written to storage befo
 changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
 folder is damaged remains in SQL (`service.telemetry.refused_logs`).
 
-Once a job's log has reached its limit, each rank also keeps its newest lines, in a chunk that
-remains in SQL and drops its oldest lines. The chunk's first line states how many lines are left
-out.
+Of the lines that exceed a job's log limit, only the newest of each rank are kept, in a chunk that
+remains in SQL and whose oldest lines are dropped. The chunk's first line states how many lines are
+left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
 """Maximum size of the newest lines that a rank keeps beyond the limit."""
 MAX_CHUNKS = 32
-"""Maximum number of consecutive open chunks; more chunks are joined."""
+"""Maximum number of consecutive open chunks. If there are more, they are joined."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LogLine:
     rank: int
     incarnation: int
     number: int
-    """Counts from 0 within the incarnation, including lost lines."""
+    """Number of the line within the incarnation, counted from 0 and including lost lines."""
     seconds: float
     text: str
 
@@ -50,8 +50,8 @@ class LogLine:
 class LogStore:
     """Collects the lines of one reply, then appends them to the open chunks.
 
-    Lines of a known log become a new chunk. After `MAX_CHUNKS`, the chunks are joined. Appending to
-    a chunk with each reply would write all of its text again each time.
+    The lines of each reply become a new chunk of a known log, because appending to a chunk would
+    write all of its text again. When there are `MAX_CHUNKS`, the chunks are joined.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class LogStore:
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
         self._refusal: StorageUnavailable | None = None
-        """The error that kept a chunk in SQL; later chunks are not written to storage."""
+        """The error because of which a chunk remained in SQL. Later chunks are then not written to
+        storage either."""
 
     def add(self, line: LogLine) -> None:
         self._lines.setdefault(line.rank, []).append(line)
@@ -122,7 +123,7 @@ class LogStore:
         return {rank: self._joined(chunks) for rank, chunks in found.items()}
 
     def _joined(self, chunks: Sequence[LogChunkRow]) -> LogChunkRow:
-        """Return the newest chunk. If it is open, all open chunks are joined to one."""
+        """Return the newest chunk. If it is open, all open chunks are first joined into one."""
         newest, first = chunks[-1], chunks[0]
         if newest is first or not _takes(newest, is_tail=False):
             return newest
@@ -135,7 +136,7 @@ class LogStore:
         return first
 
     def _add(self, rank: int, lines: Sequence[LogLine]) -> bool:
-        """Add the lines as a new chunk. Returns False, without changes, if it can't."""
+        """Add the lines as a new chunk. Returns False, without changes, if this is not possible."""
         log, job = self._known.get(rank), self._job
         if log is None or log.num_chunks >= MAX_CHUNKS:
             return False
@@ -190,7 +191,7 @@ class LogStore:
         self._know(rank, chunk)
 
     def _know(self, rank: int, chunk: LogChunkRow | None) -> None:
-        """Remember the newest chunk of a rank's log, if another chunk can continue it."""
+        """Store the newest chunk of a rank's log in the cache if another chunk can follow it."""
         self._known.pop(rank, None)
         if chunk is not None and _takes(chunk, is_tail=False):
             self._known[rank] = OpenLog(
@@ -249,7 +250,8 @@ class LogStore:
         return chunk, []
 
     def _close(self, chunk: LogChunkRow, entries: list[str]) -> None:
-        """Move a chunk to storage, or leave it in SQL if waiting would keep the job from ending.
+        """Move a chunk to storage, or leave it in SQL if waiting for the storage would prevent the
+        job from ending.
 
         If the storage accepts no files at all, the error is raised, so that the reply is requested
         again later. A job that is being cancelled does not wait, because it holds slots.
@@ -268,7 +270,8 @@ class LogStore:
         chunk.text, chunk.refused_at = text, self._now
 
     def _bound_refused(self) -> None:
-        """Report once that chunks were refused, and drop the oldest chunks beyond the limit."""
+        """Report once that chunks were refused, and drop the oldest chunks if they exceed the
+        limit."""
         if self._refusal is not None:
             refused_logs.bound(self._session, self._job, self._refusal, self._now)
 
@@ -280,9 +283,10 @@ class LogStore:
         chunk.size_bytes = len(chunk.text.encode())
 
     def _trim(self, chunk: LogChunkRow, entries: list[str]) -> str:
-        """Drop the oldest entries beyond the limit, and return a line that states how many.
+        """Drop the oldest entries that exceed the limit, and return a line that states their
+        number.
 
-        The other lines keep their numbers, which cursors contain.
+        The numbers of the other lines remain unchanged, because cursors contain them.
         """
         assert chunk.left_out is not None
         size, surplus = sum(len(entry.encode()) for entry in entries), 0

@@ -1,4 +1,5 @@
-"""Reads series: the steps of all attempts that still count, each step once, downsampled."""
+"""Reads series. Each step is read only once, from the attempt whose value is valid, and long series
+are downsampled."""
 
 from __future__ import annotations
 
@@ -37,13 +38,15 @@ from service.domain.series import (
 from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 
 Piece = tuple[MetricChunk, int]
-"""A chunk, and its last step that counts."""
+"""A chunk, and its last valid step."""
 Recent = Mapping[int, tuple[MetricChunk, bytes]]
-"""Points not yet in chunks: one artificial chunk per series and attempt, by negative id."""
+"""Points that are not yet in chunks. They are represented by one artificial chunk per series and
+attempt, with a negative id."""
 
 
 def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
-    """Return the keys in `texts`. Each text is a key, with or without commas, or a list of keys."""
+    """Return the keys in `texts`. Each text is a key, which can contain commas, or a list of keys
+    separated by commas."""
     has_commas = any("," in text for text in texts)
     known = repository.metric_keys(session, job_id) if has_commas else frozenset()
     keys = [key for text in texts for key in ([text] if text in known else text.split(",")) if key]
@@ -117,14 +120,14 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """Return the first pieces, as many as `max_points` requires."""
+    """Return as many of the first pieces as are needed for `max_points`."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
             break
         found.append(piece)
         chunk, end = piece
-        # The number of points that remain of a cut chunk is unknown.
+        # It is unknown how many points of a cut chunk are valid.
         is_whole = chunk.first_step > after_step and chunk.last_step <= end
         count += chunk.count if is_whole else 0
     return found
@@ -137,7 +140,7 @@ def _points(session: Session, chosen: set[int], recent: Recent) -> dict[int, byt
 
 
 def summaries(session: Session, job_id: str) -> dict[str, Summary]:
-    """Return the summary of each series of rank 0, over the steps that count."""
+    """Return the summary of each series of rank 0 over its valid steps."""
     pieces, recent = _pieces(session, job_id, 0, None, -1)
     cut = {chunk.id for found in pieces.values() for chunk, end in found if chunk.last_step > end}
     points = _points(session, cut, recent)
@@ -164,7 +167,7 @@ def _pieces(
     after_step: int,
     until_step: int = NO_END,
 ) -> tuple[dict[str, list[Piece]], Recent]:
-    """Return the pieces of each series with steps that count, and the recent points."""
+    """Return the pieces of each series that contain valid steps, and the recent points."""
     attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
@@ -245,7 +248,8 @@ def as_view(
     end: int | None,
     live: bool,
 ) -> views.Metrics:
-    """Build the answer. For a live job, `next_step` repeats the newest step: it may be incomplete.
+    """Build the answer. For a live job, `next_step` is chosen so that the next call returns the
+    newest step again, because some of its series may not have been reported yet.
 
     end: the step up to which the answer is complete, if there are more points.
     """
@@ -269,7 +273,7 @@ def _counting(
     first: Mapping[tuple[str, int], int],
     until_step: int,
 ) -> list[Piece]:
-    """Return the chunks of a series with steps that count, ordered by step.
+    """Return the chunks of a series that contain valid steps, ordered by step.
 
     first: the first step of each series in each attempt except the first attempt. An attempt that
     reports the step at which it resumed also replaces this step.
@@ -292,10 +296,11 @@ def _choose_detail(
     whole: set[int],
     in_blocks: set[int],
 ) -> None:
-    """Add the ids of chunks to read in full to `whole`, and to read by outline to `in_blocks`.
+    """Add the ids of chunks that must be read in full to `whole`, and the ids of chunks of which
+    only the outline is needed to `in_blocks`.
 
     If the series has far more points than the answer, a block or even a chunk falls into one or two
-    buckets, and only its extremes matter. A cut chunk is always read in full.
+    buckets, so that only its extremes are needed. A cut chunk is always read in full.
     """
     count = sum(chunk.count for chunk, _ in pieces)
     for chunk, end in pieces:

@@ -14,12 +14,12 @@ from service.telemetry.chunk_columns import columns_of
 
 
 def merge(session: Session, job_id: str, summaries: Mapping[str, Summary]) -> None:
-    """Merge summaries of later points, by key, into the stored ones. Repeating this is harmless."""
+    """Merge summaries of later points, by key, into the stored summaries. Idempotent."""
     repository.merge(session, job_id, _as_rows(summaries))
 
 
 def replace(session: Session, job_id: str) -> None:
-    """Recompute the job's summaries from all points that count."""
+    """Recompute the job's summaries from all valid points."""
     repository.replace(session, job_id, _as_rows(metric_reader.summaries(session, job_id)))
 
 

@@ -1,7 +1,7 @@
 """Writes metrics into rows of recent points, and moves them from there into chunks.
 
-The steps of a series increase. If an attempt reports a step again, the first value is kept; after
-an in-place recovery, the second value is the same anyway.
+The steps of a series increase. If an attempt reports a step again, the first value is kept. This
+loses nothing after an in-place recovery, because the second value is the same.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 from service.telemetry.known_attempts import KnownAttempt
 
 MAX_KEYS = 1000
-"""Maximum number of metric names of one job; further names are refused with an event."""
+"""Maximum number of metric names of one job. Further names are refused, and an event reports
+this."""
 MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
-"""Maximum rows and bytes of an attempt in `recent_metrics`; then their points move to chunks."""
+"""Maximum number of rows and bytes of an attempt in `recent_metrics`. When one of them is reached,
+the points are moved to chunks."""
 
 
 class MetricStore:
     """Collects the points of one reply, then stores them.
 
-    Points of known series become one row. Many rows move to chunks together, because appending to a
-    chunk rewrites all of it. Points that begin a series, or are many, go to chunks directly.
+    Points of known series become one row. The points of many rows are moved to chunks together,
+    because appending to a chunk rewrites all of it. The first points of a series, and large numbers
+    of points, are written to chunks directly.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class MetricStore:
         """Store summaries of new points periodically, and when a series begins or ends."""
         known, now = self._known, self._now
         if begins and self._attempt.attempt > 1:
-            # Series of an earlier attempt may have steps that no longer count.
+            # Some steps of an earlier attempt's series may no longer be valid.
             self._session.flush()
             metric_summaries.replace(self._session, self._job.id)
         elif known.summaries and (begins or known.are_summaries_due(now)):
@@ -177,7 +180,7 @@ class MetricStore:
         return (reported & (known | {TIMES})) | admitted
 
     def _rising(self, key: str, rank: int, points: Points) -> Points:
-        """Return the points whose step is above all earlier steps."""
+        """Return the points whose step is higher than all earlier steps."""
         last = self._known.last_steps.get((key, rank), -1)
         if points[0][0] > last and all(map(lt, points[0], points[0][1:])):
             return points
@@ -233,7 +236,8 @@ def _begun(key: str, rank: int, steps: list[int], values: list[float]) -> OpenCh
 
 
 def _add(chunk: OpenChunk, steps: list[int], values: list[float]) -> None:
-    """Add points to a chunk. Only these points and the block in which they begin are summarised."""
+    """Add points to a chunk, and update its summary and outline. Only the new points, and the block
+    in which they begin, are summarised."""
     blocks, known = whole_blocks(chunk.outline, chunk.count)
     chunk.points = append(chunk.points, steps, values)
     chunk.outline = blocks + outline(*tail(chunk.points, known))

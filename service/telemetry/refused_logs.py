@@ -1,8 +1,8 @@
 """Log chunks that the storage refuses, for example because a job has damaged its folder there.
 
-They remain in SQL, closed, up to `MAX_BYTES` per job, and are moved once the storage accepts them.
-Beyond `MAX_BYTES`, the oldest are dropped. A line in the log and an event at the attempt's end
-state how many bytes of which rank were dropped.
+These chunks are closed but remain in SQL until the storage accepts them. If they exceed `MAX_BYTES`
+per job, the oldest chunks are dropped. A line in the log and an event at the attempt's end state
+how many bytes of which rank were dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ REFUSED, DROPPED = "log_refused", "log_dropped"
 
 
 def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datetime) -> None:
-    """Report once per attempt that its log is refused, and drop the oldest lines beyond a limit."""
+    """Report once per attempt that its log is refused, and drop the oldest chunks that exceed the
+    limit."""
     if not events_repository.has_event(session, job.id, REFUSED, job.attempt):
         message = (
             f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of this log's full "
@@ -60,7 +61,8 @@ def _end(chunk: LogChunkRow) -> tuple[int, int, int]:
 
 
 def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
-    """Replace the chunk's lines with a note about the bytes dropped here and before it."""
+    """Replace the chunk's lines with a note about the bytes that were dropped from this chunk and
+    before it."""
     assert chunk.text is not None
     seconds = json.loads(chunk.text[: chunk.text.index("\n")])[0]
     chunk.dropped_bytes = dropped_before + chunk.size_bytes
@@ -90,8 +92,8 @@ def report_dropped(session: Session, job: JobRow, now: datetime) -> None:
 
 def store(session: Session, files: StagedFiles, job_id: str) -> int:
     """Move some of the job's refused chunks to the storage, and return their number; 0 if there are
-    no more. Raises FilesMissing until they are written, and StorageUnavailable if the storage still
-    refuses them."""
+    no more. Raises FilesMissing until the files have been written, and StorageUnavailable if the
+    storage still refuses them."""
     job = jobs_repository.lock(session, job_id)
     if job is None or job.deleted_at is not None:
         return 0

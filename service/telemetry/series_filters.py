@@ -1,4 +1,5 @@
-"""Which points of which series a request selects. The API parses it, and the service reads SQL."""
+"""The selection of series and points in a request. The API parses it, and the service applies it to
+SQL."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class SeriesFilter(BaseModel):
     value that is the name of a series selects that series, even if the name contains commas."""
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     max_points: Annotated[int, Field(ge=2, le=MAX_POINTS)] = 2000
-    """Most points of each series; extremes and the first and last point are kept."""
+    """Maximum number of points of each series. Extremes and the first and last point are kept."""
 
 
 class MetricsFilter(SeriesFilter):

@@ -1,7 +1,8 @@
-"""System metrics of jobs: stores samples, averages them later, and reads series from both.
+"""Stores samples of jobs' system metrics, later averages them, and reads series from both.
 
-They are stored separately from the metrics that ranks report. Their axis is time instead of steps,
-so no attempt replaces steps of another, and their number is bounded, however long a job runs.
+System metrics are stored separately from the metrics that ranks report. They are recorded over time
+instead of steps, so no attempt replaces values of another attempt, and their number is bounded,
+however long a job runs.
 """
 
 from __future__ import annotations
@@ -127,5 +128,5 @@ def newest(session: Session, job_id: str) -> views.SystemSample:
 
 
 def _shown(value: float) -> float:
-    """Round to the digits of a float32."""
+    """Round to the precision of a float32."""
     return float(f"{value:.6g}")

@@ -47,7 +47,7 @@ function View({ path }) {
 const Anew = () => html`<p class="empty" role="alert">This part of the page can't be shown: the server can't be reached, or was upgraded.
   <button onClick=${() => location.reload()}>Reload the page</button></p>`;
 
-// Catches errors of a view, such as an answer of an unexpected form, so that the rest of the page works.
+// Catches errors in a view, such as an unexpected response, so that the rest of the page still works.
 function Guarded({ children }) {
   const [error] = useErrorBoundary(console.error);
   return error ? html`<${Anew} />` : children;

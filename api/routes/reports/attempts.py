@@ -20,6 +20,6 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["attempts"])
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def attempts(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
-    """List the attempts of a job. Each attempt shows its world size, the step from which it
-    resumed, and the reason why it ended."""
+    """List the attempts of a job, with their world size, the step from which they resumed, and the
+    reason why they ended."""
     return answer(request, await queries.attempts(job_id))

@@ -37,8 +37,8 @@ _PROBLEMS = declare(
     responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
 async def checkpoints(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
-    """List the committed checkpoints with their step, size and hash. The best and the latest
-    checkpoint are marked."""
+    """List the committed checkpoints with their step, size and hash, and mark the best and the
+    latest checkpoint."""
     return answer(request, await queries.checkpoints(job_id))
 
 
@@ -85,7 +85,6 @@ async def file(
 
 
 async def locate(queries: Queries, job_id: str, step: int, path: str) -> StoredFile:
-    """Return the file of a checkpoint. Raises CheckpointNotFound if the checkpoint or the file
-    doesn't exist."""
+    """Return the file. Raises CheckpointNotFound if the checkpoint or the file doesn't exist."""
     found, key = await queries.checkpoint_file(job_id, step, path)
     return StoredFile(key, found.size_bytes, found.sha256, found.path)

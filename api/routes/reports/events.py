@@ -101,8 +101,8 @@ def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
 async def _stream(
     context: Context, request: Request, job_id: str, after_seq: int, last_event_id: str | None
 ) -> Response:
-    """Respond with a stream. The database is read once before the stream begins, so that an error
-    can still be reported as a problem document."""
+    """Respond with a stream. Reads once before the stream begins, so that an error becomes a
+    problem document."""
     newest_seq, over = await context.runtime.queries.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
@@ -123,9 +123,8 @@ async def _stream(
 async def _follow(
     context: Context, request: Request, job_id: str, after_seq: int, begin: bytes, over: bool
 ) -> AsyncIterator[bytes]:
-    """Yield frames until the job has ended and all of its events have been sent, including events
-    about slots that follow the end of the job. Starlette closes the generator when the client
-    disconnects."""
+    """Yield frames until the job has ended and all of its events have been sent. Events about slots
+    can follow the end of the job. Starlette closes the generator when the client disconnects."""
     queries = context.runtime.queries
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:

@@ -35,8 +35,7 @@ async def metrics(
     job_id: str,
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
-    """Return series of metrics over all attempts. Each combination of key, rank and step appears
-    once."""
+    """Return series over all attempts; each (key, rank, step) appears once."""
     return answer(request, await queries.metrics(job_id, query))
 
 
@@ -53,8 +52,8 @@ async def system_metrics(
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
-    """Return how much of the processors, memory, disks and GPUs a rank used over time. The series
-    of the lowest rank on a node also include the usage of the whole node."""
+    """Return the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest
+    rank on a node also has the usage of the node."""
     return answer(request, await queries.system_metrics(job_id, query))
 
 
@@ -67,5 +66,5 @@ async def system_metrics(
 async def newest_system_metrics(
     request: Request, queries: TheQueries, _: Caller, job_id: str
 ) -> Response:
-    """Return the newest sample of every rank's resource usage."""
+    """Return the newest sample of the resource usage of every rank."""
     return answer(request, await queries.newest_system_metrics(job_id))

@@ -51,8 +51,8 @@ async def list_decisions(
     responses=declare("invalid_parameter", "decision_not_found", TOO_MANY),
 )
 async def replay(request: Request, queries: TheQueries, _: Caller, number: Number) -> Response:
-    """Show the state of the jobs and the cluster in a round and the scheduler's decision, and run
-    the policy again on the same state."""
+    """Show the state that the scheduler saw in a round and the decision that it made, and run the
+    policy on that state again."""
     async with limited(request):
         return answer(request, await queries.decision(number))
 

@@ -20,5 +20,5 @@ router = APIRouter(prefix="/v1", tags=["cluster"])
     responses=declare("invalid_parameter"),
 )
 async def cluster(request: Request, queries: TheQueries, _: Caller) -> Response:
-    """Show the state of the cluster that the service last observed."""
+    """Show the cluster as the service last saw it."""
     return answer(request, await queries.cluster())

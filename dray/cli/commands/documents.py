@@ -59,8 +59,8 @@ def init(
 
 
 def _of_script(script: Path, output: Path, schema: str) -> str:
-    """Return a document for a script, which is uploaded with the current folder, or with its own
-    folder if that lies elsewhere. Paths are relative to the document."""
+    """Return a document for a script. The folder to upload is the current folder, or the script's
+    own folder if the script is outside the current folder. Paths are relative to the document."""
     from dray.errors import SpecError
     from dray.spec.authoring.starting import starting_document
 

@@ -169,7 +169,9 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
         parts.append(rank.phase)
     if rank.step is not None:
         parts.append(f"step {rank.step}")
-    if isinstance(rank.collective, int) and rank.collective:  # a script's stack shows its own
+    if (
+        isinstance(rank.collective, int) and rank.collective
+    ):  # a script's stack already shows its collective call
         parts.append(f"collective {rank.collective}")
     if rank.since_s is not None:
         parts.append(f"for {rank.since_s:.1f} s")

@@ -30,7 +30,7 @@ def invite_clients(
     """Create tokens for clients of a federated job, and print a line with the number and token of
     each.
 
-    Tokens are printed only once. A token only allows its client to take part in this job.
+    Tokens are printed only once. A token allows its client only to take part in this job.
     """
     from dray.cli.display.output import write, write_json
 

@@ -82,8 +82,8 @@ def wait(
 ) -> None:
     """Wait until jobs have ended, or are in a given state.
 
-    --all selects the jobs that have not ended yet; --label also selects jobs that have. Exits with
-    1 if a job failed or was cancelled, with 3 if no job has the label, and with 5 after the
+    --all selects only jobs that have not ended; --label also selects jobs that have ended. Exits
+    with 1 if a job failed or was cancelled, with 3 if no job has the label, and with 5 after the
     timeout.
     """
     import time
@@ -109,7 +109,9 @@ def wait(
                 try:
                     wait_for = client.wait_array if is_array(job_id) else client.wait
                     job = wait_for(job_id, left_s, states)
-                except WaitTimeout as late:  # report the whole timeout, not what was left of it
+                except (
+                    WaitTimeout
+                ) as late:  # report the whole timeout instead of the remaining part
                     raise WaitTimeout(late.job, timeout_s or 0.0) from None
                 except ArrayWaitTimeout as late:
                     raise ArrayWaitTimeout(late.array, timeout_s or 0.0) from None
@@ -141,7 +143,7 @@ def get(
 ) -> None:
     """Show a job, or the number of an array's jobs in each state.
 
-    Exits with 0 however the job ended; the exit code of `dray wait` depends on the outcome.
+    Exits with 0 even if the job failed. To get the outcome as an exit code, use `dray wait`.
     """
     from dray.cli.display.output import show_array, show_job, write_json
 

@@ -161,7 +161,8 @@ def _follow(
 def _check_keys(
     client: Client, answers: Mapping[str, Metrics], keys: Sequence[str], rank: int | None
 ) -> None:
-    """Raise BadParameter for a key that no job has a series for, if the jobs have any series."""
+    """Raise BadParameter if no job has a series for one of the keys, unless the jobs have no series
+    at all."""
     found = {key for answer in answers.values() for key, _ in _series(answer)}
     if found.issuperset(keys):
         return
@@ -189,7 +190,8 @@ def _series(answer: Metrics) -> Iterator[tuple[str, Series]]:
 
 
 def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metrics]:
-    """Return the answers keyed by job name; equal names are followed by a prefix of the id."""
+    """Return the answers keyed by job name. If several jobs have the same name, a prefix of the id
+    is appended."""
     from dray.cli.display.tables import shortest_prefixes
 
     names = [client.get(job_id).name for job_id in answers]
@@ -220,7 +222,8 @@ def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
 
 
 def _write_json(answers: Mapping[str, Metrics]) -> None:
-    """Write the answer for one job, or for several an object keyed by job id."""
+    """Write the answer for a single job, or an object that maps job ids to answers for several
+    jobs."""
     from dray.cli.display.output import write_data, write_json
 
     if len(answers) == 1:

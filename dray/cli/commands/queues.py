@@ -19,7 +19,7 @@ group = typer.Typer(name="queue", help="List, show, configure and delete queues.
 app.add_typer(group)
 
 NONE = "none"
-"""Given instead of a number: no limit, or the default."""
+"""The value that removes a limit, or restores the default, when given instead of a number."""
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
 
 
@@ -109,8 +109,8 @@ def set_queue(
 ) -> None:
     """Change the rules of a queue, or create a queue; admins only.
 
-    Rules that are not given stay unchanged. `none` instead of a number removes a limit or a user's
-    weight.
+    Rules that are not given remain unchanged. `none` instead of a number removes a limit or a
+    user's weight.
     """
     from dray.cli.display.output import write_json
 
@@ -142,7 +142,7 @@ def set_queue(
 def _amount(text: str, option: str) -> tuple[str, float | str | None]:
     name, amount = _named(text, AMOUNT, option)
     if name == "memory" and not re.fullmatch(r"[0-9.]+|none", amount):
-        return name, amount  # a size, which the server parses
+        return name, amount  # a size with a unit, which the server parses
     return name, _number(amount, float, option)
 
 
@@ -210,7 +210,7 @@ def move(
 ) -> None:
     """Move waiting jobs to another queue, or to the front.
 
-    Several jobs keep the given order at the front.
+    Several jobs are moved to the front in the given order.
     """
     if queue is None and not first:
         raise typer.BadParameter("give a destination: --queue QUEUE, --first, or both")

@@ -100,8 +100,8 @@ def explain(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 def write_explanation(answer: Explanation) -> None:
-    """Write why a job is waiting or running, until when, and which changes would start it
-    sooner."""
+    """Write why a job is waiting or running, how long that is expected to last, and which changes
+    would start the job sooner."""
     from dray.cli.display.output import write_text
 
     write_text(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
@@ -163,7 +163,8 @@ def _expected(forecast: Forecast) -> str:
 
 
 def _when(change: Counterfactual) -> str:
-    """Return the time of the start in parentheses if it is in the future."""
+    """Return the expected start time in parentheses, or nothing if the job would start
+    immediately."""
     from dray.cli.display.output import local
 
     if change.at is None or change.at <= datetime.now(UTC):
@@ -283,7 +284,8 @@ def _autoscaling(state: AutoscalingState, now: datetime) -> str:
 
 
 def _storage(state: StorageState) -> str | None:
-    """Return how full the storage is if it has a limit, or its problem."""
+    """Return the problem with the storage, if any. Otherwise, return how much space is used or
+    free, if there is a limit."""
     from dray.cli.display.output import size
 
     if state.problem:

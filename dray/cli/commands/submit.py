@@ -196,7 +196,8 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add the jobs that this job waits for, given by any reference that other commands accept."""
+    """Add the jobs that this job waits for to the document, resolving references in the same way as
+    other commands."""
     if others:
         found = [
             {"job": client.resolve(reference, arrays=True), "on": on} for reference, on in others
@@ -291,7 +292,7 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """Return a job's document with these arguments in place of arguments of the same name, and a
+    """Return a job's document, in which these arguments replace arguments of the same name, and a
     name for the document's source. `after`, `array` and `sweep` are removed."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
@@ -390,7 +391,7 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
 def _forecast(
     document: dict[str, Any], packed: PackedCode | None, others: Sequence[tuple[str, str]]
 ) -> None:
-    """If a server answers, write whether and when it would start the job."""
+    """If a server responds, write whether and when that server would start the job."""
     from dray._http.transport import Retry
     from dray.cli.commands.reports import write_explanation
     from dray.cli.display.output import warn, write_text

@@ -32,7 +32,7 @@ SweepId = Annotated[
     ),
 ]
 BEST = "best"
-"""The mark of the best trial."""
+"""The word that marks the best trial."""
 
 
 @group.command("submit")
@@ -101,7 +101,8 @@ def show_sweep(
 
 
 def _rank(sweep: JobSweep, trial: Trial) -> tuple[bool, float, int]:
-    """Sort key: the best trial first, then by value; trials without a value last."""
+    """Return a sort key: the best trial comes first, then trials in order of their values, then
+    trials without a value."""
     if trial.value is None:
         return False, math.inf, trial.index
     value = trial.value if sweep.mode == "min" else -trial.value
@@ -141,7 +142,7 @@ def _cell(value: object) -> str | None:
 
 
 def _why(trial: Trial) -> str | None:
-    """Return the reason if the trial ended without success."""
+    """Return the reason why the trial ended without success, or None."""
     is_bad = trial.state.is_terminal and trial.reason.code != "succeeded"
     return trial.reason.message if is_bad else None
 

@@ -59,8 +59,8 @@ def tensorboard(
 
 
 async def _run(job_ids: Sequence[str], logdir: Path, port: int | None) -> None:
-    """Write event files until the jobs have ended. With a port, serve until TensorBoard exits or is
-    interrupted.
+    """Write event files until the jobs have ended. With a port, also run TensorBoard until it exits
+    or is interrupted.
 
     Exits with TensorBoard's exit code if it is not 0.
     """
@@ -81,7 +81,7 @@ async def _run(job_ids: Sequence[str], logdir: Path, port: int | None) -> None:
         try:
             await asyncio.wait({writing, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                await writing  # raises if it failed
+                await writing  # raises the error if writing failed
             if code := await serving:
                 raise typer.Exit(code)
         finally:

@@ -76,8 +76,7 @@ def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> No
 
 
 def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
-    """Return the number of jobs that fit side by side; on a narrow terminal the others are shown
-    below."""
+    """Return the number of jobs that fit side by side on the terminal."""
     from dray.cli.display import terminal
     from dray.cli.display.tables import GAP, LEAST
 
@@ -165,7 +164,7 @@ def _cell(value: object) -> str | None:
 
     if value is None or isinstance(value, str):
         return value
-    # Not rounded: different learning rates could look equal.
+    # Don't round: different learning rates could look equal.
     return json.dumps(value)
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from dray.cli.display.output import number
 
 Value = float | str
-"""A metric as the API serves it: NaN and infinities are strings."""
+"""A metric value in the API's format, in which NaN and infinities are strings."""
 Span = tuple[str, int | None]
 """Text, and the number of the series that sets its colour."""
 Line = list[Span]
@@ -60,7 +60,8 @@ class _Axes:
 
     def row(self, value: float, dots: int) -> float:
         """Return the row of a value, in dots from the top."""
-        # Halve both first, since the difference of two finite numbers can be infinite.
+        # Halve both values before subtracting, since the difference of two finite numbers can
+        # overflow.
         span = self.high / 2 - self.low / 2
         return (self.high / 2 - value / 2) / span * (dots - 1)
 
@@ -156,7 +157,7 @@ def _steps(axes: _Axes, word: str, indent: int, columns: int) -> str:
 
 
 class _Canvas:
-    """A grid of dots, each with the curves it belongs to."""
+    """A grid of dots. Each dot stores the curves that contain it."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows

@@ -50,8 +50,9 @@ _NODE: dict[str, _Column] = {
 
 
 def tabulate(sample: SystemSample, rank: int | None, names: Sequence[str]) -> None:
-    """Write the resource use of every rank, or of `rank` only, with a line for each GPU, and of the
-    nodes, each named by its lowest rank. `names` are the names of the ranks, if they have roles."""
+    """Write the resource use of every rank (or of `rank` only) with a line for each GPU, and the
+    resource use of the nodes. Each node is identified by its lowest rank. `names` are the names of
+    the ranks, if they have roles."""
     from dray.cli.display.output import write
     from dray.cli.display.tables import table
     from dray.ranks import with_role
@@ -85,7 +86,8 @@ def _num_gpus(values: Mapping[str, float]) -> int:
 
 
 def _line(one: RankSample, name: str, gpu: int) -> tuple[object, ...]:
-    """Return a line with the rank and its first GPU, or with one of its further GPUs."""
+    """Return the line for one of the rank's GPUs. The line of the first GPU also contains the
+    values of the rank."""
     of_gpu = {f"system/gpu/{gpu}/{what}": column for what, column in _GPU.items()}
     of_rank = (name, *_cells(one.values, _RANK)) if gpu == 0 else ("", *[None] * len(_RANK))
     return (*of_rank, *_cells(one.values, of_gpu))
@@ -96,7 +98,7 @@ def _cells(values: Mapping[str, float], columns: Mapping[str, _Column]) -> list[
 
 
 def by_seconds(answer: SystemMetrics) -> Metrics:
-    """Return the series with the seconds since the first point in place of steps, for charts."""
+    """Replace the steps of the series by the seconds since the first point, for charts."""
     from dray.views import Metrics, Series
 
     first = min((one.times[0] for one in answer.series.values() if one.times), default=0)

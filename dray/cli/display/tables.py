@@ -1,4 +1,4 @@
-"""Tables, which are complete in a pipe and fitted to the width of a terminal."""
+"""Tables, written completely to a pipe, and fitted to the width of a terminal."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> N
 
 
 def shortest_prefixes(ids: Sequence[str]) -> list[str]:
-    """Return a prefix of each id that distinguishes it from the others and from most other ids.
-    Prefixes of array ids are longer by the length of the word."""
+    """Return a prefix of each id. The prefix is unique among `ids`, and almost always among all
+    ids. Array ids get longer prefixes, because they begin with a longer word than job ids."""
     length = _TIME_OF_AN_ID
     while len({one[: _length(one, length)] for one in ids}) < len(set(ids)):
         length += 1
@@ -132,7 +132,7 @@ def listing(
 
 def shortened(text: str, width: int) -> str:
     """Shorten `text` to at most `width` columns, with an ellipsis in place of the last words. A
-    single word loses its middle, since similar names differ at their ends."""
+    single word is shortened in the middle, since similar names often differ only at the end."""
     if display_width(text) <= width:
         return text
     ellipsis = "…" if terminal.has_unicode() else "~"

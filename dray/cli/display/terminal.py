@@ -12,7 +12,8 @@ import unicodedata
 from dray.input.names import DIRECTION
 
 _SGR = r"\x1b\[[0-9;:]*m"
-"""Colours and text styles, the only escape sequences that have no effect beyond their line."""
+"""Escape sequences for colours and text styles. Only these can't affect anything beyond their
+line."""
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, colours, modes (ECMA-48, 5.4)
     r"|\x1b[PX^_\]].*?(?:\x07|\x1b\\|$)"  # strings: titles, clipboard, hyperlinks
@@ -57,8 +58,8 @@ def width() -> int:
 
 
 def display_width(text: str) -> int:
-    """Return the columns that a string takes. East Asian characters and emoji take two, combining
-    marks none."""
+    """Return the width of a string in columns. East Asian characters and emoji are two columns
+    wide, and combining marks have no width."""
     if text.isascii():
         return len(text)
     return sum(

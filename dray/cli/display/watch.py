@@ -79,7 +79,8 @@ def status(job: Job) -> str:
 
 
 def ending(job: Job) -> list[str]:
-    """Return lines on the job's outcome: state, duration, metrics, and the command to run next."""
+    """Return lines that describe the job's outcome: state, duration, metrics, and the command to
+    run next."""
     took = ""
     if job.finished_at is not None:
         seconds = (job.finished_at - (job.started_at or job.created_at)).total_seconds()

@@ -2,7 +2,7 @@
 codes.
 
 A silo's data can have fewer classes and categories than the public data from which the model was
-built, and therefore different numbers for them.
+built. The same class can therefore have a different number in the silo's data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def images_like(public: Images, own: Images) -> Images:
 
 
 def masked_images_like(public: MaskedImages, own: MaskedImages) -> MaskedImages:
-    """Same as `images_like`. The classes of masks are numbers, which are the same in all data
-    sets."""
+    """Same as `images_like`, but the masks are not converted, because their class numbers are the
+    same in all data sets."""
     _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
     _codes("class", public.classes, own.classes)
     return replace(own, classes=public.classes)
@@ -76,7 +76,7 @@ def _refuse_other(what: str, public: Any, own: Any) -> None:
 
 
 def _codes(what: str, public: Sequence[str], own: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return (own,) codes: the public code of each of the data set's classes or categories."""
+    """Return the public code of each class or category of the silo's data set, (own,)."""
     code_of = {name: code for code, name in enumerate(public)}
     for name in own:
         if name not in code_of:

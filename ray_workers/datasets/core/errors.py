@@ -1,4 +1,4 @@
-"""Error messages for invalid data, and the distinction between errors in the data and on the
+"""Error messages for invalid data, and the distinction between errors in the data and errors of the
 node."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_DATA = (
 """Numbers of system errors that are caused by names, offsets and sizes in the data."""
 _NO_THREAD = "can't start new thread"
 _PANIC = "PanicException"
-"""Name of the exception of Rust libraries, which does not derive from Exception."""
+"""Name of the exception that Rust libraries raise, which does not derive from Exception."""
 
 
 def broken(location: str, fault: str) -> DataError:
@@ -49,8 +49,9 @@ def reading(location: str, fault: str = "can't be read") -> Iterator[None]:
     """Convert any error that is raised while reading data to a DataError.
 
     Libraries raise errors of any type (OverflowError, struct.error, KeyError) for unexpected bytes,
-    and will raise the same error for the same bytes again. A failure of a disk or a system call on
-    this node is not an error in the data. It is converted to a StorageError, which is retried.
+    and would raise the same error if the bytes were read again. A failure of a disk or a system
+    call on this node is not an error in the data, and is converted to a StorageError, which is
+    retried.
     """
     try:
         yield

@@ -67,9 +67,10 @@ class Table:
     """Rows of numbers and categories, and the target to predict."""
 
     numeric: npt.NDArray[np.float64] | npt.NDArray[np.float32]
-    """(N, F), finite, or NaN for missing values; can be a read-only memory map. Numeric columns
-    come first, followed by the parts of each date. The column's offset in `bases` has been
-    subtracted from all values. float32 if it represents all values of the source exactly."""
+    """(N, F) finite values, or NaN for missing values; can be a read-only memory map. Numeric
+    columns come first, followed by the parts of each date. Each column's offset in `bases` has been
+    subtracted from its values. The type is float32 if float32 represents all values of the source
+    exactly."""
     categories: npt.NDArray[np.int32]
     """(N, C) codes in each column's vocabulary, or -1 for missing values; can be a read-only memory
     map."""
@@ -90,20 +91,20 @@ class Table:
     """Number of rows that were skipped because a value is missing."""
     date_names: tuple[str, ...] = ()
     ignored: Sequence[str] = ()
-    """Columns of the file that are neither target nor feature."""
+    """Columns of the file that are neither the target nor a feature."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """Offset that was subtracted from a column of integers because float64 can't represent them, by
-    column. Columns without an offset are omitted."""
+    """For each column of integers that float64 can't represent, the offset that was subtracted from
+    them. Columns without an offset are omitted."""
     num_rounded: Mapping[str, int] = field(default_factory=dict)
-    """Number of values that nevertheless had to be rounded to float64, by column."""
+    """Number of values that had to be rounded to float64 even with an offset, by column."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """Options that would turn the values of a category column into numbers, by column."""
     shifts: Mapping[str, float] = field(default_factory=dict)
-    """Number to add to a column's values to make them relative to `bases`, by column."""
+    """For each column, the number to add to its values to make them relative to `bases`."""
 
     @property
     def numeric_sources(self) -> tuple[str, ...]:
-        """(F,) names of the file's columns, for each column of `numeric`."""
+        """For each column of `numeric`, the name of the file's column from which it comes, (F,)."""
         return sources_of(self.numeric_names, self.date_names)
 
 
@@ -115,7 +116,7 @@ def sources_of(numbers: Sequence[str], dates: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text as a single sequence of numbers."""
+    """A text as a single sequence of token ids."""
 
     ids: npt.NDArray[Any]
     """(T,) uint8, uint16 or uint32; can be a read-only memory map."""
@@ -135,7 +136,7 @@ class Tokens:
 
 def is_data(name: str) -> bool:
     """Whether a file or folder is part of a data set, judging by its name. Hidden files, and files
-    created by operating systems and storage servers, are not."""
+    created by operating systems and storage servers, are not part of it."""
     return not name.startswith(".") and name.casefold() not in _LEFT_BY_SYSTEMS
 
 
@@ -149,7 +150,7 @@ class Listed:
     version: str
     """A string that changes with the content, such as an ETag or a modification time."""
     path: Path | None = None
-    """Path of a file on this machine; None for remote files."""
+    """Path of the file on this machine; None for a remote file."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _PACKINGS = {
 }
 """First bytes of files in unsupported compression formats."""
 EXTENSION_BYTES = 1 << 20
-"""Maximum size of a tar archive's extended header, which is read at once."""
+"""Maximum size of a tar archive's extended header. Such a header is read into memory as a whole."""
 _READ_WHOLE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -103,8 +103,8 @@ def _unpack_zip(
 
 
 class _Member(tarfile.TarInfo):
-    """A header that is readable and has no negative size. With a negative size, reading would move
-    backwards and never end."""
+    """A header that must be readable and must not have a negative size. With a negative size,
+    reading would move backwards and never end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -128,7 +128,7 @@ def _unpack_tar(
     budget: Budget,
     suffixes: tuple[str, ...] | None,
 ) -> list[str]:
-    """Write members and return their paths. suffixes: suffixes of the members to write; None for
+    """Write members and return their paths. suffixes: suffixes of the members to write; None writes
     all members, including hidden ones."""
     written = []
     for member in archive:

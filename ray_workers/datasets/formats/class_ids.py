@@ -1,4 +1,5 @@
-"""The classes in the pixels of masks: class indices, or black and white for two classes."""
+"""The classes in the pixels of masks. Pixels contain class indices or, for two classes, black and
+white."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.formats.prepared import Workshop
 
 WHITE = 255
-"""In masks that contain only this value and 0, this value represents class 1."""
+"""Value of white. In masks that contain only this value and 0, it represents class 1."""
 BLOCK_BYTES = 8 << 20
 
 
@@ -27,7 +28,7 @@ def note(seen: dict[int, str], mask: npt.NDArray[Any], location: str) -> None:
 
 def settle(shop: Workshop, seen: Mapping[int, str], given: Sequence[str] | None) -> tuple[str, ...]:
     """Convert the written masks to class indices in place, and return the names of the classes.
-    seen: all their values, as recorded by `note`. given: `data.classes`. Raises DataError.
+    seen: all values in the masks, as recorded by `note`. given: `data.classes`. Raises DataError.
     """
     if len(seen) < 2:
         (value,) = seen

@@ -2,7 +2,7 @@
 
 A column whose text is a number in every row is numeric, and a column whose text is a date in every
 row is a date column. Any other text is the name of a category. A column whose text is a number in
-nearly every row is rejected with an error that names a row in which it is not.
+nearly every row is rejected, with an error that names a row whose text is not a number.
 
 Numbers are float64. Integers that float64 would round are read exactly, and the column's `base` is
 subtracted before they are converted to float64.
@@ -34,30 +34,34 @@ from ray_workers.datasets.formats.table_files import TableFile
 MAX_CATEGORIES = 100_000
 MAX_CLASSES = 10_000
 MAX_FRACTIONAL_CLASSES = 100
-"""With more classes than this, names with fractions are probably measurements."""
+"""Maximum number of classes whose names have fractions. If there are more, the names are probably
+measurements."""
 FEW_ROWS = 50
-"""With at most this many rows, the names can all be different without being identifiers."""
+"""Number of rows up to which all names can be different without being identifiers."""
 MISSING = (
     *("", "na", "n/a", "<na>", "#na", "#n/a", "#n/a n/a", "nan", "-nan", "null", "none", "?", "-"),
     *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
 )
 """Notations for missing values, in lower case: pandas' notations, `?` and `-`."""
 EMPTY = ("",)
-"""Notations for missing values among names, because for example `none` can be a name."""
+"""Notations for missing values among names. Words are not included, because `none`, for example,
+can be a name."""
 NO_CODE = -1
 """Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
 """float64 represents all integers up to this one."""
 LARGE = 1e15
-"""Well below the limit up to which float64 represents all integers."""
+"""A number well below the limit up to which float64 represents all integers."""
 BASE_BITS = 32
 """Bases are multiples of 2**BASE_BITS, so that files with similar numbers have the same base."""
 MAX_BAD_SHARE = 0.1
-"""A column with a larger fraction of texts among its numbers is a category column."""
+"""Maximum fraction of texts among a column's numbers. A column with a larger fraction is a category
+column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
-"""More distinct numbers than this are probably measurements."""
+"""Maximum number of distinct numbers that can be categories. If there are more, they are probably
+measurements."""
 _TRUTH = ("true", "false")
 
 Numbers = npt.NDArray[np.float64]
@@ -85,11 +89,11 @@ class Column:
 
     name: str
     is_named: bool = False
-    """Whether values are names even if they are numbers."""
+    """Whether values are treated as names even if they are numbers."""
     missing: Missing = "error"
     """How missing values are handled."""
     is_target: bool = False
-    """Whether texts are names even if they are dates or words such as `none`."""
+    """Whether texts are treated as names even if they are dates or words such as `none`."""
     style: NumberStyle = PLAIN
     """Notation of numbers in text."""
     num_rows: int = 0
@@ -227,12 +231,12 @@ class Column:
 
     @property
     def hint(self) -> str:
-        """Advice on options, if the text of the column was probably meant to be numbers."""
+        """Advice on options, if the texts of the column were probably meant to be numbers."""
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raise DataError if the column contains measurements except for a few cells. All of its
-        names, or more than the limit, must have been collected."""
+        """Raise DataError if the column contains measurements except in a few cells. Must be called
+        after all names, or more names than the limit, have been collected."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:
             return
@@ -259,7 +263,7 @@ class Column:
         return len(numbers) > many or any("." in text for text in numbers)
 
     def refuse_missing(self, file: TableFile, what: str) -> None:
-        """Raise DataError if a value is missing and `missing` is error, or if all values are
+        """Raise DataError if a value is missing and `missing` is "error", or if all values are
         missing."""
         gaps = self.gaps
         if self.num_rows and gaps.count == self.num_rows:
@@ -406,7 +410,7 @@ def _values_of(batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         if np.any(np.abs(found) >= LARGE):
             try:
                 return _values_of(batch.cast(pa.int64()))
-            except pa.ArrowInvalid:  # some are not integers, or are too large
+            except pa.ArrowInvalid:  # some values are not integers, or are too large
                 exact = exact_values(batch)
             if exact is not None:
                 return _objects(exact), is_known

@@ -1,4 +1,4 @@
-"""Dates and times as numbers, for Arrow columns and for single values."""
+"""Convert dates and times to numbers, in Arrow columns and as single values."""
 
 from __future__ import annotations
 

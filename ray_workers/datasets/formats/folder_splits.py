@@ -36,10 +36,10 @@ _ROLES = {
     **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), SplitName.TEST),
 }
 _EVALUATION = ("eval", "evaluation")
-"""These names mean validation, or test if another folder is for validation."""
+"""Names that mean validation or, if another folder is for validation, test."""
 
 NONE: Mapping[str, Any] = {"is_divided": False, "num_left_out": 0}
-"""The metadata for `read`, for a set that is not split by folders."""
+"""The metadata that `read` expects for a set that is not split by folders."""
 
 Parts = tuple[str, ...]
 
@@ -73,7 +73,7 @@ def members(files: Iterable[tuple[SourceFile, Parts]], location: str) -> list[Sp
 
 def _refuse_repeated(paths: Sequence[Parts], location: str) -> None:
     """Raise DataError if all folders have the same subfolders, as with `train2017` and `val2017`,
-    or with two sites. Either level could be the classes."""
+    or with two sites, because either level could be the classes."""
     if any(len(parts) < 3 for parts in paths):
         return
     below: dict[str, set[str]] = {}
@@ -138,7 +138,8 @@ def refuse_like_names(names: Iterable[str], location: str) -> None:
 
 
 def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str, SplitName]:
-    """Return the role of each folder at a depth, by name. Empty if the folders are not a split."""
+    """Return the role of each folder at a depth, by name. The mapping is empty if the folders are
+    not a split."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
     roles = resolved(named)
@@ -154,8 +155,8 @@ def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str,
 
 
 def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """Whether the upper folders, of which `named` have names of a split, are a split. None if they
-    could also be classes."""
+    """Return whether the upper folders are a split; None if they could also be classes. `named` are
+    the folders whose names are those used in splits."""
     if not named:
         return False
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
@@ -173,7 +174,7 @@ def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """Whether the folders within the class folders are a split; None if unclear."""
+    """Return whether the folders within the class folders are a split; None if this is unclear."""
     if not is_division(named):
         return False
     owners = {parts[0] for parts in paths if len(parts) > 2 and parts[1] in named}
@@ -182,17 +183,17 @@ def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def is_division(named: Set[str]) -> bool:
-    """Whether names, each of which is the name of a part, form a split."""
+    """Whether these names of parts form a split."""
     return len(named) > 1 and SplitName.TRAINING in resolved(named).values()
 
 
 def is_named(name: str) -> bool:
-    """Whether the name is that of a part of a split, such as `train` or `Val`."""
+    """Whether the name denotes a part of a split, as `train` and `Val` do."""
     return name.casefold() in _ROLES or name.casefold() in _EVALUATION
 
 
 def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
-    """Return the roles of names that are all names of parts."""
+    """Return the role of each of these names of parts."""
     roles = {name: _ROLES.get(name.casefold()) for name in named}
     has_validation = SplitName.VALIDATION in roles.values()
     rest = SplitName.TEST if has_validation else SplitName.VALIDATION

@@ -27,7 +27,7 @@ WHITE = 255.0
 IMAGES_VERSION = 3
 """Part of the cache key of all image sets. Change it whenever the decoded pixels change."""
 _DEEP_RAW = re.compile(r";1[26]|;32")
-"""Matches Pillow's names for layouts with more than 8 bits."""
+"""Pattern of Pillow's names for layouts with more than 8 bits."""
 
 
 def files_by_path(shop: Workshop) -> Iterator[tuple[SourceFile, tuple[str, ...]]]:
@@ -61,9 +61,8 @@ def _unpacked(shop: Workshop) -> tuple[SourceFile, ...]:
 
 
 def _common_depth(names: list[str]) -> int:
-    """Return the number of folders around the set, each of which contains only one folder. For
-    `set-main/set/cat/1.png` and `set-main/set/dog/1.png`, the innermost of these folders is
-    `set`."""
+    """Return the number of nested folders around the set. For `set-main/set/cat/1.png` and
+    `set-main/set/dog/1.png`, this is 2, because all files are in `set-main/set`."""
     paths = [PurePosixPath(name).parts for name in names]
     shortest = min(map(len, paths))
     depth = 0
@@ -148,8 +147,8 @@ def _refuse_deep(image: Any, location: str) -> None:
 
 
 def _on_white(image: Any, location: str) -> Any:
-    """Return the image on a white background. Raises DataError if nothing would be visible, because
-    all such images would be equal."""
+    """Return the image on a white background. Raises DataError if nothing would be visible on
+    white, because all such images would be equal."""
     from PIL import Image
 
     if not image.has_transparency_data:

@@ -84,5 +84,5 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
 
 
 def _label(sample: SplitFile) -> str:
-    """Return the first folder of the path."""
+    """Return the class of an image, which is the first folder of its path."""
     return sample.parts[0]

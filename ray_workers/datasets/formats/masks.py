@@ -21,11 +21,11 @@ from ray_workers.datasets.sources.source import SourceFile
 from ray_workers.shared.node_needs import DataPolicy
 
 MASK_MODES = ("1", "L", "P")
-"""Modes with one channel of at most 8 bits. For an image with a palette, the indices are used, not
-the colours."""
+"""Pillow's modes with one channel of at most 8 bits. If an image has a palette, the indices are
+used instead of the colours."""
 _NARROW = re.compile(r"L;([24])R?")
 _INVERTED = re.compile(r"L(;[24]?I[R]?)")
-"""Matches Pillow's names for greyscale layouts in which white is 0."""
+"""Pattern of Pillow's names for greyscale layouts in which white is 0."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
 
 
 def _check_sizes(pair: _Pair) -> None:
-    """Compare the sizes, based only on the headers. Raises DataError."""
+    """Compare the sizes of image and mask, based only on their headers. Raises DataError."""
     size, found = _size(pair.image), _size(pair.mask)
     if found != size:
         raise broken(
@@ -164,8 +164,8 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
 
 
 def _as_stored(pixels: npt.NDArray[np.uint8], layout: str, white: int) -> npt.NDArray[np.uint8]:
-    """Return the numbers as stored in the file. Pillow scales 2-bit and 4-bit numbers, and the
-    numbers of a PGM file with a different white, to 0..255."""
+    """Return the numbers as stored in the file. Pillow scales 2-bit and 4-bit numbers to 0..255,
+    and also the numbers of a PGM file whose value of white is not 255."""
     if found := _NARROW.fullmatch(layout):
         white = (1 << int(found[1])) - 1
     if white in (0, 255):

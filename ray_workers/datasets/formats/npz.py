@@ -86,8 +86,8 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
 
 
 def _bases(rows: Array) -> list[int]:
-    """Return the offset to subtract from each column of (N, F) numbers. It is 0, except for
-    integers that float64 can't represent."""
+    """Return the offset to subtract from each column of (N, F) numbers. The offset is 0 unless
+    float64 can't represent the column's integers."""
     if rows.dtype.kind not in "iu" or rows.dtype.itemsize < 8:
         return [0] * rows.shape[1]
     extremes = [(block.min(axis=0), block.max(axis=0)) for _, block in _blocks(rows)]
@@ -147,8 +147,8 @@ def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, 
 
 
 def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, str]]:
-    """Return (inputs, target, their names), memory-mapped from files. Raises DataError if they
-    don't match."""
+    """Return (inputs, target, names of both arrays). The arrays are memory-mapped from files.
+    Raises DataError if they don't match."""
     (file,) = shop.files
     wanted = (data.features[0] if data.features else DEFAULT_INPUTS, data.target or DEFAULT_TARGET)
     with (
@@ -236,7 +236,7 @@ def _channels_first(inputs: Array, location: str) -> Array:
 
 
 def _blocks(rows: Array) -> Iterator[tuple[int, Array]]:
-    """Yield (index of the first row, rows), with blocks that fit in memory."""
+    """Yield blocks that fit in memory, each as (index of the first row, rows)."""
     step = max(1, BLOCK_BYTES // max(1, rows[0].nbytes))
     for first in range(0, len(rows), step):
         yield first, rows[first : first + step]
@@ -253,7 +253,7 @@ def _finite(block: Array, location: str, first: int) -> npt.NDArray[np.float32]:
 
 
 def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
-    """Write the numbers to predict minus `base`. Returns how many were rounded."""
+    """Write the numbers to predict, minus `base`. Returns how many numbers were rounded."""
     location = f"{shop.location}, array {shortened(name)}"
     if target.dtype.kind == "U":
         raise broken(
@@ -296,8 +296,8 @@ def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) 
 
 
 def _different(target: Array) -> Array:
-    """Return the values that occur, in order: all values, or more than the maximum number of
-    classes."""
+    """Return the distinct values in order. If there are more than the maximum number of classes,
+    some values may be missing."""
     found: Array = target[:0]
     for _, block in _blocks(target):
         found = np.union1d(found, block)

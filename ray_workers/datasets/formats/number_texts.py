@@ -20,7 +20,7 @@ MAX_DIGITS = 17
 MAX_WHOLE_DIGITS = 15
 """float64 represents all integers with up to this many digits."""
 MAX_LENGTH = 1_000
-"""Longer texts are not numbers."""
+"""Maximum length of a text that is treated as a number."""
 _CURRENCIES = "$€£¥"
 _THOUSANDS = (",", ".", " ", "'")
 _SPACES = " \u00a0\u202f"
@@ -91,7 +91,8 @@ class NumberStyle:
 
     @cached_property
     def _units(self) -> tuple[tuple[str, str], ...]:
-        """(pattern, replacement) for units before a number, and for units after a number."""
+        """Two pairs (pattern, replacement): for units before a number, and for units after a
+        number."""
         if not self.units:
             return ()
         one = "|".join(re.escape(unit) for unit in sorted(self.units, key=len, reverse=True))
@@ -177,8 +178,8 @@ def _exact(text: str) -> Exact:
 
 def exact_values(plain: Any) -> list[Exact] | None:
     """Return the exact numbers in an Arrow array of plain texts, with 0 for null; None if float64
-    is sufficient. It might not distinguish integers with more than 15 digits, and fractions with
-    more than 17 digits."""
+    is sufficient. float64 might not distinguish integers with more than 15 digits, and fractions
+    with more than 17 digits."""
     import pyarrow.compute as pc
 
     texts = pc.fill_null(plain, "0")
@@ -191,7 +192,7 @@ def exact_values(plain: Any) -> list[Exact] | None:
 
 
 def relative(value: Exact, base: int) -> float:
-    """Return value - base, rounded only once, at the end."""
+    """Return value - base. Only the final result is rounded."""
     if isinstance(value, Decimal):
         return float(_WIDE.subtract(value, Decimal(base)))
     if isinstance(value, float):

@@ -69,9 +69,9 @@ def prepare(
 ) -> Prepared:
     """Return the prepared form of the source, from the node's cache or newly built.
 
-    how: everything except the content that determines the result, as JSON data. suffixes: suffixes
-    (in lower case) of the files in a folder to use; None requires a single file. Raises DataError,
-    SourceUnavailableError and any error of `build`.
+    how: everything that determines the result apart from the content, as JSON data. suffixes: if
+    the source is a folder, the suffixes (in lower case) of the files to use; None requires a single
+    file. Raises DataError, SourceUnavailableError and any error of `build`.
     """
     with reading(location_of(data.source)):
         cache = NodeCache.of(policy)
@@ -127,7 +127,7 @@ class ArrayWriter:
     def __init__(
         self, folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, budget: Budget
     ) -> None:
-        """shape: shape of a row."""
+        """Create the file. shape: shape of a row."""
         self._shape = shape
         self._dtype = np.dtype(dtype)
         self._budget = budget
@@ -144,7 +144,7 @@ class ArrayWriter:
         self.num_rows += len(rows)
 
     def _write_header(self) -> None:
-        """Write the header. numpy reserves space in it for the growth of the first dimension."""
+        """Write the header, in which numpy reserves space for the growth of the first dimension."""
         np.lib.format.write_array_header_1_0(
             self._file,
             {

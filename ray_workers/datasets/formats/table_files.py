@@ -26,7 +26,8 @@ BUFFER_BYTES = 1 << 20
 BATCH_ROWS = 16_384
 NO_ROW = "has column names but no rows"
 _END = "\0end\0"
-"""Appended after the last line. If a quotation mark is unclosed, this becomes part of a value."""
+"""Text that is appended after the last line. If a quotation mark is unclosed, this text becomes
+part of a value."""
 
 
 class TableFile(Protocol):
@@ -90,7 +91,7 @@ class CsvFile:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
-        # Columns that are not requested might have unreadable values.
+        # Ignore errors, since columns that are not requested might have unreadable values.
         with contextlib.suppress(UnicodeDecodeError, csv.Error):
             for number, (line, _) in enumerate(self._records()):
                 if number == row + 1:  # record 0 is the header
@@ -152,7 +153,8 @@ class CsvFile:
                 begins = reader.line_num + 1
 
     def _explained(self, error: Exception) -> DataError:
-        """Return the error that made Arrow fail, found by reading the file again more slowly."""
+        """Return the error that made Arrow fail. To find the error, the file is read again in a
+        slower way."""
         at = first_bad_byte(self._path)
         if at is not None:
             return broken(
@@ -193,7 +195,7 @@ class ParquetFile:
 
         self.location = location
         with reading(location, "is not a Parquet file, or is incomplete"):
-            # Otherwise, columns would be read by row group, and a file can consist of a single
+            # With pre_buffer, whole row groups would be read, and a file can consist of a single
             # group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow

@@ -47,7 +47,7 @@ def table(name: str, *, classifies: bool) -> Table:
         vocabularies=(),
         classes=tuple(str(one) for one in bunch.target_names) if classifies else None,
         target_name="target",
-        # Computed from float32, the type in older versions, so that older jobs can resume.
+        # Compute the hash from float32, which older versions used, so that older jobs can resume.
         fingerprint=_digest(numeric.astype(np.float32), target.astype(narrow)),
     )
 

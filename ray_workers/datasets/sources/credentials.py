@@ -25,7 +25,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def load_credentials(folder: str | None, name: str | None) -> Options:
-    """Return the options in the file. Empty if `name` is None. Raises DataError."""
+    """Return the options in the file, or no options if `name` is None. Raises DataError."""
     if name is None:
         return {}
     if folder is None:
@@ -57,7 +57,8 @@ def load_credentials(folder: str | None, name: str | None) -> Options:
 
 
 def headers_for(url: str, options: Options) -> dict[str, str]:
-    """Return the headers of the credentials, if they are for this source. Raises DataError."""
+    """Return the headers of the credentials, if they may be sent to this source. Raises
+    DataError."""
     if not options.get("headers"):
         return {}
     parts, hosts = urlsplit(url), options.get("hosts")

@@ -1,4 +1,4 @@
-"""`http://` and `https://`: a single file, downloaded with GET.
+"""Sources with `http://` and `https://`: a single file, downloaded with GET.
 
 aiohttp is used directly, because fsspec follows redirects automatically. The address of every
 connection is checked when the connection is opened, including after redirects. Proxies from the
@@ -30,8 +30,8 @@ REDIRECTS = (301, 302, 303, 307, 308)
 WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
 PIECE_BYTES = 1 << 20
 UNVERSIONED_TRUSTED_S = 600.0
-"""Seconds for which a copy is considered current if the server sends no version, so that ranks
-share it."""
+"""Number of seconds for which a copy is considered current if the server sends no version, so that
+ranks share the copy."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
 
 _IN_NO_URL = re.compile(r"[\\\s\x00-\x1f\x7f]")
@@ -100,8 +100,8 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def _asked(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        # The hash is that of the stored file, and a small response must not be decompressed to a
-        # large one.
+        # Request the file as it is stored, because the hash is computed from it, and because a
+        # small response must not be decompressed to a large file.
         headers = {"Accept-Encoding": "identity"}
         if URL(url).origin() == URL(self._url).origin():
             headers |= self._headers

@@ -1,4 +1,4 @@
-"""`file://`: a file or folder on the node."""
+"""Sources with `file://`: a file or folder on the node."""
 
 from __future__ import annotations
 

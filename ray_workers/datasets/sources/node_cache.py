@@ -1,5 +1,5 @@
-"""A node's data cache, which is addressed by content and shared by all jobs. The least recently
-used entries are evicted first.
+"""A node's data cache, which is addressed by content and shared by all jobs. The entries that were
+used least recently are evicted first.
 
     locks/      one file for each source, locked while the source is fetched or prepared
     index/      maps a source and its version to the hashes of its content
@@ -32,7 +32,7 @@ Kind = Literal["objects", "prepared"]
 INDEX_KEPT_S = 90 * 86_400
 
 _held: dict[Path, int] = {}
-"""Entries that this process uses -> descriptors that hold their locks."""
+"""Maps each entry that this process uses to the descriptor that holds its lock."""
 
 
 class NodeCache:
@@ -52,7 +52,8 @@ class NodeCache:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Wait for the lock of a source and hold it. Only one process on the node can have it."""
+        """Wait for the lock of a source and hold it. Only one process on the node can hold the lock
+        at a time."""
         path = self.root / "locks" / _digest(name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -62,8 +63,8 @@ class NodeCache:
             os.close(fd)
 
     def hold(self, kind: Kind, key: str) -> Path | None:
-        """Return the entry, or None if it does not exist. It is not removed before it is released
-        or this process ends."""
+        """Return the entry, or None if it does not exist. An existing entry is not removed until
+        this process releases it or ends."""
         path = self.root / kind / key
         if path in _held:
             return path
@@ -86,7 +87,7 @@ class NodeCache:
             made.rename(path)
         except OSError:
             os.close(fd)
-            existing = self.hold(kind, key)  # another process was faster; its content is the same
+            existing = self.hold(kind, key)  # another process added the same content
             if existing is None:
                 raise
             return existing
@@ -191,7 +192,7 @@ def _remove_if_idle(path: Path) -> bool:
         return False
     try:
         if path.is_dir():
-            # Renamed first, so that no process finds an incomplete entry.
+            # Rename the entry first, so that no process finds an incomplete entry.
             doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

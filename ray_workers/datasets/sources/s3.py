@@ -1,4 +1,4 @@
-"""`s3://bucket/key`: an object, or all objects with a prefix.
+"""Sources with `s3://bucket/key`: an object, or all objects with a prefix.
 
 The S3 endpoint is determined by the operator (with `DRAY_S3_ENDPOINT_URL`, a credentials file, or
 the node's own configuration), never by the source.
@@ -38,7 +38,7 @@ class S3Origin:
             endpoint_url=options.get("endpoint_url") or policy.s3_endpoint_url,
             skip_instance_cache=True,
             use_listings_cache=False,
-            # `retried` retries from the start of a file.
+            # Don't retry here, because `retried` retries from the start of a file.
             config_kwargs={
                 "connect_timeout": 30,
                 "read_timeout": 60,

@@ -1,4 +1,5 @@
-"""A source with any scheme: its files, their hashes, and their copies on this node."""
+"""Identify and fetch the files of a source with any scheme: their hashes, and their copies on this
+node."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 TRIES = 4
 FIRST_PAUSE_S = 0.5
-"""Pause after the first attempt. It doubles after each attempt, with random variation."""
+"""Pause in seconds after the first failed attempt. The pause doubles after each attempt, with
+random variation."""
 FETCHED_AT_ONCE = 8
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file, as read by a build."""
+    """A file that a build reads."""
 
     name: str
     """Path within the folder, or the name of the single file."""
@@ -52,7 +54,7 @@ class Content:
 
     @property
     def sha256(self) -> str:
-        """Hash of the single file, or of the list of files in a folder."""
+        """Hash of the single file, or of the list of a folder's files and their hashes."""
         if not self.is_folder:
             return self.files[0][1]
         return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()
@@ -86,8 +88,8 @@ class Source:
         self._kept: Path | None = None
 
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
-        """Return the current content of the source. It is hashed only once per version. Raises
-        DataError if the content does not match the given size or hash."""
+        """Return the current content of the source. Each version of the content is hashed only
+        once. Raises DataError if the content does not match the given size or hash."""
         listing = self._listing = retried(self._origin.listing, self.location)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())
@@ -153,7 +155,7 @@ class Source:
         return (file.name, digest.sha256, digest.size_bytes)
 
     def _fetch(self, listing: Listing) -> Content:
-        """Download all files to the cache, as a single entry that is held."""
+        """Download all files to the cache as a single entry, and hold the entry."""
         total = sum(file.size_bytes or 0 for file in listing.files)
         self._refuse_too_large(total)
         self._cache.sweep(total)
@@ -216,15 +218,15 @@ class Source:
 
 
 class HashingSink:
-    """Receives a file in pieces, and hashes and forwards the pieces."""
+    """Receives the pieces of a file, hashes them, and forwards them."""
 
     def __init__(
         self,
         write: Callable[[bytes], object] | None = None,
         check: Callable[[int], None] | None = None,
     ) -> None:
-        """write: called with each piece. check: called with the size so far; raises if it is too
-        large."""
+        """Create a sink. write: called with each piece. check: called with the number of bytes so
+        far; raises an error if the file is too large."""
         self._write, self._check = write, check
         self._digest = hashlib.sha256()
         self.size_bytes = 0
@@ -243,7 +245,8 @@ class HashingSink:
 
 
 def location_of(url: str) -> str:
-    """Return the source for error messages, without its query, which might contain secrets."""
+    """Return the URL of a source for error messages, without its query, which might contain
+    secrets."""
     return url.split("?", 1)[0]
 
 

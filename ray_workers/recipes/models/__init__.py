@@ -1,1 +1,1 @@
-"""The recipes' networks. Each file documents the shapes of inputs and outputs."""
+"""The recipes' networks. Each file documents the shapes of its network's inputs and outputs."""

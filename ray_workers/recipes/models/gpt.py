@@ -67,8 +67,8 @@ class Gpt(nn.Module):
         return cast(Tensor, self.head(self.norm(hidden)))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop the parts of other stages. The first stage has the embedding, and the last the
-        head."""
+        """Drop the parts of other stages. The first stage has the embedding, and the last stage has
+        the head."""
         start, stop = share(len(self.blocks), stage, num_stages)
         for number in range(len(self.blocks)):
             if not start <= number < stop:
@@ -196,8 +196,8 @@ class Attention(nn.Module):
 
 
 def rotations(first: int, length: int, head_size: int, device: torch.device) -> Tensor:
-    """Return the cosine and sine of the angle by which each pair of a head's numbers is rotated at
-    each position from `first` on, (2, length, head_size / 2)."""
+    """Return the cosines and sines of the angles by which the pairs of a head's numbers are rotated
+    at each of `length` positions, starting with `first`: (2, length, head_size / 2)."""
     speeds = ROTARY_BASE ** (-torch.arange(0, head_size, 2, device=device) / head_size)
     angles = torch.outer(torch.arange(first, first + length, device=device), speeds)
     return torch.stack((angles.cos(), angles.sin()))

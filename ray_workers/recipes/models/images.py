@@ -1,7 +1,8 @@
 """Networks for small images: (N, channels, height, width) in 0..1 -> (N, num_classes) logits.
 
 The networks use GroupNorm (Wu & He 2018, arXiv:1803.08494) instead of BatchNorm: a sample's result
-must not depend on the other samples in its batch, or the world size would affect the results.
+must not depend on the other samples in its batch, because the world size would then affect the
+results.
 """
 
 from __future__ import annotations
@@ -83,12 +84,13 @@ class ResNet(nn.Module):
         return cast(Tensor, hidden if self.head is None else self.head(hidden))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop the parts of other stages. The first stage has the stem, and the last the head."""
+        """Drop the parts of other stages. The first stage has the stem, and the last stage has the
+        head."""
         start, stop = share(self.num_blocks, stage, num_stages)
         stop = len(self.body) if stage == num_stages - 1 else stop
         for number in range(len(self.body)):
             if not start <= number < stop:
-                delattr(self.body, str(number))  # the others keep their names
+                delattr(self.body, str(number))  # the names of the other blocks don't change
         if stage > 0:
             self.stem = None
         if stage < num_stages - 1:
@@ -96,8 +98,8 @@ class ResNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + f(x), then ReLU. f is two 3x3 convolutions; x passes a 1x1 convolution if the sizes
-    differ."""
+    """Computes x + f(x), followed by ReLU. f is two 3x3 convolutions. If the sizes differ, a 1x1
+    convolution is applied to x."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -122,7 +124,7 @@ class Silent(nn.GroupNorm):
 
 
 class Mlp(nn.Module):
-    """Hidden layers on the flattened image."""
+    """Hidden layers that are applied to the flattened image."""
 
     def __init__(self, options: spec.Mlp, shape: Shape, num_classes: int) -> None:
         super().__init__()

@@ -35,8 +35,8 @@ def build(
 
     The weights depend only on the constructor and the random generators of torch, NumPy and Python.
     `inputs` and `outputs` are the shapes for one sample, `form` describes the shape of the outputs
-    in words, and `dtype` is the type of the inputs. Raise ModelError, here or when the model is
-    called, if it is not a model or does not fit the data.
+    in words, and `dtype` is the type of the inputs. If the object is not a model or does not fit
+    the data, this function or a later call of the model raises ModelError.
     """
     own = derive_seed("model", seed)
     random.seed(own)
@@ -61,7 +61,8 @@ def build(
 
 
 def at_hand(options: spec.Imported) -> nn.Module:
-    """Create the model, to load weights into it. Raise ImportError if its code is missing."""
+    """Create the model, so that weights can be loaded into it. Raise ImportError if the model's
+    code is missing."""
     try:
         return _made(options)
     except ModuleNotFoundError as error:
@@ -122,7 +123,8 @@ def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
 def _check_outputs(
     target: str, outputs: tuple[int, ...], form: str, _: nn.Module, inputs: Any, found: object
 ) -> None:
-    """Check each forward pass, since a model can return different shapes in training."""
+    """Check the outputs of a forward pass. Each pass is checked, since a model can return different
+    shapes in training."""
     expected = (len(inputs[0]), *outputs)
     if not isinstance(found, Tensor):
         raise ModelError(f"{target} returns {_shown(found)}, not a tensor of shape {form}")

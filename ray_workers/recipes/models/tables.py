@@ -13,19 +13,21 @@ from ray_workers.recipes.models.images import hidden_layers
 
 MAX_EMBEDDING = 50
 UNKNOWN = 0
-"""Code of a category that does not occur in training; other codes start at 1."""
+"""Code of every category that did not occur in training. The codes of other categories start at
+1."""
 
 
 class TableModel(nn.Module):
     """(N, num_numeric + num_categorical) -> (N, num_outputs).
 
     The first columns are the table's numbers, and the last are codes of categories, which float32
-    represents exactly up to 2**24. The mean and deviation of the numbers are buffers, so that the
-    trained model accepts raw rows; for a regression, the target's mean and deviation are too. If
-    values can be missing (NaN), their replacements are also a buffer.
+    represents exactly up to 2**24. The mean and deviation of the numbers and, for a regression, of
+    the target are buffers, so that the trained model accepts raw rows. If values can be missing
+    (NaN), their replacements are also a buffer.
 
-    A table with numbers that are large and close together has `offsets`. Its rows are float64, the
-    offsets are subtracted in float64, and all other buffers apply to the result.
+    If the numbers of a table are large and close together, the model has `offsets`. The rows are
+    then float64, the offsets are subtracted in float64, and all other buffers apply to the result
+    of the subtraction.
     """
 
     mean: Tensor
@@ -49,7 +51,7 @@ class TableModel(nn.Module):
         super().__init__()
         self.num_numeric = num_numeric
         self.indicated = list(indicated)
-        # Buffers are on the CPU even if the parameters are still on the meta device.
+        # Create buffers on the CPU even if the parameters are still on the meta device.
         self.register_buffer("mean", torch.zeros(num_numeric, device="cpu"))
         self.register_buffer("deviation", torch.ones(num_numeric, device="cpu"))
         self.register_buffer("target_mean", torch.zeros((), device="cpu"))
@@ -57,7 +59,7 @@ class TableModel(nn.Module):
         fill = torch.zeros(num_numeric + num_categorical, device="cpu") if fills else None
         self.register_buffer("fill", fill)
         # Store the float64 bits as integers, since strategies don't average or round integer
-        # buffers. The last offset is the target's.
+        # buffers. The last offset is the offset of the target.
         bits = torch.zeros(num_numeric + 1, dtype=torch.int64, device="cpu")
         self.register_buffer("offset_bits", bits if has_offsets else None)
 
@@ -67,8 +69,8 @@ class TableModel(nn.Module):
         return None if self.offset_bits is None else self.offset_bits.view(torch.float64)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Compute the outputs. For a regression they are in units of the target's deviation
-        (`in_units`)."""
+        """Compute the outputs. The outputs of a regression are in units of the target's deviation;
+        `in_units` converts them."""
         is_missing, count = rows.isnan(), self.num_numeric
         numbers = self.standardised(rows[:, :count])
         codes = rows[:, count:].to(self.mean.dtype)
@@ -77,7 +79,8 @@ class TableModel(nn.Module):
         marks = (
             is_missing[:, self.indicated].to(numbers.dtype) if self.indicated else numbers[:, :0]
         )
-        # In half precision, a target of 70,000 would be infinite, and 2,049 would be rounded.
+        # In half precision, a target of 70,000 would become infinite, and a target of 2,049 would
+        # be rounded.
         return self.outputs_of(numbers, codes, marks).to(self.mean.dtype)
 
     def standardised(self, numbers: Tensor) -> Tensor:
@@ -165,8 +168,8 @@ class OwnTableModel(TableModel):
 
 
 class ExportedTable(nn.Module):
-    """A trained table model for export. Its offsets are float64, since only torch's own format can
-    reinterpret bits as numbers."""
+    """A trained table model for export. The offsets are stored as float64 numbers instead of bits,
+    since only torch's own format can reinterpret bits as numbers."""
 
     offsets: Tensor | None
 

@@ -19,11 +19,12 @@ from ray_workers.training.core.errors import DataError
 
 
 class Unet(nn.Module):
-    """U-Net for images of any size. Sides that can't be halved `depth` times are padded with copies
-    of the last row or column, and the predictions for the padding are discarded."""
+    """U-Net for images of any size. If a side can't be halved `depth` times, it is padded with
+    copies of the last row or column, and the predictions for the padding are discarded."""
 
     def __init__(self, options: spec.Unet, shape: Shape, num_classes: int) -> None:
-        """`shape` is the shape of the training images. Raise DataError if they are too small."""
+        """`shape` is the shape of the training images. Raise DataError if the images are too
+        small."""
         super().__init__()
         channels, height, width = shape
         if min(height, width) < options.least_side:

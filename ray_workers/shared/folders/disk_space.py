@@ -11,8 +11,8 @@ PROBE_BYTES = 4096
 
 
 def why_full(folder: Path) -> str | None:
-    """Return why no file can be written to a folder; None if it is possible. Writes an unnamed
-    file."""
+    """Return why no file can be written to a folder; None if a file can be written. To find out,
+    the function writes an unnamed file."""
     try:
         free = shutil.disk_usage(folder).free
         if free < FULL_BELOW_BYTES:

@@ -1,6 +1,6 @@
-"""Environments on a node: folders of packages that overlay the node's own, named by their content.
+"""Environments on a node, which are folders of packages that overlay the node's own packages.
 
-    environments/KEY.json     description of a finished environment, which is unfinished without it
+    environments/KEY.json     description of the environment, once it is finished
     environments/FOLDER/site  its packages, which precede the node's own (PYTHONPATH)
     environments/FOLDER/log   the output of the installer and of the setup commands
 
@@ -43,7 +43,7 @@ class EnvironmentRecord:
     packages: tuple[str, ...]
     """`name==version` of the packages that differ from the node's own."""
     modules: tuple[str, ...]
-    """Names of their top-level modules."""
+    """Names of the top-level modules of these packages."""
     size_bytes: int
 
 
@@ -73,7 +73,7 @@ def key_of(
 
 
 def is_private(environment: Mapping[str, Any], policy: EnvironmentPolicy) -> bool:
-    """Whether the environment's index needs a secret that only this owner has."""
+    """Whether the environment's index needs a secret that is available only to this owner."""
     secret = (environment.get("index") or {}).get("secret")
     return secret is not None and is_owners(policy.secrets_dir, secret, policy.owner)
 
@@ -89,7 +89,8 @@ def distributions() -> list[str]:
 
 
 def find(root: Path, key: str) -> EnvironmentRecord | None:
-    """Return the finished environment with this key, or None. Mark the environment as just used."""
+    """Return the finished environment with this key, or None, and mark the environment as just
+    used."""
     path = root / f"{key}.json"
     record = read_record(path)
     if record is None or not (root / record.folder / "site").is_dir():

@@ -11,9 +11,9 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder and everything in it, including folders without permissions and folders
-    nested more deeply than Python's stack. Links are not followed. Entries that can't be deleted
-    are left."""
+    """Delete a folder and everything in it. Folders without permissions, and folders nested more
+    deeply than Python's recursion limit, are also deleted. Links are not followed. Entries that
+    can't be deleted are skipped."""
     with contextlib.suppress(OSError):
         top = _opened(os.fspath(path), None)
         try:
@@ -34,7 +34,8 @@ def _opened(name: str, parent: int | None) -> int:
 
 
 def _empty(top: int) -> None:
-    """Delete the contents of a folder. To handle any depth, nested folders are first moved up."""
+    """Delete the contents of a folder. Nested folders are first moved up to this folder, so that
+    any depth can be handled."""
     tried: set[str] = set()
     while names := set(os.listdir(top)) - tried:
         tried |= names
@@ -58,7 +59,7 @@ def _remove_folder(name: str, top: int) -> None:
 
 
 def _unlinked(name: str, folder: int) -> bool:
-    """Delete an entry unless it is a folder. Return whether it is gone."""
+    """Delete an entry unless it is a folder. Return whether the entry no longer exists."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:

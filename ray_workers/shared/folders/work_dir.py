@@ -1,8 +1,9 @@
 """The directory in which a job's script runs. Each job has one per node, which is kept between
 attempts.
 
-A file next to the script has the same relative path there. Files are links. Folders are created, so
-that files the job writes to them stay its own. Large folders are linked as a whole.
+Each file next to the script is linked into the directory under the same relative path. Folders are
+created instead of linked, so that files that the job writes to them belong to the job. Only large
+folders are linked.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 MAX_LINKS = 2000
-"""Maximum number of links per script. A link takes some ten microseconds. Folders beyond the limit
-are linked as a whole."""
+"""Maximum number of links per script. Creating a link takes some ten microseconds. Once the limit
+is reached, folders are linked instead of created."""
 LEFT_OUT = frozenset({"__pycache__"})
 
 
@@ -33,7 +34,8 @@ def enter(directory: Path, script_dir: Path) -> None:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Link folder by folder, starting with those nearest to the script."""
+    """Link the files of one folder after another, starting with the folders nearest to the
+    script."""
     folders, left = [(source, target)], MAX_LINKS
     for folder, copy in folders:
         found = _listed(folder)

@@ -32,20 +32,20 @@ def is_own_unix(connection: socket.socket | TransportSocket) -> bool:
 def is_own_tcp(theirs: tuple[Any, ...], ours: tuple[Any, ...], *, or_roots: bool = False) -> bool:
     """Whether the other end of a TCP connection is a process of this user on this machine.
 
-    With `or_roots`, processes of root count too.
+    With `or_roots`, processes of root are also accepted.
     """
     owner = _asked(theirs, ours) or _looked_up(theirs, ours)
     users = {os.getuid(), 0} if or_roots else {os.getuid()}
-    # A socket that no process holds any more is listed with user 0 and inode 0.
+    # A socket that has been closed by its process is listed with user 0 and inode 0.
     return owner is not None and owner[0] in users and owner[1] != 0
 
 
 def is_own_peer(connection: socket.socket | TransportSocket, *, or_roots: bool = False) -> bool:
     """Apply `is_own_tcp` to an accepted connection.
 
-    Data stay readable after the sender has reset the connection. By the time the kernel is asked,
-    another process may be using the sender's port, so the connection must still exist after the
-    answer.
+    Data remain readable after the sender has reset the connection, and another process may be using
+    the sender's port when the kernel is asked. Therefore the connection must still exist after the
+    kernel's answer.
     """
     try:
         theirs = connection.getpeername()

@@ -24,10 +24,10 @@ class ReservedPort:
     Two sockets reserve the port. The first is named after the port number in the kernel's abstract
     namespace, in which only one process at a time can hold a name, and which frees the name when
     the process ends. The second is bound to the port but never listens, so that programs other than
-    dray get another port. A server that sets SO_REUSEPORT can listen on the port at the same time;
-    for other servers, such as TensorFlow's, it must be unbound first. The port is outside the range
-    that the kernel assigns to connections, so only a program that requests this specific port could
-    take it.
+    dray get another port. A server that sets SO_REUSEPORT can listen on the port while it is bound;
+    for other servers, such as TensorFlow's, the port must be unbound first. The port is outside the
+    range that the kernel assigns to connections, so only a program that requests this specific port
+    could then take it.
     """
 
     def __init__(self, address: str) -> None:
@@ -44,7 +44,8 @@ class ReservedPort:
     def _hold(self, port: int) -> None:
         with ExitStack() as held:
             bound = held.enter_context(_bound(self._address, port))
-            # Set this only after binding: if two processes set it before, both could bind the port.
+            # Set this only after binding: if two processes set it before binding, both could bind
+            # the port.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self.port: int = bound.getsockname()[1]
             if sys.platform == "linux":
@@ -54,7 +55,8 @@ class ReservedPort:
         self._bound = bound
 
     def unbind(self) -> None:
-        """Free the port for a server that can't share it. It stays reserved among dray's jobs."""
+        """Free the port for a server that can't share it. Other jobs of dray still can't reserve
+        the port."""
         self._bound.close()
 
     def close(self) -> None:

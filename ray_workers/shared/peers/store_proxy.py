@@ -3,9 +3,9 @@
 torch's TCPStore has no authentication: every process that connects can read and write every key.
 Therefore the store itself listens on a Unix socket that only its own process can reach. A
 `StoreProxy` on the node's address forwards a connection once the other end has proved that it knows
-the attempt's secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT without a proof, so
-each rank actor runs a `StoreForwarder` there, which accepts connections from this user's processes
-on this machine and proves the secret for them.
+the attempt's secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT without a proof. So
+each rank actor runs a `StoreForwarder` at this address, which accepts connections from this user's
+processes on this machine, and proves knowledge of the secret on their behalf.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
 """Maximum seconds in which the two ends must authenticate to each other."""
 MAX_UNPROVED = 256
-"""Maximum number of unauthenticated connections; beyond that, the oldest is closed."""
+"""Maximum number of unauthenticated connections. If there are more, the oldest one is closed."""
 BACKLOG = 1024
 BLOCK_BYTES = 1 << 16
 
@@ -55,7 +55,7 @@ async def prove_store(streams: Streams, secret: bytes) -> None:
 
 
 async def hear(address: str, port: int) -> None:
-    """Return once the proxy has asked for the secret, which a stopped proxy never does.
+    """Return once the proxy has asked for the secret, which shows that the proxy is not stopped.
 
     Raise OSError if the proxy does not listen or closes the connection.
     """
@@ -88,8 +88,8 @@ class StoreProxy:
         self._store_path = store_path
         self._unproved: list[asyncio.StreamWriter] = []
         self.is_open = False
-        """False while the store starts and connects to itself. During that time other processes do
-        not know its address, and connections from this user need no proof."""
+        """False while the store starts and connects to itself. As long as it is False, other
+        processes have not been given the address, and connections from this user need no proof."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)
@@ -154,7 +154,8 @@ def _is_own(writer: asyncio.StreamWriter) -> bool:
 
 
 async def _pass_on(streams: Streams, reach: Callable[[], Awaitable[Streams]]) -> None:
-    """Relay between a connection and the connection that `reach` opens, until either ends."""
+    """Relay data between a connection and the connection that `reach` opens, until either
+    connection ends."""
     reader, writer = streams
     try:
         async with asyncio.timeout(PROOF_LIMIT_S):

@@ -1,5 +1,5 @@
-"""A process's record of its collectives, which is written below its stacks and read by a
-supervisor.
+"""A process's record of its collectives, which the process writes after its stacks, and a
+supervisor reads.
 
 torch's flight recorder numbers the collectives of each group, and keeps the last 2000 across all
 groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s, during
@@ -44,7 +44,8 @@ class GroupRecord:
 
 
 def described() -> str:
-    """Describe this process's collectives in a paragraph; empty without groups or a record."""
+    """Describe this process's collectives in a paragraph. Return an empty string if there are no
+    groups or no record."""
     records = recorded()
     if not records:
         return ""
@@ -88,7 +89,7 @@ def recorded() -> list[GroupRecord]:
 def _record(group: str, entries: list[Mapping[str, Any]], now: float) -> GroupRecord:
     if not entries:
         return GroupRecord(group, 0)
-    newest = max(entry["pg_id"] for entry in entries)  # an earlier group may have had the name
+    newest = max(entry["pg_id"] for entry in entries)  # an earlier group may have had the same name
     own = [entry for entry in entries if entry["pg_id"] == newest]
     begun = max(entry["collective_seq_id"] for entry in own)
     under_way = [e for e in own if not e["retired"] and e["state"] != "completed"]

@@ -1,7 +1,8 @@
 """Access to torch's private API for the collectives of a process's groups.
 
-Torch is not imported here: a process that has not loaded it has no groups. Tested with torch 2.13;
-tests/unit/workers/shared/test_collectives.py fails if torch changes these names.
+Torch is not imported here, because a process that has not already loaded torch has no groups.
+Tested with torch 2.13; tests/unit/workers/shared/test_collectives.py fails if torch changes these
+names.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 def flight_records() -> list[bytes]:
     """Return the records of torch's flight recorder as JSON: NCCL's record, if torch has NCCL, and
-    the record of the other backends. Empty if torch records nothing, or is too old to record by
-    default.
+    the record of the other backends. The list is empty if torch records nothing, or is too old to
+    record by default.
 
     The public reader (`torch.distributed.flight_recorder`) only reads files that a process writes
     after a collective has timed out. The JSON omits the entries' stacks, which need the interpreter

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25
-"""madvise(2), since Linux 6.1. Older kernels refuse it, which leaves the memory unchanged."""
+"""Advice for madvise(2), supported since Linux 6.1. Older kernels refuse it, and the memory remains
+unchanged."""
 HUGE_BYTES = 2 << 20
 
 
@@ -20,7 +21,7 @@ def prctl(option: int, value: int) -> None:
 
 def stand_back(niceness: int, pid: int = 0) -> None:
     """Raise the niceness of a session leader to at least this value. Its children inherit it. `pid`
-    is the leader's; 0 means this process.
+    is the pid of the leader; 0 means this process.
 
     If Linux groups processes by session (sched_autogroup), a process's niceness only counts within
     its session, so the session's niceness is set too.
@@ -37,8 +38,8 @@ def stand_back(niceness: int, pid: int = 0) -> None:
 
 
 def pack(maps: str = "/proc/self/maps") -> Iterator[bool]:
-    """Move this process's memory to huge pages, one page per step. Yield False after each step,
-    because more remains to be done. A step takes a few milliseconds."""
+    """Move this process's memory to huge pages, one page per step. After each step, which takes a
+    few milliseconds, yield False, which means that the work is not finished."""
     madvise = ctypes.CDLL(None).madvise
     for start, end in _own_memory(maps):
         first = -(-start // HUGE_BYTES) * HUGE_BYTES
@@ -51,7 +52,7 @@ def _own_memory(maps: str) -> Iterator[tuple[int, int]]:
     """Yield the start and end of the writable memory areas that do not belong to a file
     (proc(5))."""
     with open(maps) as file:
-        lines = file.readlines()  # read all lines first, because the steps change the list
+        lines = file.readlines()  # read all lines first, because the steps change this file
     for line in lines:
         addresses, permissions, _, _, inode, *_ = line.split()
         if permissions == "rw-p" and inode == "0":

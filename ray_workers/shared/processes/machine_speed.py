@@ -19,13 +19,14 @@ from ray_workers.shared.processes.procfs import stat_fields
 from ray_workers.shared.processes.silence import AwakeClock
 
 MAX_SLOWNESS = 30.0
-"""Maximum factor by which limits are extended, so that a hang on an overloaded machine ends too."""
+"""Maximum factor by which limits are extended, so that a hang on an overloaded machine is also
+detected."""
 OVERLOADED = 4.0
-"""Slowness from which the machine is blamed for anything that takes too long."""
+"""Minimum slowness at which timeouts are attributed to the machine."""
 WINDOW_S = 10.0
-"""Seconds over which a process's waiting time is measured."""
+"""Length of the period, in seconds, over which a process's waiting time is measured."""
 LEAST_S = 1.0
-"""Seconds before the first measurement of a process."""
+"""Number of seconds before the first measurement of a process."""
 CHECK_S = 0.5
 """Seconds between two checks of a limit, since the speed may change in the meantime."""
 USUAL = 1.0
@@ -38,7 +39,7 @@ class CpuTime(NamedTuple):
 
     ran_s: float
     waited_s: float
-    """Not including the current wait."""
+    """Time spent waiting for a CPU, not including the current wait."""
     is_runnable: bool
 
 
@@ -53,7 +54,7 @@ def cpu_time(pid: int) -> CpuTime | None:
 
 
 class WaitMeter:
-    """Measures from call to call how slow processes on a machine are."""
+    """Measures how slow processes on a machine are, based on consecutive calls of `sample`."""
 
     def __init__(
         self,
@@ -91,8 +92,8 @@ def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
 
 
 class MachineSpeed:
-    """How slow an attempt's machines currently are, by which the limits for its start and recovery
-    are extended.
+    """The current slowness of an attempt's machines. The limits for the attempt's start and
+    recovery are extended by this factor.
 
     A limit is in seconds at the machines' usual speed: if everything takes ten times as long, the
     limit expires after ten times as many seconds.
@@ -131,7 +132,7 @@ class MachineSpeed:
         return True
 
     async def within(self, limit_s: float, work: Awaitable[T]) -> T:
-        """Return the result of `work`. If it takes longer than `limit_s`, cancel it and raise
+        """Return the result of `work`. If `work` takes longer than `limit_s`, cancel it and raise
         TimeoutError."""
         began = self.time()
         task = asyncio.ensure_future(work)
@@ -147,7 +148,7 @@ class MachineSpeed:
                 await asyncio.wait({task})
 
     def ran_out(self) -> None:
-        """Record that something took too long."""
+        """Record that a limit was exceeded."""
         self._overrun = max(self._overrun, self.slowness)
 
     def caught_up(self) -> None:
@@ -156,16 +157,19 @@ class MachineSpeed:
 
     @property
     def overrun(self) -> float:
-        """How slow the machines were when something took too long; `USUAL` if nothing did."""
+        """Return the slowness of the machines when a limit was exceeded; `USUAL` if no limit was
+        exceeded."""
         return self._overrun
 
     def why(self) -> str:
-        """Return a suffix for a sentence that names the overload; empty if there is none."""
+        """Return a suffix for a sentence, which states the overload; empty if the machines are not
+        overloaded."""
         return overload_note(self.slowness)
 
 
 def overload_note(slowness: float) -> str:
-    """Return a suffix for a sentence that names an overload; empty below `OVERLOADED`."""
+    """Return a suffix for a sentence, which states the overload; empty if `slowness` is below
+    `OVERLOADED`."""
     if slowness < OVERLOADED:
         return ""
     return f" (the machine is overloaded, {slowness:.0f} times slower than usual)"

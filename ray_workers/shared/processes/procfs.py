@@ -1,11 +1,11 @@
 """The state and owner of this machine's processes, from /proc (proc(5)).
 
-Linux only.
+This module works only on Linux.
 
 Processes that a rank starts are found by three signs: their session, which a daemon leaves; a mark
 in the environment, which /proc does not show for a forked process and which a program can drop; and
 a mark in RLIMIT_RSS, a limit that Linux has ignored since 2.4.30 (setrlimit(2)), but which every
-child inherits, whatever else it drops.
+child inherits, even if it changes its session and environment.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from pathlib import Path
 MARK_VARIABLE = "DRAY_PROCESS_MARK"
 MARK_BITS = 52
 LIMIT_BASE = 1 << 62
-"""More bytes than any machine's memory, so that a kernel that enforces the limit has no effect."""
+"""More bytes than any machine's memory, so that the limit would have no effect even if a kernel
+enforced it."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STARTING = (b"default_worker.py", b"worker_entry.py")
-"""Programs of Ray's workers: Ray's own, and `ray_workers.node.worker_forks.worker_entry`."""
+"""Programs that Ray's workers run: Ray's own program, and
+`ray_workers.node.worker_forks.worker_entry`."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Session:
     """Start time of the leader in clock ticks since boot, since pids are reused."""
     mark: str
     closed: bool = False
-    """Whether the session has been seen empty. Its number may belong to another session by now."""
+    """Whether the session has been found to be empty. Its number may since have been assigned to
+    another session."""
 
 
 def new_mark() -> str:
@@ -140,7 +143,7 @@ def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def cpu_ticks(fields: Sequence[bytes]) -> int:
-    """Return the CPU time from a process's `stat_fields`, including that of its dead children."""
+    """Return the CPU time of a process and its dead children, given the process's `stat_fields`."""
     return sum(map(int, fields[11:15]))
 
 
@@ -177,8 +180,8 @@ def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
         if not entry.name.isdigit():
             continue
         fields = stat_fields(entry.name)
-        # A process older than all sessions belongs to none; this is true of most processes on a
-        # machine.
+        # A process that is older than all sessions, like most processes on a machine, belongs to
+        # none of them.
         if not fields or fields[0] in DEAD or int(fields[19]) < first:
             continue
         session = by_number.get(int(fields[3]))
@@ -244,8 +247,8 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 def count_idle_workers(raylet: int) -> int:
     """Return the number of a raylet's worker processes that are starting, or waiting for an actor
-    or a task. A forked worker is not a child of the raylet, but all have the raylet's pid in their
-    environment."""
+    or a task. Forked workers are not children of the raylet, but all workers have the raylet's pid
+    in their environment."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     return sum(
         _is_idle_worker(_words(entry.path, "cmdline")) and mark in _words(entry.path, "environ")

@@ -1,4 +1,5 @@
-"""Deadlines for responses from dray's own processes: how long each has been silent, and the limits.
+"""Deadlines for responses from dray's own processes: records how long each process has been silent,
+and defines the limits.
 
 A process that is stopped but not dead closes no connection; only an unanswered request reveals its
 state. A process that sends requests to others keeps a `Silence`, and acts when a limit of
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 MAX_GAP_S = 5.0
-"""Maximum time that counts between two readings of the clock; longer than the pause of any loop."""
+"""Maximum number of seconds that are counted between two readings of the clock. Longer than the
+pause of any loop."""
 
 
 T = TypeVar("T")
@@ -31,8 +33,8 @@ class Clock(Protocol):
 class AwakeClock:
     """A clock of the seconds during which this process itself ran.
 
-    A sleeping laptop or a paused machine does not make a process silent, so the time between two
-    readings counts as at most `MAX_GAP_S`.
+    Processes should not count as silent because a laptop was asleep or a machine was paused, so at
+    most `MAX_GAP_S` is counted between two readings.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,7 +93,7 @@ class SilenceLimits:
 
 
 class Silence:
-    """Records since when each of several processes has left a request unanswered."""
+    """Records how long each of several processes has left a request unanswered."""
 
     def __init__(self, clock: Clock | None = None, wall: Callable[[], float] = time.time) -> None:
         self._clock: Clock = clock or AwakeClock()
@@ -107,11 +109,12 @@ class Silence:
         self._asked.pop(name, None)
 
     async def ask(self, name: Hashable, limit_s: float, answer: Awaitable[T]) -> T:
-        """Return the answer to a request that was just sent. Raise TimeoutError if it is late.
+        """Return the answer to a request that was just sent. Raise TimeoutError if there is no
+        answer within `limit_s`.
 
-        A late answer is also a sign of life: on an overloaded machine, each answer may take longer
-        than its limit. The clock is read while waiting, since a wait of more than `MAX_GAP_S` would
-        count as a pause of this process itself.
+        A late answer is also recorded as a sign of life, because on an overloaded machine, each
+        answer may take longer than its limit. The clock is read regularly while waiting, since a
+        gap of more than `MAX_GAP_S` would be treated as a pause of this process itself.
         """
         self.asked(name)
         asking = asyncio.ensure_future(answer)
@@ -130,7 +133,8 @@ class Silence:
             self.answered(name)
 
     def seconds(self, name: Hashable) -> float:
-        """Return for how many seconds a process has been silent while this process ran."""
+        """Return the number of seconds for which a process has been silent, not counting pauses of
+        this process."""
         now = self._clock.time()
         asked = self._asked.get(name)
         return 0.0 if asked is None else now - asked[0]

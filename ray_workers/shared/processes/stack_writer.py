@@ -1,11 +1,11 @@
 """A signal handler that writes the stacks of a process's threads to a file.
 
 The C code of `faulthandler` writes the main thread's stack immediately, wherever the thread is
-stuck. It must not read other threads: it runs without the interpreter lock, and a thread that
-starts or ends in the meantime would crash the process (1 of 40 dumps, if threads start and end all
-the time). A separate thread that waits for the signal adds the other stacks while it holds the
-lock, and then the collectives of the process. If the lock is never released, these are missing, as
-is the last line.
+stuck. It must not read the stacks of other threads: it runs without the interpreter lock, and if
+another thread started or ended in the meantime, the process could crash (1 of 40 dumps, if threads
+start and end all the time). A separate thread, which waits for the signal, acquires the lock and
+adds the other stacks and then the collectives of the process. If the lock is never released, the
+other stacks, the collectives and the last line are missing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ END = b"(these are all threads)\n"
 
 
 def dump_on(number: signal.Signals, path: Path) -> None:
-    """Append the stacks of all threads to the file at each signal `number`. Call it in the main
-    thread."""
-    # Never closed: the handler writes to its descriptor even while Python itself is stuck.
+    """Append the stacks of all threads to the file whenever the process receives the signal
+    `number`. Must be called in the main thread."""
+    # Never close this file: the handler writes to its descriptor even while Python itself is stuck.
     file = FileIO(path, "a")
     came, comes = os.pipe()
     os.set_blocking(comes, False)

@@ -124,9 +124,9 @@ def judge(
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
     """Return the ERROR frames that these processes wrote, by rank.
 
-    `ranks` maps each (worker index, incarnation) to a rank. The rank can't be derived from the name
-    of a spool: the spool of a process that never got a rank is named after its worker index, and
-    the name of an older spool can contain a rank that was later assigned to another process.
+    `ranks` is the rank by worker index and incarnation. It can't be derived from the name of a
+    spool: the spool of a process that never got a rank is named after its worker index, and the
+    name of an older spool can contain a rank that now belongs to another process.
     """
     found: dict[int, Frame] = {}
     for frame in frames:
@@ -168,8 +168,8 @@ def _left_before(
 
 
 def _is_secondary_failure(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
-    """Whether the rank was aborted before it wrote an error. NCCL's watchdog does this when the
-    peers of a rank have died."""
+    """Whether the rank was aborted without leaving an error, as NCCL's watchdog does when the peers
+    of a rank have died."""
     return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 

@@ -126,8 +126,8 @@ class GroupPolicy:
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """Return the actions to perform, in order, and the new memory. `now` is the time in seconds
-        at the machines' usual speed."""
+        """Return the actions to perform, in order, and the new memory. `now` is in seconds at the
+        machines' usual speed."""
         recovery = seen.recovery
         actions: list[Action] = []
         if self.traits.is_script and self.is_elastic and _is_unprepared(seen):
@@ -230,9 +230,8 @@ class GroupPolicy:
         return f"the group was not complete again within {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-        """Return since when ranks have been waiting for a round although no rank was lost, because
-        their connections broke or a round could not be formed. Returns None if no ranks are
-        waiting."""
+        """Return when ranks began to wait for a round although no rank was lost, because their
+        connections broke or a round could not be formed; None if they are not waiting."""
         is_any_standby = any(rank.status.phase is RankPhase.STANDBY for rank in seen.ranks)
         may_be = (
             self.traits.recovers_in_place and is_any_standby and seen.num_running == seen.num_placed

@@ -79,10 +79,9 @@ class StepTimes:
     def after(
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
-        """Return the step times after another observation. `now` is the time in seconds at the
-        machines' usual speed. If `at_own_pace` is true, the step number of a slow rank can increase
-        by several steps for one unit of work; the time of this unit then counts as the time of a
-        single step."""
+        """Return the step times after another observation. `now` is in seconds at the machines'
+        usual speed. `at_own_pace` is whether a slow rank can count several steps for one unit of
+        work; its time then counts as a single step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -219,8 +218,8 @@ def _is_training(observations: Sequence[RankObservation]) -> bool:
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
     def progress(observation: RankObservation) -> tuple[int, int, int]:
         status = observation.status
-        # The collective is compared before the phase, because ranks that step independently
-        # communicate after their update.
+        # Compare collectives before phases: ranks that step independently communicate after their
+        # update.
         return status.step, status.collective, _PHASE_ORDER[status.phase]
 
     least = min(map(progress, observations))

@@ -51,7 +51,7 @@ class RecoveryState:
     regrouping: Regrouping | None = None
     announced_at: float | None = None
     """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if it
-    has not been announced yet."""
+    was not announced yet."""
     num_lacking: int = 0
     """Number of missing workers for which the other workers wait."""
     lacking_since: float | None = None
@@ -136,12 +136,12 @@ def refused(
 
 
 def may_restart(lost: Sequence[RankExit], standalone: Set[int], earlier: Mapping[int, int]) -> bool:
-    """Whether these ranks are restarted while the others continue. A rank that exited on its own is
-    not restarted, because it would exit again. A rank whose actor is gone is not restarted either,
-    because its successor would have another port, and the other ranks use the old one.
+    """Whether these ranks are restarted while the others continue. A rank that ended on its own is
+    not restarted, because it would end again; neither is a rank whose actor is gone, because the
+    other ranks know its port.
 
-    `standalone` contains the ranks for which the others do not have to wait, and `earlier` the
-    number of recent restarts of each rank.
+    `standalone` are ranks for which the others do not have to wait, and `earlier` is the number of
+    recent restarts of each rank.
     """
     return all(
         end.rank in standalone
@@ -161,10 +161,9 @@ def num_holders(
     start from the checkpoint from which the attempt started, and all later steps would be lost.
     Before the attempt's first step there is nothing to lose, so every rank counts.
 
-    `observations` must include all observable processes of the attempt, even processes that have
-    exited. `running` contains the (worker index, incarnation) of each running process in the group.
-    `furthest_step` is the last step that any rank is known to have committed, including ranks that
-    are no longer observed.
+    `observations` must include all observable processes of the attempt, even ended ones. `running`
+    has the (worker index, incarnation) of the running processes in the group. `furthest_step` is
+    the last step that any rank, observed or not, is known to have committed.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step
@@ -196,7 +195,7 @@ def loss_report(
     why_slow: str,
 ) -> RegroupingReport:
     """Return the report of a loss. `lost` is empty if ranks only lost their connections. `why_slow`
-    is the result of `MachineSpeed.why`."""
+    is from `MachineSpeed.why`."""
     if lost:
         reason = "; ".join(how(rank, traits.role_names) for rank in lost)
     else:

@@ -17,8 +17,8 @@ class Timings:
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual speed. This limit
-    is longer than the forkserver's own limit."""
+    """Limit from getting the slots until all processes are running, at the usual speed. Longer than
+    the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
     release_pause_s: float = 1.0
@@ -27,13 +27,12 @@ class Timings:
     """Pause after a read that returned no data before its waiting time was over, for example
     because an agent is restarting."""
     ledger_period_s: float = 10.0
-    """Time between reports on how the slots are used."""
+    """Time between reports on the use of the slots."""
     speed_period_s: float = 1.0
-    """Age of the last measurement of the machines' speed after which an observation measures it
-    again."""
+    """Age of the known machine speed after which an observation measures it again."""
     speed_limit_s: float = 2.5
-    """Age of the last measurement after which the speed is measured even if the group is not being
-    observed, for example while the group starts."""
+    """Age after which the speed is measured even if the group is not being observed, such as at its
+    start."""
     read_wait_s: float = 1.0
     """How long a read from a node agent waits for frames. While it waits, frames from other nodes
     are not returned. A poll consists of several reads."""
@@ -69,11 +68,10 @@ class Timings:
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
     secondary_s: float = 1.0
-    """Limit for ranks that lost another rank to fail on their own, so that they report their
-    errors, at the usual speed."""
+    """Limit for ranks that lost another rank to fail on their own, at the usual speed."""
     root_cause_s: float = 10.0
-    """Limit for a rank of a script to report why it failed, after the other ranks have lost their
-    connections to it, at the usual speed."""
+    """Limit for a rank of a script to which the others lost their connection to report the reason,
+    at the usual speed."""
     drill_grace_s: float = 30.0
     """Limit for the group to leave when it is preempted by a drill."""
 
@@ -81,7 +79,7 @@ class Timings:
     replace_limit_s: float = 30.0
     """Limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
-    """Time between checks of whether the node of a replacement is dead."""
+    """Time between checks whether the node of a replacement is dead."""
     standby_limit_s: float = 30.0
     """Limit for a group that lacks workers to get slots. After this time, the attempt ends, and the
     job resumes from its checkpoint once slots are free."""
@@ -166,7 +164,7 @@ class Timings:
     page_period_s: float = 0.01
     """Pause between tries to write to the page."""
     log_space_limit_s: float = 5.0
-    """How long to wait for disk space to become free for the end of the log."""
+    """How long to wait for free disk space to write the end of the log."""
     log_space_period_s: float = 1.0
     """Pause between tries to write the end of the log."""
     drain_period_s: float = 1.0

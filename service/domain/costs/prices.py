@@ -1,8 +1,8 @@
 """The price of a slot, and the cost of the slots that an attempt used.
 
 A slot is one worker's bundle of resources on one node. Its price per hour is the sum of amount *
-price over its resources. The price of a resource is set by the first rule for the resource whose
-labels match the node.
+price over its resources. Of the rules for a resource, the first whose labels match the node sets
+the price.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from service.domain.attempts.ledger import Ledger, useful_and_unreported
 SLOT = "slot"
 """Resource name of a flat price per worker, regardless of its bundle."""
 UNIT = {"memory": float(2**30)}
-"""Amount of a resource to which its price refers, if not 1. Memory is priced per GiB."""
+"""Amount of a resource to which its price refers. Resources that are not listed are priced per
+unit, and memory is priced per GiB."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Prices:
 
 def unreachable(rules: Iterable[PriceRule]) -> tuple[int, int] | None:
     """Return the index of a rule that never applies, and the index of the earlier rule that always
-    takes precedence. None if there is no such rule."""
+    takes precedence over it. None if every rule can apply."""
     seen: list[tuple[int, PriceRule]] = []
     for index, rule in enumerate(rules):
         for earlier, other in seen:
@@ -77,7 +78,8 @@ class HeldOnNode:
 
 @dataclass(frozen=True)
 class SlotCost:
-    """The cost of slots, divided in proportion to the ledger. The parts add up to `total`."""
+    """The cost of slots, divided in proportion to the times in the ledger. The parts add up to
+    `total`."""
 
     slot_seconds: float
     total: float

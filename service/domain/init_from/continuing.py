@@ -16,8 +16,8 @@ from dray.spec.fields import Document
 from dray.spec.training.train import Optimizer
 
 _FREE: Final = frozenset({"lr", "state_dtype", "offload"})
-"""Optimizer fields that can change: every step reads them from the document, or they only affect
-how the state is stored."""
+"""Optimizer fields that can differ, because every step reads them from the document, or because
+they only affect how the state is stored."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ def _scales_its_loss(spec: JobSpec) -> str:
 
 
 def _momentum_holder(spec: JobSpec) -> str | None:
-    """Return where the momentum is stored, if there is any: topk stores it instead of the
-    optimizer."""
+    """Return whether topk or the optimizer stores the momentum; None if there is no momentum."""
     if not spec.train.optimizer.momentum:
         return None
     compression = spec.compression

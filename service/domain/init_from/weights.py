@@ -1,8 +1,8 @@
 """Whether a model can start with the weights of another job's model, judged by the two documents.
 
-The tensors of both models must have the same names, shapes and meaning. Sizes that are only known
-from the data (columns of a file, classes of a folder, tokens of a tokenizer) are checked later, by
-the ranks.
+The tensors of both models must have the same names, shapes and meaning. Sizes that can be
+determined only from the data (columns of a file, classes of a folder, tokens of a tokenizer) are
+checked later, by the ranks.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 stops trials instead of pausing them: no trial waits for other trials to reach its rung.
 
 A rung is a number of steps. A trial is judged once on each rung: the value in its first report on
-the rung is compared with all trials that were judged on the rung before. Reports can be late or
-missing. A trial that passes several rungs between two reports is judged only on the highest of
-them, because its value does not apply to the lower rungs.
+the rung is compared with the values of all trials that have already been judged on the rung.
+Reports can be late or missing. A trial that passes several rungs between two reports is judged only
+on the highest of them, because its value does not apply to the lower rungs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def follow(
     sweep: Sweep, standing: TrialStanding, points: Iterable[tuple[int, float]]
 ) -> tuple[TrialStanding, list[Reached]]:
     """Return the standing after the metric's `points` (step, value), and the newly reached rungs. A
-    step that is not higher than all earlier steps is ignored, for example after a retry."""
+    step is ignored unless it is higher than all earlier steps; a retry, for example, repeats
+    steps."""
     reached = []
     for step, value in points:
         if standing.last_step is not None and step <= standing.last_step:

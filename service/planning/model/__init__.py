@@ -1,5 +1,6 @@
-"""How a job could be divided, the memory and time of each division, and which is the fastest.
+"""The ways to divide a job, the memory and step time of each, and the choice of the fastest.
 
-Pure functions of a job document and the known machines, without torch. The memory is computed from
-a trace: the operations of a step in order, with the tensors that they keep for the backward pass.
+This package contains only pure functions of a job document and the known machines, and doesn't
+import torch. The memory is computed from a trace: the operations of a step in order, with the
+tensors that they keep for the backward pass.
 """

@@ -1,5 +1,5 @@
-"""The choice of a division: which divisions fit, which is the fastest, and which change makes the
-job fit."""
+"""Determine which divisions fit, which of them is the fastest, and which change would make a job
+fit."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "T4": (14,),
     "V100": (15, 31),
 }
-"""Free memory of an unused GPU in GiB, rounded down, by Ray's accelerator type. Some types have two
-sizes."""
+"""Free memory of an unused GPU in GiB, rounded down, by Ray's accelerator type. Some types are sold
+with two memory sizes."""
 
 
 class NoDivision(Exception):
-    """The axes given in a document leave no valid choice for the other axes."""
+    """The axes that a document sets leave no valid sizes for the other axes."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ def _candidate(spec: JobSpec, shapes: Shapes, machine: Machine, available: int |
 
 
 def _may_divide(spec: JobSpec) -> bool:
-    """Whether the job can be divided. Elastic jobs can't, because they have no fixed size."""
+    """Whether the job can be divided. Elastic jobs can't be divided, because their number of
+    workers is not fixed."""
     return spec.elastic is None
 
 
@@ -173,10 +174,11 @@ def smallest_change(
 
 
 def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_Change]]:
-    """Yield kinds of changes. Within a kind, later changes save more memory and cost more.
+    """Yield lists of changes, one list for each kind of change. Within a list, later changes save
+    more memory and cost more.
 
-    The first kinds don't affect the model and its results. divides: whether the same workers can
-    divide the model in a different way.
+    The changes in the first lists don't affect the model and its results. divides: whether the same
+    workers can divide the model in a different way.
     """
     train, parallel = spec.train, spec.parallel
 

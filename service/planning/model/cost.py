@@ -1,4 +1,4 @@
-"""A simple model of the step time, whose constants can be given in the request.
+"""A simple model of the step time. The request can contain values for its constants.
 
 Step time = computing + sending that does not overlap with computing + pipeline bubbles. Computing
 is the number of floating point operations of matrix products in the forward pass, the backward pass
@@ -19,7 +19,7 @@ from service.planning.model.shapes import Shapes
 
 FP32 = 4
 AGAIN = {"none": 0.0, "selective": 0.1, "full": 1.0}
-"""Fraction of the forward pass that is recomputed. `selective` repeats everything except matrix
+"""Fraction of the forward pass that is recomputed. `selective` recomputes everything except matrix
 products."""
 
 
@@ -86,8 +86,8 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
 
 
 def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
-    """Return the number of operations of one sample's forward pass: two for each use of a
-    weight."""
+    """Return the number of operations of one sample's forward pass, counting two operations for
+    each use of a weight."""
     model = spec.model
     if isinstance(model, Gpt):
         length, width = model.context_length, model.width
@@ -137,7 +137,7 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if parallel.tensor > 1:  # two gathers and two scatters in a layer, forward and backward
         size += 8 * layers * values * (parallel.tensor - 1) / parallel.tensor
         messages += 8 * layers * pieces.count
-    if parallel.context > 1:  # q, k, v to heads and the output back, forward and backward
+    if parallel.context > 1:  # exchanges of q, k, v and the output, forward and backward
         size += 8 * layers * values / parallel.tensor * (parallel.context - 1) / parallel.context
         messages += 8 * layers * pieces.count
     return size, messages

@@ -49,7 +49,7 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
         )
         hidden = _dropped(trace, hidden, stream, model.dropout, on_gpu)
     else:
-        hidden = trace.given(0.0, wants_gradient=True, gradient=stream)  # counted as received
+        hidden = trace.given(0.0, wants_gradient=True, gradient=stream)  # already counted
     for times in _alike(share.num_layers):
         trace.begin(is_block=True, times=times)
         hidden = _block(trace, hidden, model, share, low, on_gpu)
@@ -138,7 +138,7 @@ def _head(
 def _normed(
     trace: OpTrace, hidden: int, stream: float, values: float, width: int, split: int, low: int
 ) -> int:
-    """Add a norm, a gather of divided positions, and a cast to the type of the matrices."""
+    """Add a norm, a gather if the positions are divided, and a cast to the type of the matrices."""
     positions = stream / width / FP32
     normed = trace.add(
         [hidden], stream, saves=[hidden], own_bytes=2 * positions * FP32, parameters=2 * width

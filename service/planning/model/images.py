@@ -49,7 +49,7 @@ class _Network:
         """Bytes per element of the output of a norm. On a GPU, autocast computes norms in fp32."""
         self.on_gpu = on_gpu
         self._width: dict[int, int] = {}
-        """Bytes per element, by tensor; 4 if the tensor is missing."""
+        """Bytes per element, by tensor. Tensors that are not listed have 4 bytes per element."""
 
     def cnn(self, model: Cnn, shapes: Shapes) -> None:
         channels, height, width = shapes.image or (1, 1, 1)
@@ -80,7 +80,7 @@ class _Network:
             before = self.samples * inputs * height * width * self.norm
             if level > 0 and of_level == 0:
                 height, width = -(-height // 2), -(-width // 2)
-            if number == first and stage > 0:  # counted as received
+            if number == first and stage > 0:  # already counted as received
                 value = self.trace.given(0.0, wants_gradient=True, gradient=before)
                 self._width[value] = self.norm
             if number >= first:
@@ -246,7 +246,7 @@ class _Network:
         return value
 
     def _low(self, value: int) -> int:
-        """Return the input of a product, as converted by autocast."""
+        """Return the tensor that autocast passes to a product instead of `value`."""
         size = self.trace.bytes[value]
         is_low = self._width.get(value, FP32) == self.low
         return value if is_low else self.trace.add([value], size / 2)

@@ -35,8 +35,8 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    """Everything else at the peak: tensors for the backward pass, gathered weights, buffers. If the
-    peak is before the last gradient is computed, the missing gradients are subtracted."""
+    """All other memory at the peak: tensors for the backward pass, gathered weights, buffers. If
+    memory peaks before all gradients exist, the size of the missing gradients is subtracted."""
 
     @property
     def total(self) -> int:
@@ -79,8 +79,8 @@ def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
 
 
 def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
-    """Whether `memory_of` is at most `available_bytes`. Faster than `memory_of` if the job does not
-    fit."""
+    """Whether `memory_of` is at most `available_bytes`. This function is faster than `memory_of` if
+    the job does not fit."""
     traces = traces_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
     if any(_held(spec, each).total > available_bytes for each in traces):
         return False
@@ -145,7 +145,7 @@ def _held(spec: JobSpec, traces: list[OpTrace]) -> Held:
     holders = spec.parallel.shard * spec.parallel.context
     weights = FP32 * sum(elements_of(trace) for trace in traces)
     stepped, largest = weights / holders, FP32 * _largest(traces)
-    if _shares_optimizer_alone(spec.parallel):  # in units of parameters
+    if _shares_optimizer_alone(spec.parallel):  # complete parameters are assigned to ranks
         stepped, holders = max(stepped, largest), 1
     return Held(weights, weights / holders, stepped, largest, stepped * _states(spec))
 
@@ -175,7 +175,7 @@ def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
     if where is Gradients.COPIED:
         base += own  # the buckets
     if adds:
-        base += weights  # gradients of earlier micro-batches, not exchanged yet
+        base += weights  # gradients of earlier micro-batches, which are not exchanged yet
     how = MemorySimulation(
         spec.train.recompute,
         where,
@@ -208,16 +208,17 @@ class Agreeing:
     passing: float = 0.0
     """Temporary bytes, used after all activations are freed, in addition to the gradients."""
     is_by_hand: bool = False
-    """Whether DDP, which would copy the gradients to its buckets, is not used."""
+    """Whether DDP is not used. DDP would copy the gradients to its buckets."""
 
 
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
-    """weights: bytes of the model's weights."""
+    """Return the bytes for a job. weights: bytes of the model's weights."""
     momentum = spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
     if spec.is_exact:
-        # Kept: gradients of the own share. Temporary: one slice from all ranks, and its sum.
+        # Kept: gradients of the rank's own share. Temporary: one slice of the gradients from each
+        # rank, and the sum of these slices.
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
     if spec.takes_local_steps:
@@ -242,8 +243,8 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
 
 def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
     if sync.mode == "ad_psgd":
-        # Kept: the copy, and its state when it was last read. Temporary: the difference, and two
-        # copies to average.
+        # Kept: the shared copy, and the values that were last read from it. Temporary: the
+        # difference, and two copies to average.
         return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
     # Kept: the copy that is sent, and the copies that arrive at the same time.
     degrees = Counter(other for _, other in sync.edges or ())
@@ -264,7 +265,7 @@ def _of_pipeline(
     flying = in_flight(spec, at, count)
     casts = sum(trace.cast_bytes * trace.count(lambda op: op.cast) for trace in traces)
     gathered = 0.0
-    if how.gradients is Gradients.SCATTERED:  # from the first micro-batch to the last
+    if how.gradients is Gradients.SCATTERED:  # they exist from the first micro-batch to the last
         gathered = how.weight_bytes * sum(elements_of(trace) for trace in traces)
     received = 0.0
     for number, trace in enumerate(traces):
@@ -286,10 +287,10 @@ def in_flight(spec: JobSpec, at: int, count: int) -> int:
         return count
     if each == 1 and parallel.schedule == "1f1b":
         return min(count, stages - at)
-    # Measurements show one more than in theory: a stage frees a micro-batch after the next has
-    # arrived.
+    # Measurements show one more micro-batch than the theory: a stage frees a micro-batch only after
+    # the next one has arrived.
     warm_up = (each - 1) * stages + 2 * (stages - at - 1) + 2
-    if parallel.schedule == "zero_bubble":  # weight gradients are delayed, more on later stages
+    if parallel.schedule == "zero_bubble":  # weight gradients are delayed, by more on later stages
         warm_up += at
     return min(count * each, warm_up)
 

@@ -72,7 +72,7 @@ class _Simulator:
         self.gathered = 0.0
         self._casts: list[float] = []  # copies that are referenced only by autocast
         self._gradients: dict[int, list[float]] = {}  # by tensor: [bytes, reference count]
-        self._scattered = 0.0  # gradients that are still read by the previous scatter
+        self._scattered = 0.0  # gradients that the previous scatter is still reading
         self._buffer = 0.0  # buffer into which the previous block was gathered
         self._is_gathered_ahead = False
 

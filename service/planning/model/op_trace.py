@@ -63,7 +63,7 @@ class OpTrace:
         """Start a segment.
 
         A segment with `times` above 1 must have equal segments before and after it. Each repetition
-        adds the same amount of memory, so the peak is in one of the neighbouring segments.
+        adds the same amount of memory, so memory peaks in one of these two neighbouring segments.
         """
         self.segments.append(Segment(is_block=is_block, times=times))
 

@@ -1,8 +1,8 @@
 """The choice for `sync: auto`: all-reduce, unless another way is expected to be much faster.
 
-Only facts are accepted as reasons: the speeds of ranks that were measured in an earlier job, and a
-bandwidth that was given by the user. Times are also computed from defaults (the bandwidth of the
-network, and always the latency of a message), but a default never decides.
+A way is chosen only for reasons that are facts: the speeds of ranks that were measured in an
+earlier job, and a bandwidth that the user gave. Defaults (for the bandwidth of the network, and
+always for the latency of a message) are used to compute times, but never decide.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 
 GAIN = 1.5
-"""A way is chosen only if it is at least this many times as fast as all-reduce. Its copies differ
-or its gradients are stale, so training might need more steps, and results in different weights."""
+"""A way is chosen only if it is at least this many times as fast as all-reduce, because its copies
+differ or its gradients are stale, so that training might need more steps, and results in different
+weights."""
 MOST_MOMENTUM = 0.5
 """Maximum momentum of sgd with stale updates, which themselves act like momentum (Mitliagkas et al.
 2016, arXiv:1605.09774). With 0.9, the job of `benchmarks/topologies` diverges."""
@@ -37,7 +38,7 @@ _SYNC: TypeAdapter[Sync] = TypeAdapter(Sync)
 
 @dataclass(frozen=True)
 class SyncFacts:
-    """Information for the choice in addition to the document."""
+    """Information on which the choice is based, in addition to the document."""
 
     work: Work
     network: str
@@ -64,10 +65,10 @@ class SyncCandidate:
 @dataclass(frozen=True)
 class SyncChoice:
     options: tuple[SyncCandidate, ...]
-    """All-reduce first."""
+    """All ways, beginning with all-reduce."""
     chosen: SyncCandidate
     facts: tuple[str, ...]
-    """The facts behind the choice, as sentences."""
+    """The facts on which the choice is based, as sentences."""
 
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
@@ -133,8 +134,8 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
 
 
 def _gains(costs: Sequence[SyncCost], facts: SyncFacts) -> list[float]:
-    """Return how many times as fast as all-reduce each way is: the smaller of the values with and
-    without defaults."""
+    """Return how many times as fast as all-reduce each way is. Each factor is computed with and
+    without defaults, and the smaller value is returned."""
     bandwidth = facts.work.bandwidth_bytes_per_s if facts.knows_network else math.inf
     known = sync_costs(replace(facts.work, bandwidth_bytes_per_s=bandwidth, latency_s=0.0))
     return [

@@ -19,8 +19,8 @@ from typing import Any
 
 ALL_REDUCE = {"kind": "all_reduce"}
 INTERVALS = (4, 8, 16, 32)
-"""Possible numbers of local steps between two averages. The smallest number that makes sending
-small is used."""
+"""Possible numbers of local steps between two averages. The smallest number is used with which
+sending takes a small part of the time."""
 SMALL = 0.1
 """Sending is considered small if it takes at most this fraction of the computing time of a step."""
 WORKERS_OF_A_SERVER = 8
@@ -41,7 +41,7 @@ class RankSpeeds:
 
 @dataclass(frozen=True)
 class Work:
-    """How much a job's ranks compute and send."""
+    """The computing and sending of a job's ranks."""
 
     num_ranks: int
     weights_bytes: float
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class SyncCost:
-    """One way, and the cost per step."""
+    """One way to keep copies in sync, and its cost per step."""
 
     sync: Mapping[str, Any]
     """The field `sync` of a job document."""
@@ -73,8 +73,8 @@ class SyncCost:
 
 
 def sync_costs(work: Work) -> list[SyncCost]:
-    """Return the costs of all ways: all-reduce first, then the others in the order of their
-    similarity to it."""
+    """Return the costs of all ways, beginning with all-reduce, in order of decreasing similarity to
+    all-reduce."""
     return [_all_reduce(work), _local_steps(work), *_gossip(work), *_parameter_servers(work)]
 
 
@@ -99,7 +99,8 @@ def _local_steps(work: Work) -> SyncCost:
 
 
 def _gossip(work: Work) -> Iterator[SyncCost]:
-    """Sending and computing overlap, so the longer of the two is the step time."""
+    """Yield the costs of gossip. Sending and computing overlap, so the longer of the two is the
+    step time."""
     num_ranks, weights_s = work.num_ranks, work.send_weights_s
     around = num_ranks // 2
     compute_s = work.compute_s * work.speeds.slowest
@@ -127,17 +128,19 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
     workers = max(1, work.num_ranks - servers)
     kind = {"kind": "parameter_server", "servers": servers}
     batch_s = work.compute_s * work.num_ranks
-    # The time that a server needs to receive a gradient, or to send its part of the weights.
+    # The time in which a server receives a gradient, or sends its part of the weights.
     at_server_s = work.send_weights_s / servers
 
-    # With several servers, server 0 counts the staleness before the others receive their parts.
+    # With several servers, server 0 determines the staleness before the other servers receive their
+    # parts of a gradient.
     messages = 3 if servers == 1 else 4
     own_s = 2 * work.send_weights_s + messages * work.latency_s
     for mode, slowness, more in (
         ("bounded", work.speeds.slowest, {"max_staleness": 4}),
         ("asynchronous", 1 / work.speeds.mean_speed, {}),
     ):
-        # A worker that is always slow eventually makes the others wait at the staleness bound.
+        # A worker that is always slow eventually makes the other workers wait at the staleness
+        # bound.
         compute_s = batch_s * slowness / workers
         step_s = max(compute_s + own_s / workers, at_server_s)
         sync = {**kind, "mode": mode, **more, "correction": {"name": "staleness_lr"}}

@@ -31,7 +31,7 @@ export function link(path, params = {}) {
 
 export const go = (path, params) => { location.hash = link(path, params); };
 
-// Change parameters of the current view, without a new entry in the history for each letter typed.
+// Change parameters of the current view, without adding an entry to the history for each letter typed.
 export function adjust(changes) {
   const { path, params } = address.value;
   const all = {};

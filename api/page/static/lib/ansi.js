@@ -7,7 +7,7 @@ const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const PLAIN = { fg: null, bg: null, bold: false, dim: false, italic: false, underline: false, inverse: false };
 const COLOURS = ['black', 'red', 'green', 'yellow', 'blue', 'magenta', 'cyan', 'white'];
 
-// The nearest of the page's eight colours to one of the 256 colours or a true colour.
+// The one of the page's eight colours that is nearest to a 256-colour or true-colour value.
 function nearest(r, g, b) {
   const high = Math.max(r, g, b);
   if (high < 60) return 'black';

@@ -5,8 +5,8 @@ import { Store } from './stores.js';
 const BASE = new URL('.', document.baseURI);
 const TOKEN = 'dray.token';
 const LOST = new Set([502, 503, 504]);
-// Milliseconds after which the server counts as lost, since it can hang without closing its connections:
-// first until an answer begins, then until it is complete.
+// Timeouts in milliseconds after which the server counts as lost, since it can hang without closing its
+// connections. HEAD_MS limits the time until an answer begins, BODY_MS the time until it is complete.
 const HEAD_MS = 15000;
 const CHANGE_MS = 60000;
 const BODY_MS = 60000;
@@ -31,7 +31,7 @@ function takeToken() {
 takeToken();
 addEventListener('hashchange', takeToken);
 
-// An error that the server has answered.
+// An error response of the server.
 export class Problem extends Error {
   constructor(status, body) {
     super(body.detail || body.title || `the server answered ${status}`);
@@ -39,7 +39,7 @@ export class Problem extends Error {
   }
 }
 
-// The server has not answered.
+// The error for a server that has not answered.
 export class Unreachable extends Error {}
 
 export function signIn(token) {
@@ -112,7 +112,8 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
     timer = limit(BODY_MS);
     if (!response.ok) throw await problemOf(response, token, signal);
     const found = await read(response);
-    // Not earlier: if answers are cut off, each one that begins would make all others retry.
+    // Don't do this earlier: if the server cuts off its answers, each answer that begins would make all
+    // other calls retry.
     noticeAnswer();
     return found;
   } catch (error) {
@@ -126,7 +127,8 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
 
 async function problemOf(response, token, signal) {
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
-  // Without its body, the empty error would replace the message of another one.
+  // If reading the body was aborted, don't return this empty error: it would replace the message of another
+  // error.
   if (signal?.aborted) return signal.reason;
   if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
   else noticeAnswer();

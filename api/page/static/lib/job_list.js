@@ -11,7 +11,8 @@ export class JobList {
   constructor(query) {
     this.query = query;
     this.jobs = [];
-    // The starts of pages: {cursor, after}. The first begins at the top, where new jobs appear.
+    // The starts of pages: {cursor, after}. The first page begins at the top of the list, where new jobs
+    // appear.
     this.pages = [{ cursor: null, after: null }];
     this.next = null;
     this.loaded = new Store(null);
@@ -53,7 +54,7 @@ export class JobList {
     const above = page.after ? this.jobs.filter((job) => job.id >= page.after) : [];
     this.jobs = [...above, ...items, ...this.jobs.filter((job) => job.id < end)];
     if (!following) this.next = next ?? null;
-    // New jobs have moved the end of this page up: the jobs below it become another page.
+    // New jobs at the top have pushed older jobs off this page, so these older jobs become another page.
     else if (next && end > following.after) this.pages.splice(index + 1, 0, { cursor: next, after: end });
     else if (!next) {
       this.pages.length = index + 1;

@@ -54,7 +54,7 @@ export function placesOf(text) {
   return places;
 }
 
-// The position of the pointer, or of the nearest object around it.
+// The position of the value at the pointer, or of the nearest existing object that would contain it.
 export function placeOf(text, pointer) {
   const places = placesOf(text);
   for (let at = pointer ?? ''; ; at = at.slice(0, at.lastIndexOf('/'))) {
@@ -65,7 +65,8 @@ export function placeOf(text, pointer) {
 
 export const lineOf = (text, offset) => text.slice(0, offset).split('\n').length;
 
-// The keys of the objects around this offset, and the key being typed there; null if no key is allowed.
+// The keys of the objects that enclose this offset, and the key that is being typed at the offset; null if
+// no key is allowed there.
 export function openAt(text, offset) {
   const stack = [];
   let key = null;

@@ -7,9 +7,9 @@ import { useStore } from './stores.js';
 const RETRY_MS = [1000, 2000, 4000, 5000];
 const SOONEST_MS = 1000;
 
-// The polling period for a value that changed at `since`, a time of the server's clock. It is short after
-// a change, when the next one is likely, and grows up to `most`. If clocks differ, `since` can be in the
-// future.
+// The polling period for a value that changed at `since`, a time of the server's clock. The period is short
+// after a change, when another change is likely, and grows up to `most`. If clocks differ, `since` can be
+// in the future.
 export const pace = (since, most) => Math.min(most, Math.max(SOONEST_MS, Math.abs(serverNow() - since) / 2));
 
 // Resolves once the page is visible.

@@ -1,6 +1,6 @@
-// Renders Markdown as Preact nodes. HTML remains text, links can lead only to http and https, and
-// images become links. The time is bounded by the length of any text: an unclosed mark is searched for
-// only once.
+// Renders Markdown as Preact nodes. HTML remains text, links can lead only to http and https, and images
+// become links. Rendering takes time proportional to the length of the text, because the end of an unclosed
+// mark is searched for only once.
 
 import { html } from './html.js';
 

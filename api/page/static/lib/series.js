@@ -4,7 +4,7 @@ import { get } from './api.js';
 
 export const MAX_POINTS = 800;
 
-// Join the points of two answers. The later answer wins for steps that both have.
+// Join the points of two answers. For steps that both have, the point of the later answer is used.
 function joined(earlier, later) {
   if (!earlier || !earlier.steps.length) return later;
   const first = later.steps[0];
@@ -50,7 +50,7 @@ export class LiveSeries {
   }
 }
 
-// The points from `low` to `high`: as many of them as the whole series has.
+// The points from `low` to `high`, up to the same maximum number of points as for the whole series.
 export async function detail(jobId, rank, keys, low, high, signal) {
   const query = { rank, keys, max_points: MAX_POINTS, after_step: Math.max(-1, Math.floor(low) - 1), until_step: Math.max(0, Math.ceil(high)) };
   return (await get(`v1/jobs/${jobId}/metrics`, query, signal)).series;

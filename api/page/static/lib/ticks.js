@@ -103,7 +103,8 @@ function elapsed(seconds, difference) {
   return parts.join(' ');
 }
 
-// A number, as short as the `difference` to its neighbours allows; null if it has none nearby.
+// A number, as short as the `difference` to its neighbours allows; `difference` is null if no neighbour is
+// near.
 export function shortNumber(value, difference = null) {
   const size = Math.abs(value);
   const near = difference || size / 1000 || 1;

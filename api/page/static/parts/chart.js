@@ -24,7 +24,8 @@ const colour = (name) => {
 
 export const asNumber = (value) => (typeof value === 'number' ? value : null);
 
-// The values of a series for a curve. `NaN` and infinities are not drawn; they are shown as text below.
+// The values of a series for a curve. `NaN` and infinities are not drawn, but shown as text below the
+// chart.
 export const drawn = (values) => ({ ys: values.map(asNumber), texts: values.map((value) => (typeof value === 'string' ? value : null)) });
 
 // A bias-corrected exponential moving average. Its window is a share of the x range, so that series
@@ -79,7 +80,7 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
     };
   }, [shape]);
   useEffect(() => {
-    // Skipped if only the cursor has moved, which also renders this component.
+    // Skip this if only the cursor has moved, which also renders this component.
     if (newest.current[0] === data && newest.current[1] === range) return;
     newest.current = [data, range];
     plot.current.setData(data);

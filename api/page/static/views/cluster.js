@@ -106,8 +106,8 @@ function Queues({ queues }) {
       <td class="num">${queue.spent_this_month === null ? '–' : money(queue.spent_this_month, queue.currency)}</td></tr>`)}</tbody></table></div>`;
 }
 
-// The jobs that start next, with their explanations: {found, error}. The explanation of a job far back
-// in the queue names the first jobs of the queue. Held jobs have no position.
+// The jobs that start next, with their explanations: {found, error}. The first jobs of the queue are found
+// in the explanation of a job far back in the queue. Held jobs have no position.
 function useWaiting() {
   const [state, setState] = useState({ found: null, error: null });
   useEffect(() => {

@@ -99,7 +99,7 @@ function curves(jobs, series, axis) {
   });
 }
 
-// The cost of synchronizing the models, if the jobs do it in different ways or report it.
+// The cost of synchronizing the models, if the jobs use different methods or report the cost.
 function Synchronization({ jobs, baseline, sync }) {
   const isReported = sync.some((one) => one && one.sent_bytes !== null);
   if (!isReported && new Set(sync.map((one) => one?.topology)).size < 2) return null;

@@ -11,8 +11,8 @@ import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
 import { changedAt, marksOf } from './timeline.js';
 
-// Reading new points costs the server five times as much as reading the job, and moves a long curve by
-// only a few pixels.
+// The polling period of the curves is longer than that of the job: reading new points costs the server five
+// times as much, and moves a long curve by only a few pixels.
 const EVERY_MS = 5000;
 const MAX_RANKS = 16;
 const MOST_SKIPPED = 2;
@@ -123,7 +123,7 @@ function useSeries(job, events, times) {
     repeat(async (signal) => {
       const { state: jobState, progress } = now.current.job;
       const last = ENDED.has(jobState);
-      // If the job repeats steps after a recovery, the known points of these steps are void.
+      // If the job repeats steps after a recovery, the earlier points of these steps are invalid.
       if (progress && live.current.newest() > progress.step + 1) live.current.forget();
       // Without a new step, there is rarely anything new, but values of a known step can arrive late.
       const at = `${jobState} ${progress?.step}`;

@@ -51,8 +51,8 @@ const medianOf = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// Whether a rank computes longer than most other ranks. The step times of ranks that wait for each
-// other are equal, so they don't show it.
+// Whether a rank computes longer than most other ranks. Step times don't show which rank is slow, because
+// ranks that wait for each other have equal step times.
 function isSlow(rank, work, rows) {
   const others = rows.filter((one) => one.rank !== rank && one.work !== null).map((one) => one.work);
   return work !== null && others.length > 0 && work > SLOW * medianOf(others);
