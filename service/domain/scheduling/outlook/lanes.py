@@ -1,11 +1,11 @@
 """Selects the waiting jobs of a long queue that can affect a plan.
 
-Jobs with equal requests and the same limits form a lane. A blocked job reserves as many slots for
-its workers as each node has. Therefore, once the first jobs of a lane together request more workers
-than the largest node can hold, the jobs behind them affect nothing but their own positions, and a
-plan for the heads of all lanes makes the same decisions about these jobs as a plan for the entire
-queue. Limits on the running time don't create separate lanes: if a job is blocked although there
-are slots for it, no job with an equal request can overtake it because of a shorter limit.
+Jobs with equal requests and the same limits form a lane. A blocked job reserves, on each node,
+slots for all of its workers, or as many slots as the node has. Once the first jobs of a lane
+together request more workers than fit on the largest node, the jobs behind them therefore affect no
+other decision. A plan for the first jobs of all lanes (the heads) makes the same decisions about
+these jobs as a plan for the entire queue. Jobs with different limits on the running time can share
+a lane, because a shorter limit never allows a job to overtake a blocked job with an equal request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Sort = tuple[Kind, bool]
 
 
 class Lanes:
-    """The waiting jobs, except for held jobs, grouped into lanes."""
+    """Groups the waiting jobs, except for held jobs, into lanes."""
 
     def __init__(
         self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
@@ -37,7 +37,7 @@ class Lanes:
         self._places: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
         self._lanes: dict[Lane, list[tuple[int, str]]] = {}
-        """Position and id of the jobs without open dependencies, in order."""
+        """(position, id) of the jobs without open dependencies, in order of their positions."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
         """Number of jobs that `heads` left out, by the job just before them in their lane."""
