@@ -210,16 +210,14 @@ def prepare(
         more; pass the loader to only one of the calls. Every optimizer that updates parameters of
         these models must be passed.
     broadcast_buffers: whether all ranks use the buffers of rank 0, such as running means, as in
-        DDP. If false, each rank uses its own buffers, and a process that replaces a lost one gets
-        the buffers of another rank.
+        DDP. If false, a process that replaces a lost one gets the buffers of another rank.
     blocks: a pattern for the names of the model's blocks, such as `layers.*`. Blocks are the units
         that are sharded (FSDP2), recomputed in the backward pass if `recompute` is set, and
         compiled if `compile_blocks` is set.
     tensor_plan: torch's parallel styles by module name, for ranks that divide each layer.
     shard, tensor: how many ranks a model is sharded among, and how many compute each layer
-        together. Further ranks train replicas of the model. A job document sets both in `parallel`.
-        Outside of dray, if there are blocks, `shard` defaults to the number of ranks divided by
-        `tensor`.
+        together. Further ranks are replicas. A job document sets both in `parallel`. Outside of
+        dray, if there are blocks, `shard` defaults to the number of ranks divided by `tensor`.
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
         `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
 
@@ -302,8 +300,7 @@ def _prepare_more(
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
-    """Return the sizes of the axes. The document's sizes take precedence, because the supervision
-    uses them."""
+    """Return the sizes of the axes, preferably the document's, which the supervision uses."""
     document = _state.parallel
     if document is None:
         return shard, tensor
@@ -332,9 +329,8 @@ def epochs(number: int) -> Iterator[int]:
 
 
 def progress(*, total_steps: int | None = None) -> TrainingProgress:
-    """Return the progress of the training. total_steps: total number of training steps. The loader
-    ends after this step, and the remaining time is computed from this number. Not needed with
-    `epochs`."""
+    """Return the progress of the training. total_steps: total number of steps, after which the
+    loader ends. The remaining time is computed from this number. Not needed with `epochs`."""
     prepared = _check_prepared("progress")
     session = prepared.session
     if total_steps is not None:
@@ -380,9 +376,8 @@ def report(
 ) -> None:
     """Record metrics of one step of this rank, which the API serves as the job's metrics.
 
-    step: number of optimizer steps done, which is 1 after the first step. Report each key only once
-        per step. In a prepared script, pass only the values; the step, the epoch and the total are
-        added automatically.
+    step: number of optimizer steps done, 1 after the first step. Report each key once per step. In
+        a prepared script, pass only the values: dray adds the step, the epoch and the total.
     values: real numbers by key; NaN and infinities are allowed. A key has 1 to 128 printable
         characters, for example `val/accuracy`.
     epoch, total_steps, samples_per_s: shown as the job's progress if rank 0 reports them.

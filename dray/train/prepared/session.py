@@ -52,13 +52,11 @@ class TrainingSession(BatchState):
         super().__init__(*parts, seed=seed, broadcast_buffers=broadcast_buffers)
         self.group = group
         self.total_steps: int | None = None
-        """Number of optimizer steps after which the loader ends; None if only the script decides
-        when to end."""
+        """Steps after which the loader ends; None if only the script decides when to end."""
         self.is_skipping = False
         """Whether the script is running through completed epochs."""
         self.is_void = False
-        """Whether the current batch must be handed out again, because the ranks now divide it
-        differently."""
+        """Whether the batch must be handed out again, because its division has changed."""
         self.has_begun = False
         """Whether the loader has handed out a batch."""
         self.on_batch: Callable[[], None] = lambda: None
@@ -93,8 +91,7 @@ class TrainingSession(BatchState):
         return self.group.rank == 0
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Return (whether a save is due, whether the job leaves). In this class, each rank decides
-        alone."""
+        """Return (whether a save is due, whether the job leaves), according to this rank."""
         return is_due, is_leaving
 
     @property
@@ -104,8 +101,7 @@ class TrainingSession(BatchState):
     # Beginning.
 
     def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Join the group and take over the newest state, from a peer or from the saved state that
-        rank 0 loads.
+        """Join the group, and take over the newest state from a peer or from rank 0's `load`.
 
         load: returns a saved state, or None to start with the models as they are.
         """
@@ -118,9 +114,8 @@ class TrainingSession(BatchState):
         self._hook()
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Add models and optimizers before the first batch. The models' state is taken from the
-        restored state. If that does not contain the models, rank 0 sends their state in an
-        operation."""
+        """Add models before the first batch. Their state comes from the restored state or, if this
+        state does not contain them, from rank 0 in an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)
@@ -169,8 +164,7 @@ class TrainingSession(BatchState):
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Accumulate gradients locally. The next backward pass outside of this context exchanges
-        them."""
+        """Accumulate gradients locally. The next pass outside of this context exchanges them."""
         before, self._exchanges = self._exchanges, False
         try:
             yield
@@ -235,9 +229,8 @@ class TrainingSession(BatchState):
         )
 
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
-        """Run an operation and return its result. The result is empty if the group has a single
-        rank, and None if the batch must be divided again. compares: whether the ranks have equal
-        copies before the operation."""
+        """Run an operation and return its result: empty for a single rank, None if the batch is
+        divided again. compares: whether the ranks have equal copies before the operation."""
         self._note_operation()
         if self._replay:
             return self._ended(self._replay.popleft())
@@ -263,8 +256,7 @@ class TrainingSession(BatchState):
 
     def _compare(self) -> None:
         """Make the ranks of a new group compare their copies. Raises an error that ends the attempt
-        if they differ. A collective, which runs in the first operation of a group and at the end of
-        the script."""
+        if they differ. A collective, in a group's first operation and at the end of the script."""
         if not self._must_compare:
             return
         mine = [self.trained.digest()]
@@ -406,8 +398,7 @@ class TrainingSession(BatchState):
             self._regroup(error)
 
     def began_batch(self, counted: int, num_global: int) -> None:
-        """Called for each batch. counted, num_global: number of samples on this rank, and on all
-        ranks."""
+        """Called for each batch. counted, num_global: sample counts of this rank and all ranks."""
         self._count.begin(counted, num_global)
         self._loaded_as = self.place
         self._seed_generators("step")

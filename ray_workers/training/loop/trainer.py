@@ -342,9 +342,7 @@ class Trainer:
         state, rule = self.state, self.options.early_stopping
         measured = self.evaluation.measure()
         faultpoint(FaultPoint.AFTER_EVALUATION, step, self)
-        if (
-            rule is not None and step != state.measured_at
-        ):  # otherwise this evaluation is a repetition
+        if rule is not None and step != state.measured_at:  # not a repeated evaluation
             state.early_stopping = state.early_stopping.after(rule, measured)
         state.metrics = measured | {"train/loss": self.reporter.last_loss}
         state.measured_at = step
