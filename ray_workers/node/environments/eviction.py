@@ -83,9 +83,8 @@ def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     except BlockingIOError:
         return False
     else:
-        path.unlink(
-            missing_ok=True
-        )  # remove the record first, because a half-removed folder must not be found
+        # Remove the record first, because a half-removed folder must not be found.
+        path.unlink(missing_ok=True)
         remove_tree(folder)
         return True
     finally:

@@ -81,9 +81,8 @@ class FolderMirror:
                 files.store(self._folder / name, f"{self._url}/{name}")
             except FileNotFoundError:
                 continue  # deleted meanwhile
-            if (
-                self._stamp(name) == stamp
-            ):  # otherwise, the copy may be inconsistent and will be repeated
+            # If the file has changed, the copy may be inconsistent, and will be repeated.
+            if self._stamp(name) == stamp:
                 self._copied[name] = stamp
         for name in self._copied.keys() - stamps.keys():
             if self._has_ended:
