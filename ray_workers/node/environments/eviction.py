@@ -22,7 +22,7 @@ IDLE_S = 600.0
 start."""
 
 
-def make_room(root: Path, limit_bytes: int) -> None:
+def evict(root: Path, limit_bytes: int) -> None:
     """Remove what dead builders have left behind. If the limit is exceeded, also remove the
     installer's cache and the least recently used environments that are not in use. Blocks."""
     kept: dict[Path, EnvironmentRecord] = {}

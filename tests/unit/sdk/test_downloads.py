@@ -36,7 +36,7 @@ def trained(server: LiveServer) -> str:
     return job_id
 
 
-def test_a_download_puts_every_file_in_its_place(
+def test_a_download_writes_every_file_to_its_path(
     client: Client, trained: str, tmp_path: Path
 ) -> None:
     paths = client.download(trained, tmp_path / "out")
@@ -197,7 +197,7 @@ def test_an_interrupted_download_leaves_its_part_for_the_next(
     assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
 
 
-def test_a_link_in_the_place_of_the_part_is_not_written_through(
+def test_a_link_at_the_path_of_the_part_is_not_written_through(
     client: Client, trained: str, tmp_path: Path
 ) -> None:
     victim = tmp_path / "victim"

@@ -106,7 +106,7 @@ def test_tensorflow_has_servers_also_without_a_chief() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "framework", "lone"),
+    ("roles", "framework", "standalone"),
     [
         (SERVERS, "tensorflow", {1, 2}),
         ({**SERVERS, "evaluator": {}}, "tensorflow", {1, 2, 4}),
@@ -117,11 +117,11 @@ def test_tensorflow_has_servers_also_without_a_chief() -> None:
     ],
 )
 def test_ranks_that_the_others_can_do_without_are_started_again_alone(
-    roles: dict[str, Any], framework: str, lone: set[int]
+    roles: dict[str, Any], framework: str, standalone: set[int]
 ) -> None:
     script = job(roles, framework).script
     assert script is not None
-    assert script.lone_ranks == lone
+    assert script.standalone_ranks == standalone
 
 
 def test_ranks_have_the_resources_of_their_role_or_those_of_the_job() -> None:

@@ -132,7 +132,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("document", "pointer", "detail"), WRONG)
-def test_a_wrong_sweep_is_refused_with_the_place(
+def test_a_wrong_sweep_is_refused_with_the_pointer(
     document: dict[str, Any], pointer: str, detail: str
 ) -> None:
     with pytest.raises(Fault) as refused:

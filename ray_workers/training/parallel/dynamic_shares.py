@@ -20,7 +20,7 @@ _LEAVING: Final = 1 << 48
 """Added to the counter when the ranks must leave, so that every later draw reveals it."""
 
 
-class SharedTurns:
+class DynamicShares:
     """The draws of a rank in a group."""
 
     def __init__(self, store: Store, rank: int, num_ranks: int, last_step: int) -> None:
