@@ -41,8 +41,7 @@ class ConcurrencyLimiter:
 
     @asynccontextmanager
     async def acquire(self, caller: str) -> AsyncIterator[None]:
-        """Wait for the caller's turn, first come, first served. Raises Refused if too many requests
-        are waiting."""
+        """Wait for permission, first come first served. Raises Refused if too many wait."""
         limits = self._limits
         if self._asked[caller] >= limits.of_caller + limits.waiting_of_caller:
             detail = (

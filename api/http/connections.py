@@ -100,7 +100,7 @@ class Connections:
         self.wait(connection)
 
     def evict_surplus(self, client: str) -> None:
-        """Close a waiting connection if a new connection of `client` exceeds a limit.
+        """Close the connection that has waited longest if a new one of `client` exceeds a limit.
 
         Closes the connection that has waited longest, of the same client or of the client with the
         most waiting connections, so that no client displaces a client that has fewer.
@@ -198,8 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
-        # Wait two iterations of the loop, after which all connections accepted together have been
-        # read once. Closing a connection with unread bytes would reset it instead of sending 503.
+        # Two iterations of the loop later, all connections that were accepted together have been
+        # read once. Closing one with unread bytes would reset it instead of answering 503.
         self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:

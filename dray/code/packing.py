@@ -77,8 +77,7 @@ class PackedCode:
 
     def read(self, wanted: str) -> bytes:
         """Return the part with the hash `wanted`. Data that was appended to the file after packing,
-        for example to a log, is ignored. Raises SpecError if the contents of the part have
-        changed."""
+        for example to a log, is ignored. Raises SpecError if the part itself has changed."""
         path, start, size = self._locations[wanted]
         try:
             with (self.root / path).open("rb") as file:
@@ -201,7 +200,7 @@ class _Selection:
                 return False
             if not is_folder:
                 return True
-        # Git lists no files of a folder if the folder itself, or each of its files, is ignored.
+        # If Git lists no files of a folder, either the folder or all its files are ignored.
         return ignore_rules.decision(self.rules, absolute, is_folder=is_folder) is True
 
     def _is_listed(self, path: str, *, is_folder: bool) -> bool:

@@ -34,5 +34,5 @@ class InitFrom(Document):
     take: Literal["weights", "everything"] = "weights"
     """weights: only the weights are loaded; training starts at step 0 with a new optimizer.
     everything: training continues from that step as if the checkpoint were the job's own, with the
-    optimizer state and the position in the data. The number of workers and the division of the
-    model can differ."""
+    checkpoint's optimizer state and position in the data. The two jobs can differ in the number of
+    workers and the division of the model."""

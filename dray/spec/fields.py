@@ -39,7 +39,7 @@ def a_number(value: Any) -> Any:
 
 
 GPU_STEP = 0.0001
-"""Granularity with which Ray counts GPUs."""
+"""Smallest fraction of a GPU that Ray counts."""
 LEAST_OF_A_GPU = 0.01
 
 
@@ -89,7 +89,8 @@ MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CODE_ID_PATTERN = "^code-[0-9a-f]{32}$"
 CodeId = Annotated[str, StringConstraints(pattern=CODE_ID_PATTERN)]
-# Without a validator: pydantic leaves the bounds that follow a validator out of the JSON Schema.
+# These types have no validator, because pydantic omits bounds that follow a validator from the JSON
+# Schema.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Int = StrictInt
 GpuShare = Annotated[
@@ -141,7 +142,7 @@ def refuse_set(part: Document, at: str, options: Iterable[str], message: str) ->
 def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
     """Reject options that the chosen `name` does not have, if they differ from their defaults.
 
-    owners: maps each option that is specific to some names to those names.
+    owners: maps each option that only some names have to these names.
     """
     for option, names in owners.items():
         if name not in names and _is_set(part, option):

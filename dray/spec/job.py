@@ -1,7 +1,6 @@
-"""JobSpec: the complete document. Its parts are defined in separate files.
+"""JobSpec: the complete document. The parts of the document are defined in separate files.
 
-Validation of a single part is in the class of the part; validation across parts is in
-`dray.spec.checks`.
+The class of each part validates that part. `dray.spec.checks` validates combinations of parts.
 """
 
 from __future__ import annotations
@@ -89,7 +88,8 @@ class JobSpec(Document):
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
     """Metrics to collect from a script that does not report metrics itself."""
     after: Afters = []
-    """Jobs that must end before this job starts. Each is an object, or just the id of a job."""
+    """Jobs that must end before this job starts. Each entry is an object, or just the id of a
+    job."""
     array: Array | None = None
     """Creates many jobs from this document. If unset, the document creates one job."""
     sweep: Sweep | None = None

@@ -53,5 +53,5 @@ class Array(Document):
     size: Annotated[Int, Field(ge=1)]
     """Number of jobs. Indices start at 0. Must not exceed the server's `DRAY_MAX_ARRAY_SIZE`."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
-    """Maximum number of jobs of the array that run at the same time. If unset, only the free slots
-    limit it."""
+    """Maximum number of jobs of the array that run at the same time. If unset, the number is
+    limited only by the free slots."""

@@ -1,4 +1,4 @@
-"""The resources of a job's group, and the limits of its size."""
+"""The resources of a job's group, and the limits on the group's size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Resources(Document):
     with other jobs and requires `share_gpus`. Two ranks of the same job never share a GPU."""
     share_gpus: StrictBool = False
     """Whether other jobs can run on the same GPUs. Each process is limited to its share of the
-    GPU's memory, and its speed depends on the load from the other processes."""
+    GPU's memory, but its speed depends on how much the other processes use the GPU."""
     cpus_per_worker: Annotated[Int, Field(ge=1, le=1024)] = 1
     """CPU cores of each worker."""
     memory_bytes: Size | None = None
@@ -70,8 +70,8 @@ class RoleRanks(NamedTuple):
 class Elastic(Document):
     """Allows the group to be smaller than `resources.num_workers`: it starts on the slots that are
     free, continues without lost workers, and grows again when slots become free. The batch size and
-    the order of the samples do not change. For recipes on CPU, and scripts on CPU that call
-    `train.prepare`."""
+    the order of the samples do not change. Supported for recipes on CPU, and for scripts on CPU
+    that call `train.prepare`."""
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
     """Minimum number of workers to start or continue with. Must not exceed
@@ -79,8 +79,8 @@ class Elastic(Document):
     exact: StrictBool = False
     """Whether the weights are bitwise identical for every size of the group, at some cost in speed.
     Gradients are always computed in `resources.num_workers` shares and added in a fixed order,
-    however many workers there are."""
+    regardless of the number of workers."""
     by_speed: StrictBool = True
     """Whether the size of a recipe's group depends on its reported step times. If true, the job
-    gives up slots or pauses when other elastic jobs gain more from them. If false, the job acquires
-    and gives up slots by the same rules as jobs that are not elastic."""
+    gives up slots or pauses when other elastic jobs would gain more from its slots. If false, the
+    job acquires and gives up slots by the same rules as jobs that are not elastic."""

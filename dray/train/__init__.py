@@ -1,4 +1,4 @@
-"""The interface of training scripts to dray::
+"""The interface between training scripts and dray::
 
     from dray import train
 
@@ -7,7 +7,7 @@
     train.save_checkpoint("state", step)            # on one rank; "state" is a folder
     train.save_artifact("model.safetensors")
 
-The same script runs without dray. Then `report` does nothing, `save_artifact` and
+The same script also runs without dray. In this case, `report` does nothing, `save_artifact` and
 `save_checkpoint` leave files in place, and there is no checkpoint to load.
 """
 

@@ -1,4 +1,5 @@
-"""A lock for calls that several threads can make, but not a signal handler inside another call."""
+"""A lock for calls that several threads can make. A signal handler can't call inside another
+call."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ class CallLock:
     """Lets one call run at a time. Threads wait for each other.
 
     A signal handler runs in the main thread. If the signal interrupted a call, the handler would
-    wait for itself, so it gets RuntimeError instead. A forked process starts with a free lock.
+    wait for its own thread, so the lock raises RuntimeError instead. A forked process starts with a
+    free lock.
     """
 
     def __init__(self) -> None:
@@ -24,8 +26,8 @@ class CallLock:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        # A handler that runs before the next line sees no call, and finishes before this one
-        # starts.
+        # A signal handler that runs before the next line finds no call in progress, and its own
+        # call finishes before this call starts.
         self._depth += 1
         if self._depth > 1:
             self._depth -= 1

@@ -1,6 +1,6 @@
 """Checkpoints of users' scripts, and functions that recipes share.
 
-`{checkpoint URL}/step-{step:012d}/` holds the files of a folder under their own names, and
+`{checkpoint URL}/step-{step:012d}/` contains the files of a folder under their own names, and
 `manifest.json` with their hashes. The manifest is written last and commits the checkpoint; the hash
 of the manifest is reported to the service. Checkpoints of recipes have the same layout.
 """
@@ -27,7 +27,8 @@ MANIFEST = "manifest.json"
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 """Exceptions raised while reading a malformed document."""
 KNOWN_WITHIN_S = 3.0
-"""Maximum wait until the service has stored the reports; a running service needs less."""
+"""Maximum number of seconds to wait until the service has stored the reports. A running service
+needs less time."""
 MAX_PASSED_OVER = 100
 MAX_WHY_CHARS = 1000
 
@@ -71,12 +72,14 @@ class Checkpoint:
 def staying(
     in_order: Sequence[str], *, keep: int, reported: Mapping[str, float], known: Known
 ) -> set[str]:
-    """Return the URLs of the checkpoints to keep: the `keep` newest, the `keep` newest that the
-    service knows, and the `keep` newest that it may know. If the node is lost before it has
-    reported the others, only the known checkpoints can be found.
+    """Return the URLs of the checkpoints to keep: the `keep` newest, the `keep` newest whose
+    reports the service has stored, and the `keep` newest whose reports were sent to it. If the node
+    is lost before it has sent the other reports, the job can resume only from checkpoints whose
+    reports have arrived.
 
     in_order: URLs, oldest first. reported: offset in the spool at which each checkpoint's report
-    ends; the service knows every checkpoint that is not listed.
+    ends. The service has stored the report of every checkpoint that is not listed. known: number of
+    bytes of the spool that were stored, and that were sent.
     """
     kept = set(in_order[-keep:])
     for limit in known:
@@ -85,7 +88,8 @@ def staying(
 
 
 def await_known(report_ends: Collection[float], known: Callable[[], Known]) -> None:
-    """Wait until the service has stored the reports with these ends, for up to KNOWN_WITHIN_S."""
+    """Wait up to KNOWN_WITHIN_S until the service has stored the reports that end at these offsets
+    in the spool."""
     deadline = time.monotonic() + KNOWN_WITHIN_S
     while known().stored < max(report_ends, default=0.0) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -154,8 +158,8 @@ class ScriptCheckpoints:
         return found
 
     def tidy(self) -> None:
-        """Delete superseded checkpoints once the service knows the newest. Called at the end of a
-        process that has saved checkpoints."""
+        """Delete superseded checkpoints once the service has stored the reports of the newest.
+        Called at the end of a process that has saved checkpoints."""
         if self._saved and len(self._kept) > self._keep:
             await_known(self._report_ends.values(), self._known)
             self._drop_superseded()
@@ -213,8 +217,8 @@ def _commit(
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return every file below a folder, sorted. Raises ValueError if there is none, or if the name
-    of a file can't be listed."""
+    """Return the paths of all files in a folder and its subfolders, sorted. Raises ValueError if
+    the folder contains no file, or a file whose name is not allowed."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     if not found:
         raise ValueError(f"save_checkpoint() found no file in {folder.absolute()}")

@@ -141,7 +141,7 @@ def sync_names(url: str) -> None:
         _sync_folder(path.parent)
 
 
-# Storage that needs the node's credentials: a script accesses it through another process.
+# A script accesses storage that needs the node's credentials through another process.
 
 _asking = CallLock()
 _numbers = itertools.count(1)
@@ -168,7 +168,7 @@ def _ask(op: str, url: str, path: Path | None = None) -> Any:
             left = left[os.write(fd, left) :]
         _answers = _answers or os.fdopen(fd, "rb", closefd=False)
         answered = 0
-        while answered != number:  # skip answers that a signal handler's exception left
+        while answered != number:  # skip answers to calls that a signal handler interrupted
             if not (line := _answers.readline()):
                 raise StorageError(f"{url}: the process that accesses the storage has exited")
             answered, answer = json.loads(line)

@@ -1,4 +1,4 @@
-"""Runs a function that `dray.functions` has packed, on a rank of its job."""
+"""Runs on a rank of a job, and calls the function that `dray.functions` has packed."""
 
 from __future__ import annotations
 

@@ -56,15 +56,15 @@ class GradientType(Enum):
 
 
 Compression = GradientType
-"""Horovod's name."""
+"""Horovod's name for `GradientType`."""
 
 
 _is_initialized = False
 
 
 def init() -> None:
-    """Join the job's group, using the variables that dray or torchrun have set. Without them, the
-    process is a group of its own. Further calls do nothing."""
+    """Join the job's group, using the variables that dray or torchrun have set. Without these
+    variables, the group consists of this process only. Further calls do nothing."""
     global _is_initialized
     import torch
     from torch import distributed
@@ -106,8 +106,8 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return the index of this process's GPU: its number among the group's processes on its node,
-    or 0 if each process sees only its own GPU. Raises ValueError before `init`."""
+    """Return the index of this process's GPU: the index of this process among the group's processes
+    on its node, or 0 if each process sees only its own GPU. Raises ValueError before `init`."""
     return int(os.environ.get("LOCAL_RANK", "0")) if _is_grouped() else 0
 
 
@@ -182,7 +182,8 @@ def allgather_object(value: R, name: str | None = None) -> list[R]:
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """Return the tensor of `root_rank` on every rank. It must have the same shape on all ranks."""
+    """Return the tensor of `root_rank` on every rank. The tensor must have the same shape on all
+    ranks."""
     return broadcast_(tensor.detach().clone(), root_rank, name)
 
 
@@ -236,11 +237,12 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     """Make the optimizer exchange the gradients of all ranks before each `step`; returns it.
 
     named_parameters, backward_passes_per_step: ignored. The optimizer's own parameters are used,
-    and the gradients of several backward passes accumulate until `step`. A parameter without a
-    gradient on some rank counts as zero there.
+    and the gradients of several backward passes accumulate until `step`. If a parameter has no
+    gradient on a rank, that rank contributes zeros.
 
-    The optimizer gets two methods of Horovod's. `synchronize()` exchanges the gradients before
-    `step`, for example to clip them. In the context `skip_synchronize()`, `step` does not exchange.
+    This function adds two of Horovod's methods to the optimizer. `synchronize()` exchanges the
+    gradients before `step`, for example to clip them. In the context `skip_synchronize()`, `step`
+    does not exchange gradients.
     """
     exchange = _GradientExchange(optimizer, compression, op)
     optimizer.register_step_pre_hook(exchange.before_step)
@@ -257,8 +259,8 @@ class _GradientExchange:
         self._skips = False
 
     def before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Exchange the gradients. A closure computes them within the step, so they are exchanged
-        after it."""
+        """Exchange the gradients before the step. If the step has a closure, the closure computes
+        the gradients during the step, so they are exchanged after each call of the closure."""
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if closure is None:
             if not self._skips:
@@ -330,7 +332,7 @@ def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
 
 
 class TorchState:
-    """The state of a training from which `elastic.run` continues after a rank was lost.
+    """The state from which `elastic.run` continues training after the loss of a rank.
 
     The arguments are models, optimizers and other objects with a `state_dict`, and plain values
     such as `epoch=0`. Each becomes an attribute.
@@ -365,7 +367,8 @@ class TorchState:
                 save_checkpoint(folder, self._commits)
 
     def load(self) -> bool:
-        """Load the newest commit of an earlier attempt on rank 0; False if there is none."""
+        """Load the newest commit of an earlier attempt on rank 0. Returns False if no commit
+        exists."""
         checkpoint = load_checkpoint() if rank() == 0 else None
         if checkpoint is not None:
             import torch
@@ -401,8 +404,8 @@ class TorchState:
 def _run(train: Callable[Concatenate[State, P], R]) -> Callable[Concatenate[State, P], R]:
     """Make a training function start from the state of the newest commit, on every rank.
 
-    A lost rank makes its peers fail in their next collective. dray then restarts the script, which
-    continues from that commit.
+    If a rank is lost, the other ranks fail in their next collective. dray then restarts the script,
+    which continues from the newest commit.
     """
 
     @functools.wraps(train)

@@ -88,13 +88,13 @@ def init(
     checkpoint_every_s: float | None = CHECKPOINT_EVERY_S,
     keep: int = 2,
 ) -> Context:
-    """Make this script recover in place. Call it first, and call `prepare` before the loop.
+    """Make this script recover in place. Call `init` first, and call `prepare` before the loop.
 
     seed: determines the order of the data and all random numbers. This call seeds the global
-        generators of Python, NumPy and torch from the seed and the rank, and each batch seeds them
-        again. By default, the order of the data is derived from torch's initial seed.
+        generators of Python, NumPy and torch from the seed and the rank, and they are seeded again
+        for each batch. By default, the order of the data is derived from torch's initial seed.
     checkpoint_every_steps, checkpoint_every_s: save a checkpoint after this many steps or seconds,
-        whichever comes first, while the training continues; None for never.
+        whichever comes first, while the training continues. None disables a limit.
     keep: how many of the newest checkpoints to keep.
 
     Raises ValueError for a number that is out of range, and RuntimeError if called twice.
@@ -203,20 +203,20 @@ def prepare(
     """Join the other ranks and restore the newest state, from a peer or from a checkpoint.
 
     Returns the model and the optimizer themselves, and a loader that yields this rank's share of
-    each global batch: the loader's `batch_size` is the total over all ranks. From now on, gradients
-    are averaged over the ranks at the end of each backward pass.
+    each global batch: the loader's `batch_size` is the total over all ranks. After this call,
+    gradients are averaged over the ranks at the end of each backward pass.
 
     model, optimizer: one of each, or a list of each. Call `prepare` again before the loop to add
         more; pass the loader to only one of the calls. Every optimizer that updates parameters of
         these models must be passed.
     broadcast_buffers: whether all ranks use the buffers of rank 0, such as running means, as in
-        DDP. If not, a replacement gets the buffers of another rank.
+        DDP. If false, a process that replaces a lost one gets the buffers of another rank.
     blocks: a pattern for the names of the model's blocks, such as `layers.*`. Blocks are the units
         that are sharded (FSDP2), recomputed in the backward pass if `recompute` is set, and
         compiled if `compile_blocks` is set.
     tensor_plan: torch's parallel styles by module name, for ranks that divide each layer.
     shard, tensor: how many ranks a model is sharded among, and how many compute each layer
-        together; further ranks are replicas. A job document sets both in `parallel`. Outside of
+        together. Further ranks are replicas. A job document sets both in `parallel`. Outside of
         dray, if there are blocks, `shard` defaults to the number of ranks divided by `tensor`.
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
         `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
@@ -300,7 +300,7 @@ def _prepare_more(
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
-    """Return the sizes of the axes. The document's sizes win, since the supervision uses them."""
+    """Return the sizes of the axes, preferably the document's, which the supervision uses."""
     document = _state.parallel
     if document is None:
         return shard, tensor
@@ -329,8 +329,8 @@ def epochs(number: int) -> Iterator[int]:
 
 
 def progress(*, total_steps: int | None = None) -> TrainingProgress:
-    """Return the progress of the training. total_steps: steps of the whole training, after which
-    the loader ends; the remaining time is computed from them. Not needed with `epochs`."""
+    """Return the progress of the training. total_steps: total number of steps, after which the
+    loader ends. The remaining time is computed from this number. Not needed with `epochs`."""
     prepared = _check_prepared("progress")
     session = prepared.session
     if total_steps is not None:
@@ -341,7 +341,7 @@ def progress(*, total_steps: int | None = None) -> TrainingProgress:
 
 def no_sync() -> AbstractContextManager[None]:
     """Return a context in which backward passes accumulate gradients without exchanging them. The
-    next pass outside of it exchanges the sum."""
+    next backward pass outside of the context exchanges their sum."""
     return _check_prepared("no_sync").session.no_exchange()
 
 
@@ -376,8 +376,8 @@ def report(
 ) -> None:
     """Record metrics of one step of this rank, which the API serves as the job's metrics.
 
-    step: number of optimizer steps done, 1 after the first. Report each key only once per step. In
-        a prepared script, pass only the values: the step, the epoch and the total are known.
+    step: number of optimizer steps done, 1 after the first step. Report each key once per step. In
+        a prepared script, pass only the values: dray adds the step, the epoch and the total.
     values: real numbers by key; NaN and infinities are allowed. A key has 1 to 128 printable
         characters, for example `val/accuracy`.
     epoch, total_steps, samples_per_s: shown as the job's progress if rank 0 reports them.

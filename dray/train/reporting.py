@@ -39,7 +39,7 @@ _ARTIFACT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Context:
-    """The job and rank of this process; outside of dray, rank 0 of 1."""
+    """The job and rank of this process. Without dray and torchrun, the rank is 0 of 1."""
 
     job_id: str | None
     """Id of the job; None outside of dray."""
@@ -61,7 +61,8 @@ class Context:
 @dataclass(frozen=True)
 class SavedArtifact:
     path: str
-    """Name under the artifact URL, as the API lists the artifact."""
+    """Path of the artifact relative to the artifact URL. The API lists the artifact under this
+    name."""
     url: str
     size_bytes: int
     sha256: str
@@ -112,14 +113,15 @@ def report(
 
 
 def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> SavedArtifact:
-    """Keep a file as a result of the job, under `name` (by default the file's own name).
+    """Save a file as a result of the job, under `name` (by default the file's own name).
 
     Saving a name again replaces the artifact, whichever rank saved it before, so use different
     names on different ranks. Raises FileNotFoundError if `path` is not a file. Raises ValueError if
     the name is not a relative path of letters, digits, `.`, `_` and `-`, or if the artifacts of
     this rank exceed the operator's limit on their total size. If the storage is full or does not
     answer, the call waits for up to ten minutes and then raises StorageError, which counts as a
-    fault of the cluster. Outside of dray, the file stays in place, and the result has its URL.
+    fault of the cluster. Outside of dray, the file stays in place, and the returned URL is the
+    file's own.
     """
     saved: list[SavedArtifact] = []
     what = f"the artifact {Path(path).name if name is None else name}"
@@ -175,19 +177,20 @@ def save_checkpoint(
     *,
     keep: int = 2,
 ) -> SavedCheckpoint | None:
-    """Copy the files of a folder as the job's checkpoint of a step, which the job's next attempt
-    can load (`load_checkpoint`).
+    """Copy the files of a folder to a new checkpoint of the job, which the job's next attempt can
+    load with `load_checkpoint`.
 
     Call this on one rank, once no process writes to the folder any more. The call returns after the
     checkpoint has been written, hashed and committed. The `keep` newest checkpoints of all attempts
-    are kept. Until the service knows them, so are the `keep` newest that it does know.
+    are kept. Until the reports of these checkpoints have reached the service, the `keep` newest
+    checkpoints whose reports did are kept too.
 
     step: number of optimizer steps done; a step that this process has already saved is not saved
     again. metrics: metrics of this step, which are listed with the checkpoint.
 
     If the storage fails, returns None and logs a line, so that training can continue. Raises
-    ValueError for a folder without files. Outside of dray, the files stay in place, and the result
-    has the folder's URL.
+    ValueError for a folder without files. Outside of dray, the files stay in place, and the
+    returned URL is the folder's own.
     """
     number = _checked_count("step", step)
     if keep < 1:
@@ -208,14 +211,15 @@ def load_checkpoint() -> Checkpoint | None:
 
     Each rank can call this before its first step; rank 0's call is also reported to the service. A
     checkpoint whose files differ from what was committed is skipped, and the previous one is used.
-    Raises StorageError if the storage can't be reached, since another attempt may reach it.
+    Raises StorageError if the storage can't be reached, because a later attempt may be able to
+    reach it.
     """
     with _storing():
         return _checkpoints_of_the_job().load(leaves_receipt=context().rank == 0)
 
 
 class Observer(Protocol):
-    """Measures where a script's time goes. Its methods are called in the script's thread."""
+    """Measures how a script spends its time. Its methods are called in the script's thread."""
 
     def stepped(self, step: int) -> None:
         """Called when the script has reported this step."""
@@ -262,7 +266,7 @@ def wait_until_written(waiting: Callable[[], None]) -> None:
     """Wait until all reports of this process are on its node's disk. Raises StorageError if the
     disk has no space for them within `storage_faults.WAIT_S` seconds.
 
-    waiting: called before each pause. Used at the end of a rank.
+    waiting: called before each pause. dray calls this function at the end of a rank.
     """
 
     def write() -> None:
@@ -279,7 +283,8 @@ def _is_written() -> bool:
 
 
 def known() -> Known:
-    """Return how far the service knows this process's reports."""
+    """Return how many bytes of this process's reports were stored by the service, and sent to
+    it."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     return EVERYTHING if directory is None else spool.known(Path(directory))
 
@@ -300,14 +305,14 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
         refs = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
         earlier = [CheckpointRef(**ref) for ref in reversed(refs)]
         _job_checkpoints = ScriptCheckpoints(earlier, append, known)
-        # If the writer is closed first, it still writes frames that are appended later.
+        # Even if the writer is closed first, frames that are appended later are still written.
         atexit.register(_tidy, os.getpid(), _job_checkpoints)
     return _job_checkpoints
 
 
 def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
-    """Tidy up at the end of the process that saved. A child process can end with its parent's
-    handlers."""
+    """Tidy up at the end of the process that saved checkpoints. A forked child process inherits
+    this exit handler, but must not tidy up."""
     if os.getpid() != pid:
         return
     with _storing():
@@ -315,8 +320,9 @@ def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
 
 
 def _writer(directory: str) -> SpoolWriter:
-    """Return the one writer of this process. A spool has only one writer, so a child process, which
-    inherits the environment, is refused: its writes would corrupt the file."""
+    """Return the writer of this process. A spool has only one writer. A child process inherits the
+    environment, but its writes would corrupt the file, so this function raises RuntimeError in
+    it."""
     global _open_writer
     pid = os.getpid()
     if _open_writer is not None and _open_writer[:2] == (pid, directory):
@@ -337,8 +343,8 @@ def _writer(directory: str) -> SpoolWriter:
 
 
 def _close(pid: int, writer: SpoolWriter) -> None:
-    """Close a spool at the end of the process that opened it. A child process can end with its
-    parent's handlers."""
+    """Close a spool at the end of the process that opened it. A forked child process inherits this
+    exit handler, but must not close the spool."""
     if os.getpid() != pid:
         return
     with _lock:

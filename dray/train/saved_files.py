@@ -1,4 +1,4 @@
-"""Notes, on the node, of the files that were passed to `save_artifact`, until the attempt ends.
+"""Notes on the node which files were passed to `save_artifact`, until the attempt ends.
 
 At the end of an attempt, dray lists the results that are not in any storage. A file that has not
 changed since it was saved is not listed.
@@ -12,9 +12,10 @@ import stat
 from pathlib import Path
 
 Version = tuple[int, int, int, int]
-"""(device, inode, size in bytes, time of change): equal as long as a file does not change."""
+"""(device, inode, size in bytes, time of change). These values are equal as long as a file does not
+change."""
 MAX_BYTES = 4 << 20
-"""Maximum number of bytes of notes to read."""
+"""Maximum size of the notes that are read, in bytes."""
 _NAME = "saved"
 
 
@@ -23,8 +24,8 @@ def version_of(found: os.stat_result) -> Version:
 
 
 def note(version: Version) -> None:
-    """Note a file that the storage has. Do nothing if there is no folder for it, as outside of
-    dray."""
+    """Note a file that has been copied to the storage. Does nothing outside of dray, where the
+    notes have no folder."""
     output = os.environ.get("DRAY_OUTPUT_DIR")
     if output is not None:
         line = " ".join(map(str, version)) + "\n"

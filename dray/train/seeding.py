@@ -1,8 +1,8 @@
 """Seeds the generators that a script draws from: Python's, NumPy's and torch's.
 
-In a prepared script, random numbers depend on the position: each batch seeds every generator from
-the job's seed, the batch and the rank. So a process that replaces a lost one draws the same
-numbers, and no generator's state has to be saved or handed over.
+In a prepared script, random numbers depend only on the position: for each batch, every generator is
+seeded from the job's seed, the batch and the rank. A process that replaces a lost one draws the
+same numbers, and no generator's state has to be saved or handed over.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def seed_from(*parts: int | str) -> None:
-    """Seed the global generators, on every device, from the parts alone."""
+    """Seed the global generators on every device. The seed depends only on the parts."""
     seed = derive_seed(*parts)
     random.seed(seed)
-    # Import them now if they are installed: NumPy would seed itself when imported later.
+    # Import NumPy and torch now if they are installed: NumPy would seed itself if it were imported
+    # later.
     if (numpy := _installed("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
     if (torch := _installed("torch")) is not None:
@@ -36,8 +37,8 @@ def seed_generators(seed: int) -> None:
     must have been imported."""
     random.seed(seed)
     torch: Any = sys.modules["torch"]
-    # Not `torch.manual_seed`: until CUDA is initialised, torch queues each call, with its stack, to
-    # run it at that time.
+    # Don't use `torch.manual_seed`: until CUDA is initialised, it queues each call with its stack
+    # trace, to repeat the call at the initialisation.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

@@ -1,15 +1,16 @@
-"""The spool: files on a node in which a process leaves frames until they are delivered.
+"""The spool: files on a node in which a process stores frames until they are delivered.
 
 A spool is a directory of segment files, named after the byte offset of their first frame. One
 process appends frames. A frame is one line of JSON, written by a single `write`: a reader that
 stops at the last newline never sees half a frame, even if the writer is killed. The reader deletes
 segments that have been delivered. The size of a spool is limited: beyond `limit_bytes` undelivered
 bytes, non-vital frames are dropped and counted. While the disk is full, the writer keeps frames in
-memory: all vital frames, and up to `WAITING_BYTES` of others.
+memory: all vital frames, and up to `WAITING_BYTES` of other frames.
 
 A file next to the segments holds two offsets. The service has stored the frames up to the first
-offset; the frames up to the second have been sent to it and may be stored. A writer reads this file
-before it deletes a file that a newer one supersedes. Without a reader, the file does not exist."""
+offset; the frames up to the second have been sent to it and may be stored. The process that writes
+frames reads this file before it deletes superseded checkpoints. If nothing delivers the spool, the
+file does not exist."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 class Known(NamedTuple):
-    """How many bytes of a spool the service knows."""
+    """How much of a spool has reached the service, in bytes."""
 
     stored: float
     sent: float
@@ -62,7 +63,7 @@ EVERYTHING = Known(math.inf, math.inf)
 
 
 def begin_count(directory: Path) -> None:
-    """Start to track how far the service knows the spool, if the disk has space."""
+    """Start to track how much of the spool has reached the service, if the disk has space."""
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / KNOWN).open("xb") as file:
@@ -70,7 +71,7 @@ def begin_count(directory: Path) -> None:
 
 
 def note_known(directory: Path, stored: int, sent: int) -> None:
-    """Record how far the service knows the spool, if this is tracked."""
+    """Record how much of the spool has reached the service, if this is tracked."""
     before = known(directory)
     if before == EVERYTHING or before == (max(stored, before.stored), sent):
         return
@@ -100,7 +101,7 @@ class SpoolWriter:
         self._segment_start = 0
         self._num_dropped = 0
         self._is_full = False
-        """Whether too much was undelivered when a segment last had to begin."""
+        """Whether the spool had too many undelivered bytes when a new segment was last needed."""
         self._waiting: deque[bytes] = deque()
         """Frames for which the disk had no space, oldest first."""
 
@@ -149,7 +150,8 @@ class SpoolWriter:
         return True
 
     def _may_wait(self, line: bytes) -> bool:
-        """Whether the disk is full, and not the spool, and memory has space for the frame."""
+        """Whether memory has space for a frame that was refused because the disk is full. A frame
+        that was refused because the spool has reached its limit can't wait."""
         waiting = sum(map(len, self._waiting))
         return not self._is_full and waiting + len(line) <= WAITING_BYTES
 

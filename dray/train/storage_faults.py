@@ -1,7 +1,7 @@
 """Recognises storage faults, and waits until the storage accepts a result.
 
-A full or failing disk, or a storage that does not answer, is a fault of the machine and never of
-the training code, so it does not count towards `max_retries`.
+A full or failing disk, or storage that does not answer, is a fault of the machine and never of the
+training code, so it does not count towards `max_retries`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _FAULTS = frozenset(
     }
 )
 _FAULTS_OF_FILES = frozenset({errno.ENOTCONN, errno.ETIMEDOUT})
-"""Storage faults if the error names a file; without a file, a socket raised the error."""
+"""Error numbers that are storage faults if the error has a file name. Otherwise, a socket raised
+the error."""
 # Libraries that write files themselves (safetensors, torch.save) raise their own errors.
 _STORAGE_ERROR = re.compile(
     r"no space left on device|disk quota exceeded|input/output error|stale file handle"

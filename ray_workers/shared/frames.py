@@ -285,8 +285,8 @@ class ErrorReport(Report):
     """Unix time in seconds by the node's clock. The report may arrive much later."""
     seat: MaybeCount  # plain: ok
     """Identifies the process, together with `incarnation`; None in reports forged by a user's
-    program. The spool can be that of a different rank, because the spool of a process without an
-    assigned rank is named by its worker index."""
+    program. The spool can be for a different rank: a process without an assigned rank is named by
+    its worker index."""
     incarnation: MaybeCount
 
 

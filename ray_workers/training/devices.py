@@ -35,7 +35,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Seed only the device's own generator, whereas `torch.manual_seed` seeds every backend."""
+    """Seed only the device's own generator. `torch.manual_seed` would seed the generators of all
+    backends."""
     if is_gpu(device):
         module_of(device).manual_seed(number)
     else:

@@ -1,7 +1,8 @@
 """Imports all modules that training processes need, in the parent that forks these processes.
 
-A fork copies only one thread and no CUDA context, so nothing here may start a thread, use a GPU, or
-open a connection. Modules that are missing here are imported by each new process.
+A fork copies only one thread and no CUDA context, so none of these modules may start a thread, use
+a GPU, or open a connection when imported. Modules that are not listed in this file are imported by
+each new process.
 """
 
 from __future__ import annotations

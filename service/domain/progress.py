@@ -16,11 +16,11 @@ RATES: Final = ("samples_per_s", "earliest_end_at", "latest_end_at", "marks")
 """Fields of the progress that are only valid while the job is training."""
 MAX_MARKS = 24
 MIN_INTERVALS = 4
-"""Minimum number of measured paces from which an end is forecast. The paces must also span at least
+"""A job has no expected end if it has fewer measured paces than this, or if they span less than
 `MIN_S`."""
 MIN_S = 5.0
 SURE = 1.3
-"""Number of standard deviations of the mean pace that the range covers on each side."""
+"""Error of the mean step time that the range covers, in standard deviations."""
 FEW = 4.0
 """The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
 uncertain."""

@@ -39,7 +39,7 @@ def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
 
 
 def with_pinned_nodes(request: policy.Request, spec: JobSpec) -> policy.Request:
-    """Return the request in which each silo's worker requires a node that has the silo's labels."""
+    """Return the request with each silo's worker on a node that has the silo's labels."""
     silos = None if spec.federated is None else spec.federated.silos
     homes = tuple(tuple(sorted(label_resources(silo.node_labels))) for silo in silos or ())
     return replace(request, homes=homes)

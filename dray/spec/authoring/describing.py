@@ -19,7 +19,7 @@ class FieldText:
     takes: str
     """The allowed values, for example `integer, 1 to 4096`."""
     default: str
-    """The default, as written in a document. Empty if there is none."""
+    """The default value, as written in a document. Empty if the field has no default."""
     sentence: str
 
 
@@ -30,7 +30,8 @@ class Part:
     path: str
     """Dotted path of the part; empty for the document itself."""
     variant: str | None
-    """For a part of `model` or `sync`, the name or kind that selects it."""
+    """The `name` or `kind` that selects this part of `model` or `sync`. None for all other
+    parts."""
     sentence: str
     fields: tuple[FieldText, ...]
 
@@ -129,7 +130,7 @@ def _list_takes(node: Schema, defs: Schema) -> str:
 
 
 def _range(node: Schema) -> str:
-    """`, 1 to 4096`."""
+    """Return the range of a number, such as `, 1 to 4096`."""
     parts = []
     if "minimum" in node and "maximum" in node:
         return f", {_number(node['minimum'])} to {_number(node['maximum'])}"
@@ -155,9 +156,9 @@ def _number(value: float) -> str:
     return f"{whole:,}"
 
 
-# The schema is pydantic's, changed for use in editors: the fields of a part may be written in any
-# order (`anyOf` instead of a tag), and hovering over a field shows its description instead of its
-# name.
+# pydantic's schema, adapted to editors. With `anyOf` instead of a discriminator, the fields of a
+# part can be written in any order. Without titles, editors show the description of a field instead
+# of its name when the user hovers over it.
 
 
 def job_schema() -> dict[str, Any]:

@@ -102,7 +102,7 @@ MEANT: Final = _all(
         "deadline max_runtime_seconds"
     ),
 )
-"""Field name in other programs -> pointer to dray's field."""
+"""Maps field names in other programs to the pointers of dray's fields."""
 
 MEANT_VALUES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("float32", "fp_32", "full", "32"), "fp32"),
@@ -110,7 +110,7 @@ MEANT_VALUES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("bfloat16", "brain"), "bf16"),
     "adam": "adamw",
 }
-"""Value in other programs -> dray's value."""
+"""Maps values in other programs to dray's values."""
 
 
 def as_ours(name: str) -> str:

@@ -60,7 +60,7 @@ def check(spec: JobSpec) -> None:
 
 
 def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
-    """Reject options that parameter servers can't support. Servers hold flat vectors and have no
+    """Reject options that parameter servers can't support. Servers store flat vectors and have no
     access to tensors, samples or losses."""
     train = spec.train
     chosen = "with sync.kind parameter_server"

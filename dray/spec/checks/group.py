@@ -23,8 +23,8 @@ def check_gpus(spec: JobSpec) -> None:
 
 
 def check_roles(spec: JobSpec) -> None:
-    """Reject options that require equal slots if a role has its own resources. Slots of different
-    sizes are assigned by simpler rules."""
+    """If a role has its own resources, reject options that require equal slots. The assignment of
+    slots of different sizes does not support these options."""
     found = spec.roles_with_resources
     if not found:
         return

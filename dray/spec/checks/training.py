@@ -31,7 +31,7 @@ def check_batch(spec: JobSpec) -> None:
 
 def check_noise(spec: JobSpec) -> None:
     """Check that the job can measure the noise scale. The measurement compares the gradient of each
-    rank with the mean gradient, and only data parallelism has both."""
+    rank with the mean gradient, and both exist only with data parallelism."""
     if not spec.train.measure_noise:
         return
     at = "/train/measure_noise"

@@ -25,15 +25,15 @@ from dray.spec.fields import MAX_STEPS, Document, Int, Number
 
 MAX_SILOS = 1000
 HTTP_DEADLINE_S = 600.0
-"""Default deadline of a round with clients outside the cluster, because some might never send an
-update."""
+"""Default deadline, in seconds, of a round with clients outside the cluster. Without a deadline, a
+client that never sends its update would block the round."""
 SharedMetric = Annotated[
     str, StringConstraints(max_length=128, pattern=r"^(train/loss|val/[a-z0-9_]+)$")
 ]
 
 
 def _without_what_silos_fill_in(schema: dict[str, Any]) -> None:
-    """Remove the fields that are filled in from `silos` from a JSON Schema's `required`."""
+    """Remove from a JSON Schema's `required` the fields that default to the number of `silos`."""
     filled_in = ("clients", "clients_per_round")
     schema["required"] = [name for name in schema["required"] if name not in filled_in]
 
@@ -65,10 +65,10 @@ class Federated(Document):
     """silos: metrics that a silo is allowed to send with its update, such as `val/loss` on its own
     validation samples. The owner of the silo's node can allow fewer."""
     deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] | None = None
-    """silos, http: seconds after which a round ends, provided that it has `quorum` updates.
-    Otherwise the round ends as soon as it has `quorum` updates; over HTTP, it is open to all
-    clients until then. If unset, a round with silos waits for all connected silos, and the deadline
-    over HTTP is 600 s."""
+    """silos, http: seconds after which a round ends, provided that it has `quorum` updates. If it
+    has fewer updates, it ends as soon as it has `quorum` updates; over HTTP, all clients can join
+    the round after the deadline. If unset, a round with silos waits for all connected silos, and
+    the deadline over HTTP is 600 s."""
     rounds: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
     """Number of rounds."""
     local_epochs: Annotated[Int, Field(ge=1, le=1000)] = 1
@@ -79,7 +79,8 @@ class Federated(Document):
     """Clients outside the cluster. If unset, the ranks simulate the clients."""
     partition: Partition = Partition()
     proximal_mu: Annotated[Number, Field(gt=0.0, le=1000.0)] | None = None
-    """fedprox: strength of the pull. Defaults to 0.01."""
+    """fedprox: strength of the pull towards the weights at the beginning of the round. Defaults to
+    0.01."""
     server: ServerOptimizer = ServerOptimizer()
     dropout_rate: Rate = 0.0
     """Probability that a client chosen for a round sends no update."""
@@ -107,7 +108,7 @@ class Federated(Document):
         return 0 if self.privacy else max(self.quorum or 1, self.aggregator.least_updates)
 
     def steps_of(self, num_samples: int) -> int:
-        """Return the number of local steps in a round of a client with `num_samples` training
+        """Return the number of local steps per round for a client with `num_samples` training
         samples."""
         return self.local_epochs * -(-num_samples // self.batch_size)
 
@@ -121,8 +122,8 @@ class Federated(Document):
 
     @property
     def count_noise(self) -> float:
-        """Standard deviation of the noise in the number of clipped updates, for adaptive clipping:
-        1/20 of the clients of a round, as in Andrew et al. 2021."""
+        """Standard deviation of the noise that adaptive clipping adds to the number of clipped
+        updates: 1/20 of the number of clients per round, as in Andrew et al. 2021."""
         return self.clients_per_round / 20
 
     @model_validator(mode="before")

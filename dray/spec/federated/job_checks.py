@@ -24,11 +24,12 @@ INSTEAD: dict[str, str] = {
     "micro_batch_size": "federated.batch_size",
     "eval_every_epochs": "federated.evaluate_every",
 }
-"""Options of `train` that federated jobs don't use -> the options to use instead."""
+"""Maps options of `train` that federated jobs don't use to the options to use instead."""
 
 
 def with_num_workers(document: Any) -> Any:
-    """Return the job document with `resources.num_workers`, if unset, derived from the silos."""
+    """Return the job document. If `resources.num_workers` is unset, set it to the number of silos
+    plus one."""
     if not isinstance(document, Mapping):
         return document
     federated, resources = document.get("federated"), document.get("resources", {})

@@ -47,7 +47,8 @@ class ServerOptimizer(Document):
     """The server's optimizer. The mean of the clients' updates is the direction of its step."""
 
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1.0
-    """Learning rate. With 1 and no momentum, fedavg results in the mean of the clients' weights."""
+    """Learning rate. With a rate of 1 and no momentum, the result of fedavg is the mean of the
+    clients' weights."""
     momentum: Beta = 0.0
     """fedavg, fedprox: momentum of the mean update (FedAvgM, arXiv:1909.06335)."""
     betas: tuple[Beta, Beta] = (0.9, 0.99)
@@ -60,9 +61,9 @@ class Stragglers(Document):
     """Clients that don't finish all of their local steps in a round."""
 
     rate: Rate
-    """Probability that a client is a straggler in a round. A straggler does only some of its `n`
-    steps before the round ends; their number is drawn uniformly from 1 to `n - 1`. A client with a
-    single step is never a straggler."""
+    """Probability that a client is a straggler in a round. A straggler completes only some of its
+    `n` steps before the round ends; the number of completed steps is drawn uniformly from 1 to `n -
+    1`. A client with a single step is never a straggler."""
     updates: Literal["keep", "drop"] = "keep"
     """Whether the server keeps or drops the updates of stragglers. fedprox is designed to keep
     them."""
@@ -77,8 +78,8 @@ class Aggregator(Document):
     median, trimmed_mean: computed separately for each element (Yin et al. 2018, arXiv:1803.01498).
     krum: the mean of the updates that are closest to their neighbours (Blanchard et al. 2017)."""
     trim: Annotated[Number, Field(ge=1 / MAX_CLIENTS, lt=0.5)] = 0.1
-    """trimmed_mean: fraction of the values to discard at each end. A round needs enough clients for
-    this fraction to be at least one value."""
+    """trimmed_mean: fraction of the values to discard at each end. A round needs at least `1 /
+    trim` clients, so that at least one value is discarded at each end."""
     malicious: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
     """krum: number of malicious clients to tolerate in a round. A round needs at least `2 *
     malicious + 3` clients."""
@@ -113,8 +114,8 @@ class Attack(Document):
     """Simulated clients that send poisoned updates, for testing an aggregator."""
 
     rate: Annotated[Number, Field(gt=0.0, lt=1.0)]
-    """Fraction of all clients that attack in every round in which they participate; at least one
-    client."""
+    """Fraction of all clients that attack, but at least one client. An attacking client attacks in
+    every round in which it participates."""
     kind: Literal["sign_flip", "noise", "nan"] = "sign_flip"
     """sign_flip: the trained update multiplied by -`scale`. noise: Gaussian noise whose norm is
     about `scale` times the norm of the trained update. nan: all values are NaN."""
@@ -141,7 +142,8 @@ class Privacy(Document):
     noise_multiplier: Annotated[Number, Field(gt=0.0, le=1000.0)]
     """Standard deviation of the noise in the sum of the updates, relative to the clipping norm."""
     clip_norm: Annotated[Number, Field(gt=0.0, le=1e6)] = 1.0
-    """Norm (L2) to which each client's update is clipped; with `adaptive`, its initial value."""
+    """L2 norm to which each client's update is clipped. With `adaptive`, this is the initial
+    norm."""
     adaptive: AdaptiveClipping | None = None
     """Adaptation of the clipping norm. If unset, the norm is constant."""
     epsilon: Annotated[Number, Field(gt=0.0, le=1e6)]
@@ -163,7 +165,8 @@ class Silo(Document):
     data. Only the rank of this silo receives the URL; it is removed from the job document that is
     stored and shown. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
-    """Maximum weight of a silo, in samples. A silo that reports more samples has this weight."""
+    """Maximum weight of the silo, in samples. If the silo reports more samples, its weight is
+    limited to this number."""
 
 
 class Http(Document):
@@ -172,8 +175,8 @@ class Http(Document):
     validate the model."""
 
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
-    """Maximum weight of a client, in samples. A client that reports more samples has this
-    weight."""
+    """Maximum weight of a client, in samples. If a client reports more samples, its weight is
+    limited to this number."""
 
 
 class SecureAggregation(Document):
@@ -183,9 +186,9 @@ class SecureAggregation(Document):
     `cryptography` on the nodes."""
 
     threshold: Annotated[Number, Field(gt=0.5, le=1.0)] = 0.6
-    """Fraction of a round's clients, at least three, that must stay until the round ends; otherwise
-    the round does not count. Fewer clients than this can't reveal another client's update, even if
-    they collude with the server."""
+    """Fraction of a round's clients (but at least three clients) that must participate until the
+    round ends; otherwise the round does not count. Fewer clients than this can't reveal another
+    client's update, even if they collude with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
     coarsely, especially if `max_update_norm` is large; it must be 100 or less with 32 bits. The

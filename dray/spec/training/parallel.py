@@ -66,17 +66,17 @@ class Parallel(Document):
     gpt."""
 
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Data type in which the parameters of a block are gathered, with `shard` or `context`. A
-    16-bit type halves traffic and memory, and must equal `train.precision`. Each rank stores its
-    own part in fp32."""
+    """Data type in which `shard` and `context` gather the parameters of a block. A 16-bit type
+    halves traffic and memory, and must equal `train.precision`. Each rank stores its own part in
+    fp32."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Data type in which gradients are sent and summed, with `shard` or `context`. fp16 requires
+    """Data type in which `shard` and `context` send and sum gradients. fp16 requires
     `train.precision: fp16`, which scales the loss."""
 
     balance: Literal["even", "auto"] = "even"
     """auto: each rank's share of the batch is proportional to its measured speed, for machines of
-    different speeds. Gradients are weighted so that the result is the same. Only with `data`, not
-    with the other axes."""
+    different speeds. Gradients are weighted so that the result is the same as with equal shares.
+    Can't be combined with axes other than `data`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +100,8 @@ class Parallel(Document):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters, gradients or optimizer state are sharded, or could be by `auto`."""
+        """Whether parameters, gradients or optimizer state are sharded, or `auto` allows the
+        planner to shard them."""
         return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
 
     def check(self, num_workers: int) -> None:

@@ -12,8 +12,8 @@ from dray.spec.resources import RoleResources
 from dray.spec.training.parallel import MAX_WORKERS
 
 MAX_EDGES: Final = 4 * MAX_WORKERS
-"""Maximum number of edges in a graph: eight neighbours for each rank of the largest group.
-Documents with more edges would take too long to validate."""
+"""Maximum number of edges in a graph: enough for eight neighbours of each rank in the largest
+group. Documents with more edges would take too long to validate."""
 
 
 class Compression(Document):
@@ -21,21 +21,23 @@ class Compression(Document):
     compression error and add it to the gradient of the next step (error feedback)."""
 
     name: Literal["fp16", "bf16", "powersgd", "topk"]
-    """fp16, bf16: sends 16-bit numbers, half the bytes. powersgd: sends low-rank factors (Vogels et
-    al. 2019, arXiv:1905.13727). topk: sends the largest elements of each tensor, with momentum
-    correction if the optimizer is sgd with momentum (Lin et al. 2018, arXiv:1712.01887)."""
+    """fp16, bf16: sends 16-bit numbers, which halves the number of bytes. powersgd: sends low-rank
+    factors (Vogels et al. 2019, arXiv:1905.13727). topk: sends the largest elements of each tensor,
+    with momentum correction if the optimizer is sgd with momentum (Lin et al. 2018,
+    arXiv:1712.01887)."""
     rank: Annotated[Int, Field(ge=1, le=256)] = 2
     """powersgd: rank of the approximation, the number of columns of each factor."""
     warm_start: StrictBool = True
     """powersgd: whether each step starts with the factors of the previous step."""
     start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10
-    """powersgd: number of uncompressed steps after the start, and each time the group is
-    re-formed."""
+    """powersgd: number of uncompressed steps after the start of training, and each time the group
+    is re-formed."""
     ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
-    """topk: fraction of each tensor's elements to send. At least one element is sent."""
+    """topk: fraction of each tensor's elements to send. At least one element of each tensor is
+    sent."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
-    """topk: number of steps over which the fraction falls from 0.25 to `ratio`, after the start and
-    each time the group is re-formed."""
+    """topk: number of steps over which the fraction falls from 0.25 to `ratio`, after the start of
+    training and each time the group is re-formed."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -59,7 +61,7 @@ class Outer(Document):
 
 
 class SyncKind(Document):
-    """Base class of all kinds, with the properties that the rest of dray uses."""
+    """Base class of all kinds of `sync`, with the properties that the rest of dray uses."""
 
     @property
     def copies_differ(self) -> bool:
@@ -125,11 +127,11 @@ class Gossip(SyncKind):
     neighbours in a graph. Evaluations and the result use the mean of all copies."""
 
     kind: Literal["gossip"] = "gossip"
-    """Chooses this kind."""
+    """Selects this kind."""
     mode: Literal["d_psgd", "sgp", "ad_psgd"] = "d_psgd"
     """d_psgd: each rank averages its weights with its neighbours in every step (Lian et al. 2017,
-    arXiv:1705.09056). sgp: each rank pushes a share of its weights to its neighbours, which need
-    not reply (Assran et al. 2019, arXiv:1811.10792). ad_psgd: ranks average in pairs while all
+    arXiv:1705.09056). sgp: each rank pushes a share of its weights to its neighbours, which don't
+    have to reply (Assran et al. 2019, arXiv:1811.10792). ad_psgd: ranks average in pairs while all
     ranks keep computing, so that a slow rank does not delay the others (Lian et al. 2018,
     arXiv:1710.06952)."""
     graph: Literal["ring", "exponential", "random", "complete", "custom"] = "ring"
@@ -241,7 +243,7 @@ class ParameterServer(SyncKind):
     gradients to them. For recipes."""
 
     kind: Literal["parameter_server"] = "parameter_server"
-    """Chooses this kind."""
+    """Selects this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Number of servers, which are included in `resources.num_workers`. Must not exceed the number
     of workers."""
@@ -265,9 +267,9 @@ class ParameterServer(SyncKind):
     bytes."""
     shards_kept_by: Literal["snapshot", "replica"] = "snapshot"
     """How a server's part is restored after the server dies. snapshot: the job resumes from its
-    latest checkpoint. replica: the next server keeps a copy of the part, to which each gradient is
-    also sent; a new process replaces the server, and training continues without losing a step.
-    Requires at least 2 servers."""
+    latest checkpoint. replica: the next server keeps a copy of the part and also receives each
+    gradient; a new process replaces the server that died, and training continues without losing a
+    step. Requires at least 2 servers."""
 
     @property
     def label(self) -> str:

@@ -21,7 +21,8 @@ class Optimizer(Document):
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1e-3
     """Peak learning rate, before the schedule."""
     weight_decay: Annotated[Number, Field(ge=0.0, le=10.0)] = 0.0
-    """Weight decay of matrices and filters. Norms and biases are not decayed."""
+    """Weight decay of matrices and filters. The weights of normalisation layers and the biases are
+    not decayed."""
     momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
     """Momentum of sgd and lars."""
     nesterov: StrictBool = False
@@ -36,7 +37,7 @@ class Optimizer(Document):
 
     state_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type in which the optimizer state is stored between steps. Steps are computed in fp32.
-    bf16 halves the memory, and is rounded stochastically so that small changes accumulate."""
+    bf16 halves the memory; values are rounded stochastically, so that small changes accumulate."""
     offload: StrictBool = False
     """Whether the optimizer state is kept in host memory and copied to the GPU in parts during each
     step. This is slower, and is meant for models that would not fit otherwise."""
@@ -59,8 +60,9 @@ class LrScaling(Document):
     """Scales a learning rate that was tuned for another batch size."""
 
     rule: Literal["linear", "sqrt"]
-    """linear: by the ratio of the batch sizes (Goyal et al. 2017, arXiv:1706.02677), for sgd. sqrt:
-    by the square root of the ratio, for adaptive optimizers (arXiv:2205.10287)."""
+    """linear: multiplies the learning rate by the ratio of the batch sizes (Goyal et al. 2017,
+    arXiv:1706.02677), for sgd. sqrt: multiplies the rate by the square root of the ratio, for
+    adaptive optimizers (arXiv:2205.10287)."""
     reference_batch_size: Annotated[Int, Field(ge=1, le=2**24)]
     """Global batch size for which `optimizer.lr` was tuned."""
 
@@ -75,8 +77,8 @@ class Schedule(Document):
     final_ratio: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
     """linear, cosine: the learning rate ends at `lr * final_ratio`."""
     every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """step: number of steps after which the learning rate is multiplied by `factor`. The steps of
-    the warm-up don't count."""
+    """step: number of steps between multiplications of the learning rate by `factor`. The steps of
+    the warm-up are not counted."""
     factor: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.1
     """step: factor by which the learning rate is multiplied."""
 
@@ -113,7 +115,8 @@ OnDivergence = Literal["fail", "warn", "skip_step", "rollback"]
 
 
 class Train(Document):
-    """Training options. Sizes are global, so they don't depend on the number of workers."""
+    """Training options. The batch size is given for all ranks together, so it doesn't depend on the
+    number of workers."""
 
     epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
     """Number of passes over the training samples."""
@@ -140,7 +143,7 @@ class Train(Document):
     schedule: Schedule = Schedule()
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Data type of the forward and backward passes. Weights and optimizer state remain in fp32.
-    fp16 scales the loss so that small gradients don't underflow."""
+    With fp16, the loss is scaled so that small gradients don't underflow."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that are recomputed in the backward pass to save memory. full: all activations
     except the inputs of each block (arXiv:1604.06174). selective: all activations except the
@@ -156,16 +159,16 @@ class Train(Document):
     early_stopping: EarlyStopping | None = None
     on_divergence: OnDivergence = "fail"
     """Action to take if the loss or the gradient norm is not finite. An event reports the first
-    such step in any case. fail: the job fails after 10 consecutive steps of this kind, if its last
-    step is one, or if the final val/loss is not finite. warn: training continues. skip_step: a step
-    whose gradient is not finite leaves the weights unchanged; the job fails after 10 consecutive
-    steps of this kind. rollback: instead of failing, the job returns to its last checkpoint and
-    halves the learning rate, up to 3 times."""
+    such step in any case. fail: the job fails after 10 consecutive steps of this kind, if the last
+    step of the job is of this kind, or if the final val/loss is not finite. warn: training
+    continues. skip_step: a step whose gradient is not finite leaves the weights unchanged; the job
+    fails after 10 consecutive steps of this kind. rollback: instead of failing, the job returns to
+    its last checkpoint and halves the learning rate, up to 3 times."""
     measure_noise: StrictBool = False
     """Whether to measure the gradient noise scale (arXiv:1812.06162) in every tenth step, and
     report it as `train/gradient_noise_scale`, in samples. If the global batch is far smaller than
-    the noise scale, it could be increased with little loss of efficiency per sample. Requires at
-    least 2 workers, each with the complete model."""
+    the noise scale, a larger batch would reduce the efficiency per sample only a little. Requires
+    at least 2 workers, each with the complete model."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed for the initial weights, the order of the samples, and all other random numbers."""
     eval_every_epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1

@@ -1,5 +1,5 @@
-"""Gradient compression as in MXNet: fewer bits, with the rounding errors added to later
-gradients."""
+"""Gradient compression as in MXNet: gradients are rounded to fewer bits, and the rounding errors
+are added to later gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TwoBit:
 
 
 def unpacked_two_bit(packed: Tensor, shape: torch.Size, threshold: float) -> Tensor:
-    """Return the gradient that was `packed`."""
+    """Return the gradient that `TwoBit.packed` has packed."""
     codes = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).reshape(-1)
     return _values_of(codes[: shape.numel()], threshold).view(shape)
 

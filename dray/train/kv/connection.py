@@ -1,8 +1,9 @@
 """Messages between a worker and a server over TCP: a JSON header, followed by numbers.
 
 In a gloo process group, the death of one member breaks the group, and all members have to restart.
-Here each pair of a worker and a server has its own connection instead, whose end affects only these
-two. Both ends prove that they know a secret, which the server puts into the attempt's store.
+The key-value store uses a separate connection between each worker and each server instead, so a
+broken connection affects only one worker and one server. Both ends prove that they know a secret,
+which the server puts into the attempt's store.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class TensorConnection:
         self.sent_bytes = 0
 
     def prove(self, secret: bytes, *, is_server: bool) -> None:
-        """Make both ends prove that they know the secret; ConnectionLost if the other end fails."""
+        """Make both ends prove that they know the secret. Raises ConnectionLost if the other end
+        does not know it."""
         self._socket.settimeout(PROOF_LIMIT_S)
         mine, other = (b"server", b"worker") if is_server else (b"worker", b"server")
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -61,8 +63,8 @@ class TensorConnection:
         self._socket.settimeout(None)
 
     def send(self, header: Mapping[str, Any], *payload: Tensor) -> None:
-        """Send a message. payload: contiguous CPU tensors; the other end gets them as one tensor of
-        bytes."""
+        """Send a message. payload: contiguous CPU tensors; the other end receives them as one
+        tensor of bytes."""
         text = json.dumps(header).encode()
         self._write(_FRAME.pack(len(text), sum(t.nbytes for t in payload)) + text)
         for tensor in payload:
@@ -70,8 +72,8 @@ class TensorConnection:
                 self._write(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
     def receive(self, max_payload_bytes: int | None = None) -> tuple[dict[str, Any], Tensor]:
-        """Return (header, payload as a tensor of bytes). ConnectionLost if the message is too
-        large.
+        """Return (header, payload as a tensor of bytes). Raises ConnectionLost if the message is
+        too large.
 
         max_payload_bytes: None if the other end is trusted not to exhaust this process's memory.
         """
@@ -129,9 +131,10 @@ class TensorConnection:
 def listening(
     store: Any, key: str, address: str, serve: Callable[[TensorConnection], None]
 ) -> Iterator[None]:
-    """Within this context, accept workers. `serve` runs in a thread for each worker that connects
-    and proves that it knows the secret, until the connection is lost. store: the attempt's torch
-    store, which gets this server's address and secret. address: an address of this node."""
+    """Accept workers while this context is open. For each worker that connects and proves that it
+    knows the secret, `serve` runs in a thread until the connection is lost. store: the attempt's
+    torch store, to which this server's address and secret are written. address: an address of this
+    node."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         secret = secrets.token_bytes(SECRET_BYTES)
@@ -169,7 +172,8 @@ def listening(
 
 
 def connect(store: Any, key: str) -> TensorConnection:
-    """Connect to the server with this key in the store; ConnectionLost if it can't be reached."""
+    """Connect to the server whose address the store has under this key. Raises ConnectionLost if
+    the server can't be reached."""
     about = json.loads(store.get(key))
     try:
         sock = socket.create_connection((about["host"], about["port"]), CONNECT_LIMIT_S)
@@ -181,7 +185,7 @@ def connect(store: Any, key: str) -> TensorConnection:
 
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
-"""(name, shape) of each tensor, as a header contains them."""
+"""(name, shape) of each tensor, in the form that message headers contain."""
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
@@ -190,7 +194,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
 
 
 def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a payload as views of it."""
+    """Return the tensors of a payload as views of the payload."""
     values, found, first = payload.view(torch.float32), {}, 0
     for name, shape in shapes:
         size = torch.Size(shape).numel()

@@ -1,4 +1,5 @@
-"""One server's rows of all values, as a state machine: messages in, answers out, no I/O."""
+"""One server's rows of all values, as a state machine that computes the answers to messages,
+without I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 Answers = list[tuple[int, Tensor | None]]
-"""(worker, value) for each worker that was waiting; None for a worker that waited for no value."""
+"""(worker, value) for each waiting worker that can be answered. The value is None for a worker that
+waited at a barrier."""
 DENSE: Final[Mapping[str, Callable[..., torch.optim.Optimizer]]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,

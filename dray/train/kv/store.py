@@ -27,7 +27,7 @@ _NO_ROLES = (
 
 def create(kind: Kind = "dist_sync") -> KVStore:
     """Return the store in a rank of the role `worker`. A rank of the role `server` serves until all
-    workers have ended, and then exits.
+    workers have disconnected, and then exits.
 
     dist_sync: pushes to a key are applied once all workers have pushed it. dist_async: each push is
     applied at once.
@@ -85,7 +85,8 @@ class KVStore:
         return self._num_workers
 
     def init(self, key: str, value: Tensor) -> None:
-        """Set a key to worker 0's value. All workers must call this, and wait for each other."""
+        """Set a key to worker 0's value. All workers must call this; each call waits for the calls
+        of the other workers."""
         self._shapes[key] = value.shape
         if self._rank == 0:
             table = _checked(value).reshape(self._table(key))
@@ -121,7 +122,7 @@ class KVStore:
 
     def pull(self, key: str, out: Tensor | None = None) -> Tensor:
         """Return the value of a key. With `dist_sync`, this waits until this worker's pushes have
-        been applied. out: a tensor that also gets the value."""
+        been applied. out: a tensor to which the value is also copied."""
         shape = self._shape(key)
         headers = [{"op": "pull", "key": key, "has_rows": False}] * len(self._connections)
         value = torch.cat([part.view(torch.float32) for part in self._ask(headers)]).view(shape)
@@ -136,7 +137,8 @@ class KVStore:
         return self.pull(key, out)
 
     def row_sparse_pull(self, key: str, row_ids: Tensor) -> Tensor:
-        """Return the rows with these indices, in this order: (len(row_ids), *shape of a row)."""
+        """Return the rows with these indices, in this order. The result has the shape
+        (len(row_ids), *shape of a row)."""
         shape, row_ids = self._shape(key), row_ids.reshape(-1).to(torch.int64)
         if not shape:
             raise KVError(f"{key!r} is a single number and has no rows")
@@ -155,8 +157,8 @@ class KVStore:
 
     def set_optimizer(self, name: str, **options: Any) -> None:
         """Make the servers apply pushes as gradients, with torch's `sgd`, `adam`, `adamw` or
-        `adagrad` and its options, such as `lr=0.1`. All workers must call this, and wait for each
-        other."""
+        `adagrad` and its options, such as `lr=0.1`. All workers must call this; each call waits for
+        the calls of the other workers."""
         if self._rank == 0:
             header = {"op": "optimizer", "name": name, "options": options}
             self._ask([header] * len(self._connections))
@@ -165,7 +167,7 @@ class KVStore:
     def set_gradient_compression(self, options: Mapping[str, Any]) -> None:
         """Send dense gradients in fewer bytes. `{"type": "2bit", "threshold": 0.5}`: send each
         element as -threshold, 0 or threshold, and add the rounding error to the next gradient.
-        `{"type": "fp16"}`: send half the bytes."""
+        `{"type": "fp16"}`: send each element as a 16-bit number."""
         kind = options.get("type")
         if kind == "2bit":
             self._threshold = float(options.get("threshold", 0.5))
@@ -212,14 +214,14 @@ class KVStore:
         return list(shape) if shape else [1]
 
     def _bounds(self, key: str) -> list[tuple[int, int]]:
-        """Return [start, stop) of the rows of each server."""
+        """Return the range [start, stop) of each server's rows."""
         rows, num = self._table(key)[0], len(self._connections)
         return [(rows * server // num, rows * (server + 1) // num) for server in range(num)]
 
     def _ask(
         self, headers: Sequence[Mapping[str, Any]], payloads: Sequence[Sequence[Tensor]] = ()
     ) -> list[Tensor]:
-        """Send each server its message, then receive their answers."""
+        """Send each server its message, then receive the answers of all servers."""
         for server, connection in enumerate(self._connections):
             connection.send(headers[server], *(payloads[server] if payloads else ()))
         answers = [connection.receive() for connection in self._connections]

@@ -1,9 +1,11 @@
-"""The anchor of a batch: the state from which another process can continue during the batch.
+"""The anchor of a batch: the state from which another process can continue in the middle of the
+batch.
 
-An anchor is created when the loader hands out a batch. Small parts of the state are copied at that
-time. Weights and optimizer states don't change before a step, so most programs, whose only step
-follows the only exchange, need no copy of them. If a program exchanges gradients after a step in
-the same batch, the optimizers that stepped are copied before their first step of each later batch.
+When the loader hands out a batch, an anchor is created, and small parts of the state are copied.
+Weights and optimizer states don't change until an optimizer steps. Most programs exchange gradients
+once per batch and step after the exchange, so they need no copies of the weights and optimizer
+states. If a program exchanges gradients after a step in the same batch, the optimizers that stepped
+are copied before their first step of each later batch.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from torch.optim import Optimizer
 from dray.train.prepared.copies import changed, leaves
 
 COPIED_BYTES = 1 << 16
-"""Tensors of tracked objects up to this size are copied with each batch. Larger tensors, such as an
-average of the weights, must not change before the last exchange of the batch."""
+"""Maximum size, in bytes, of the tensors of tracked objects that are copied with each batch. Larger
+tensors, such as an average of the weights, must not change before the last exchange of the
+batch."""
 
 Result = Sequence[Tensor]
 """The result of one operation. It is the same on every rank."""
@@ -29,7 +32,7 @@ Result = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class LoaderPosition:
-    """The position of a loader: it has handed out `batch` global batches of the epoch."""
+    """The position of a loader that has handed out `batch` global batches of the epoch."""
 
     epoch: int
     batch: int
@@ -37,7 +40,7 @@ class LoaderPosition:
 
 @dataclass(frozen=True)
 class KeptOptimizer:
-    """An optimizer as it was before its first step of the batch."""
+    """A copy of an optimizer, made before its first step of the batch."""
 
     weights: dict[int, Tensor]
     """Weights, by the id of the parameter."""
@@ -57,19 +60,21 @@ class Anchor:
     ops: int
     steps: int
     parts: int
-    """Number of calls of `prepare` after the first."""
+    """Number of calls of `prepare` after the first call."""
     tracked: dict[str, Any]
     groups: list[list[dict[str, Any]]]
     """The parameter groups of each optimizer, without the parameters."""
     buffers: list[Tensor]
     gradients: list[Tensor | None] | None
-    """None if the next backward pass does not add to them."""
+    """Gradients to which the next backward pass adds; None if it does not add to earlier
+    gradients."""
     results: list[Result] = field(default_factory=list)
     """Results of the operations since the anchor."""
     begun: set[int] = field(default_factory=set)
     """Numbers of the optimizers that have begun a step since the anchor."""
     kept: dict[int, KeptOptimizer] = field(default_factory=dict)
-    """Copies of such optimizers, by their number."""
+    """Copies of optimizers that have begun a step since the anchor, by the number of the
+    optimizer."""
     watched: list[tuple[Tensor, int]] = field(default_factory=list)
     """Tensors that are not copied, and their versions."""
     uses_unkept: bool = False

@@ -55,7 +55,7 @@ class BatchState:
         self._names_of_optimizers = list(named)
         self.seed = derive_seed("job", torch.initial_seed() if seed is None else seed)
         self.steps = 0
-        """Optimizer steps done, of all optimizers together."""
+        """Total number of optimizer steps that all optimizers have taken."""
         self.position = LoaderPosition(0, 0)
         self._exchange = GradientExchange(
             models, parameters_of(self.optimizers), broadcast_buffers=broadcast_buffers
@@ -67,22 +67,25 @@ class BatchState:
         self._caught_up: Result | None = None
         """The result of this rank's operation, if the other ranks have already completed it."""
         self._replay: deque[Result] = deque()
-        """Results of operations that the others have completed, but not yet this script."""
+        """Results of operations that the other ranks have completed, but this rank's script has
+        not."""
         self._parts = 0
-        """Number of calls of `prepare` after the first."""
+        """Number of calls of `prepare` after the first call."""
         self._taken: Mapping[str, Any] | None = None
         """The state from which this process continues. It is kept until the first batch, because it
-        can have models that the script has not prepared yet."""
+        can contain models that the script has not prepared yet."""
         self._copied_before_step: set[int] = set()
         """Numbers of the optimizers whose step was followed by an exchange in the same batch."""
         self._unstepped: set[int] = set()
-        """Numbers of the optimizers whose parameters have got gradients since their last step."""
+        """Numbers of the optimizers whose parameters have received gradients since the optimizer's
+        last step."""
         self._keeps_gradients = False
         """Whether gradients are kept with each batch, because the script accumulates them."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
         self._stale: dict[int, tuple[int, int]] = {}
-        """(id, version) of each gradient from before the anchor that is not kept, by parameter."""
+        """(id, version) of each gradient that was computed before the anchor and is not kept, by
+        the id of the parameter."""
         self._must_restore = False
         self._anchor = self._new_anchor()
 
@@ -136,7 +139,8 @@ class BatchState:
         self._copied_before_step |= self._anchor.begun
 
     def _keep_before_step(self, number: int) -> None:
-        """Keep what an optimizer's step is about to change, if it may be needed again."""
+        """Before an optimizer's step, copy the optimizer if its current weights and state may be
+        needed again."""
         for parameter in parameters_of([self.optimizers[number]]) if self._stale else ():
             self._look_for_stale(parameter, changes=0)
         anchor = self._anchor
@@ -145,8 +149,8 @@ class BatchState:
         anchor.begun.add(number)
 
     def _go_back(self) -> None:
-        """Return to the beginning of the batch and discard its results. `_restore` resets the
-        tensors."""
+        """Return to the beginning of the batch and discard the results of its operations.
+        `_restore` resets the tensors."""
         self._ops, self.steps = self._anchor.ops, self._anchor.steps
         self._anchor.results.clear()
         self._anchor.tracked = copied(self._anchor.tracked, whole=True)
@@ -154,9 +158,10 @@ class BatchState:
         self._caught_up = None
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """Detect that the script uses a gradient from before the batch, which is not kept, either
-        by adding to it or by stepping without a backward pass. changes: by how much using the
-        gradient raises its version; zeroing it first raises it again."""
+        """Detect whether the script uses a gradient that was computed before the batch and is not
+        kept. The script can use it by adding to it, or by stepping without a backward pass.
+        changes: the amount by which using the gradient increases its version. If the script zeroes
+        the gradient first, the version increases by more."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None or gradient is None or id(gradient) != before[0]:
@@ -168,8 +173,8 @@ class BatchState:
             self._has_misled = self._has_misled or self._anchor.is_handed_over
 
     def state(self) -> dict[str, Any]:
-        """Return all that another process needs to continue at this batch. The tensors are not
-        copied."""
+        """Return everything that another process needs to continue at this batch. The tensors are
+        not copied."""
         anchor = self._anchor
         caught_up = () if self._caught_up is None else (self._caught_up,)
         replay = [list(result) for result in (*anchor.results, *self._replay, *caught_up)]
@@ -207,7 +212,7 @@ class BatchState:
             raise ValueError(
                 f"the saved state and this script track different objects: {', '.join(missing)}"
             )
-        # The state can have models that a later call of prepare() adds.
+        # The state can contain models that a later call of prepare() adds.
         for model, of_model in zip(self.models, state["models"], strict=False):
             model.load_state_dict(of_model)
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
@@ -227,7 +232,7 @@ class BatchState:
             gradients=state["gradients"],
         )
         self._restore(self._anchor)
-        # A script that runs through completed epochs may change these values on the way.
+        # While the script runs through completed epochs, it may change these values.
         self._must_restore = True
 
     def _renew_anchor(self) -> None:
@@ -289,7 +294,8 @@ class BatchState:
         anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
 
     def _check_all_taken(self) -> None:
-        """Check, at the first batch, that the script has created everything that the state has."""
+        """At the first batch, check that the script has created all models and optimizers of the
+        restored state."""
         taken, self._taken = self._taken, None
         if taken is None:
             return
@@ -302,7 +308,7 @@ class BatchState:
                 )
             optimizer.load_state_dict(of_one)
         for what, own in (("models", self.models), ("optimizers", self.optimizers)):
-            is_added_to = self._parts > taken["parts"]  # by further calls, after this state
+            is_added_to = self._parts > taken["parts"]  # by calls of prepare() after this state
             if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
                 raise ValueError(
                     f"the saved state has {len(taken[what])} {what}, but the script has prepared "

@@ -1,8 +1,8 @@
 """The global batches of each epoch, and each rank's share of them.
 
-The order of an epoch is drawn from (seed, epoch), and each batch is cut into contiguous shares, one
-for each rank. So the number of ranks determines which rank computes a sample, but not which samples
-are computed.
+The order of the samples in an epoch is derived from the seed and the epoch, and each batch is cut
+into contiguous shares, one for each rank. Therefore, the number of ranks determines which rank
+computes a sample, but not which samples are computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The private name of torch that prepared training needs. See also `ray_workers.training.core`."""
+"""The private API of torch that prepared training needs. See also `ray_workers.training.core`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     """Call a function at the end of this backward pass, in the thread that runs the pass. Must be
     called from a hook.
 
-    Public hooks run before a gradient is accumulated, or don't know the end of the pass; DDP and
-    FSDP use this function too. Works with torch 2.13.
+    No public hook runs at the end of a pass. DDP and FSDP use this function too. Works with torch
+    2.13.
     """
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(call)

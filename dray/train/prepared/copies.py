@@ -1,4 +1,4 @@
-"""Copies of nested states, and digests of tensors, which are computed on the tensors' devices.
+"""Copies of nested states, and digests of tensors. Digests are computed on the tensors' devices.
 
 Each 32-bit word of a tensor is multiplied by an odd number that depends on its position, and the
 products are added modulo 2**64. Every change of a single word changes the sum, because an odd
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 _WIDTH = 1 << 14
-"""Words per row. A word's factor depends on its column, and the factor of a row's sum on the
+"""Words per row. A word's factor depends on its column. The factor of a row's sum depends on the
 row."""
 _ROWS = 1 << 9
 """Rows that are multiplied at a time, which limits the memory to 64 MiB."""
@@ -24,8 +24,8 @@ _ROWS = 1 << 9
 
 @torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> int:
-    """Return a number in [-2**63, 2**63) that is the same for equal tensors in the same order. It
-    also depends on types, shapes, and the signs of zeros."""
+    """Return a number in [-2**63, 2**63) that is the same for equal tensors in the same order. The
+    number also depends on the tensors' types, shapes, and signs of zeros."""
     found = 0
     for tensor in tensors:
         kind = f"{tensor.dtype}{tuple(tensor.shape)}".encode()

@@ -44,9 +44,9 @@ class Axes:
 
 
 def axes_of(world_size: int, *, shard: int | None, tensor: int | None, is_blocked: bool) -> Axes:
-    """Return the axes for `world_size` ranks. If `shard` is None, it is the number of ranks divided
-    by `tensor` if the model's blocks are named, and 1 otherwise. Raises ValueError for sizes that
-    do not divide the number of ranks."""
+    """Return the axes for `world_size` ranks. If `shard` is None and the model's blocks are named,
+    `shard` defaults to the number of ranks divided by `tensor`. If they are not named, it defaults
+    to 1. Raises ValueError for sizes that do not divide the number of ranks."""
     tensor = 1 if tensor is None else tensor
     for name, size in (("shard", shard), ("tensor", tensor)):
         if size is not None and size < 1:
@@ -78,7 +78,8 @@ def blocks_named(model: nn.Module, pattern: str) -> list[nn.Module]:
 
 
 def prepare_blocks(blocks: Sequence[nn.Module], *, recompute: bool, compiled: bool) -> None:
-    """Make blocks recompute themselves in the backward pass, and compile them, in place."""
+    """Modify blocks in place. recompute: recompute their activations in the backward pass.
+    compiled: compile them."""
     for block in blocks:
         if recompute:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
@@ -169,8 +170,8 @@ def _whole_input(one: Any, mesh: DeviceMesh) -> Any:
 
 def _check_even(model: nn.Module, axes: Axes) -> None:
     """Check that shard and tensor divide each parameter evenly. FSDP divides the parts that tensor
-    parallelism has made. If they are uneven, torch's DTensor and FSDP disagree about the positions
-    of the parts (torch 2.13)."""
+    parallelism has made. If these parts are uneven, torch's DTensor and FSDP disagree about the
+    positions of the parts (torch 2.13)."""
     if min(axes.shard, axes.tensor) == 1:
         return
     parts = axes.shard * axes.tensor

@@ -1,10 +1,11 @@
-"""The exchange of gradients: averages them over the global batch at the end of a backward pass.
+"""Exchanges gradients: averages them over the global batch at the end of a backward pass.
 
-All gradients of a model with the same type are sent in one flat tensor. The tensor also contains
-rank 0's buffers, as in DDP, a mark of the point that the rank's script has reached, and for each
-parameter whether the rank has a new gradient. A parameter that no pass reached on any rank keeps
-its gradient. With several models, the ranks first agree on the models that the pass reached, and
-send only their gradients.
+All gradients of a model that have the same data type are sent as one flat tensor. The tensor also
+contains rank 0's buffers (as in DDP), a number that marks the point that the rank's script has
+reached, and flags for the parameters that have new gradients on the rank. If the backward pass
+reached a parameter on no rank, the gradient of the parameter does not change. With several models,
+the ranks first agree on which models the backward pass reached, and send only the gradients of
+these models.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class GradientExchange:
         self._sections: list[_Section] = []
         self._known: set[int] = set()
         self._reached: set[int] = set()
-        """Ids of the parameters that have got a gradient since the last exchange."""
+        """Ids of the parameters for which a gradient was computed since the last exchange."""
         for model in models:
             self.add(model)
         self.add_others(others)
@@ -79,8 +80,8 @@ class GradientExchange:
         """Return the sum of the ranks' gradients times their weights, as flat tensors. A
         collective, which does not change the gradients themselves.
 
-        mark: a number below 2**32 for the point that the script has reached; see `has_mark`. Raises
-        ValueError if the tensors are on several devices.
+        mark: a number below 2**32 that identifies the point that the script has reached; see
+        `has_mark`. Raises ValueError if the tensors are on several devices.
         """
         devices = {str(one.device) for one in (*self.parameters, *self._buffers)}
         if len(devices) > 1:
@@ -100,7 +101,8 @@ class GradientExchange:
         return flats
 
     def _is_due(self, section: _Section) -> bool:
-        """Whether a pass has reached parameters of the model or changed its buffers."""
+        """Whether a backward pass has reached parameters of the section, or buffers of the section
+        have changed."""
         return section.has_new_buffers() or self.reached_any(section.parameters)
 
     @property
@@ -154,8 +156,8 @@ class GradientExchange:
             section.pending = []
 
     def gradients(self, chosen: Iterable[Tensor] | None = None) -> list[Tensor | None]:
-        """Return copies of the gradients of all parameters, or of the chosen ones. Other
-        parameters, and parameters without a gradient, have None."""
+        """Return copies of the gradients of all parameters, or of the chosen ones. The entries of
+        other parameters, and of parameters without a gradient, are None."""
         ids = None if chosen is None else set(map(id, chosen))
         return [
             p.grad.clone() if p.grad is not None and (ids is None or id(p) in ids) else None
@@ -199,12 +201,13 @@ class _Section:
         self.parameters = parameters
         self.buffers = buffers
         self.pending: list[tuple[Tensor, Tensor]] = []
-        """Buffers, and the values of rank 0 that will be copied to them."""
+        """Pairs of a buffer and the value of rank 0 that will be copied to it."""
         self._sent = buffers if sends_buffers else []
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        """Record that all ranks have, or will have, the current values of the buffers."""
+        """Record that the current values of the buffers need not be sent, because all ranks have or
+        will receive them."""
         self._versions = [buffer._version for buffer in self._sent]
 
     def has_new_buffers(self) -> bool:
@@ -239,7 +242,7 @@ class _Section:
         return flats
 
     def apply(self, flats: Iterator[Tensor], num_marks: int) -> list[tuple[Tensor, Tensor]]:
-        """See `GradientExchange.apply`. Returns the buffers with rank 0's values."""
+        """See `GradientExchange.apply`. Returns each buffer with rank 0's value for it."""
         has_one: dict[int, float] = {}
         pending: list[tuple[Tensor, Tensor]] = []
         for dtype, (parameters, buffers) in self._by_type().items():
@@ -274,7 +277,7 @@ class _Section:
 
     def _by_type(self) -> dict[torch.dtype, tuple[list[Tensor], list[Tensor]]]:
         """Return the parameters, and the buffers that are sent with them, by type."""
-        # The presence of gradients is sent as float32, whatever the type of the gradients.
+        # Flags for new gradients are sent as float32, regardless of the type of the gradients.
         found: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {torch.float32: ([], [])}
         for parameter in self._trained():
             found.setdefault(parameter.dtype, ([], []))[0].append(parameter)
@@ -327,7 +330,7 @@ class SampleCount:
         self._is_counted = False
         """Whether the next exchange includes the current batch, since it had a backward pass."""
         self.has_exchanged = True
-        """Whether there was no backward pass after the last exchange."""
+        """Whether no backward pass has ended since the last exchange."""
 
     @property
     def num_global(self) -> int:
@@ -349,5 +352,6 @@ class SampleCount:
         self._is_counted, self.has_exchanged = True, False
 
     def weight(self, world_size: int) -> float:
-        """Return this rank's fraction of the samples, or an equal fraction without a loader."""
+        """Return this rank's fraction of the samples. Without a loader, all ranks have the same
+        fraction."""
         return self._counted / self._num_global if self._num_global else 1.0 / world_size

@@ -1,8 +1,8 @@
 """The ranks that train together, as a prepared script sees them.
 
 `Group` is the protocol that a session needs. `SoloGroup` is for `python train.py`, and
-`TorchrunGroup` for a run under torchrun. Under dray, the workers pass a group that forms again
-after a loss.
+`TorchrunGroup` for a run under torchrun. Under dray, the workers provide a group that is formed
+again after the loss of a rank.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Group(Protocol):
         """Form the group or, after `follow`, the next group."""
 
     def check(self) -> None:
-        """Raise an error that `may_follow` accepts if another group is wanted."""
+        """If another group must be formed, raise an error that `may_follow` accepts."""
 
     def may_follow(self, error: BaseException) -> bool:
         """Whether an error only means that the group is broken, so that another group can
         follow."""
 
     def follow(self, error: BaseException) -> None:
-        """Leave the broken group and get a rank in the next group; raises `error` if there is
-        none."""
+        """Leave the broken group and get a rank in the next group. Raises `error` if no group
+        follows."""
 
     def state_lost(self) -> Exception:
         """Return the error to raise if no rank holds a state from which a new process can
@@ -68,11 +68,11 @@ class Group(Protocol):
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int
     ) -> dict[str, Any] | None:
-        """Return the state of the rank `source` on every other rank, and None on `source`. A
-        collective."""
+        """Send the state of the rank `source` to every other rank. Returns the state on the other
+        ranks, and None on `source`. A collective."""
 
     def enter(self, phase: LoopPhase, step: int) -> None:
-        """Record that this rank is in a phase of the step."""
+        """Record that this rank has entered a phase of the step."""
 
     def began(self, step: int) -> None:
         """Record that the group continues after this step."""
@@ -85,7 +85,7 @@ class Group(Protocol):
         """Whether the job should save and leave."""
 
     def leave(self) -> None:
-        """End this process, after a checkpoint of its last step was saved."""
+        """End this process. Called after a checkpoint of the last step has been saved."""
 
     def finish(self) -> None:
         """Wait until the scripts of all ranks have finished successfully. Raises an error that

@@ -16,12 +16,13 @@ def hook_gradients(
     parameters: Iterable[Tensor], hooked: set[int], came: Callable[[Tensor], None]
 ) -> None:
     """Call `came` whenever a backward pass has computed the gradient of one of the parameters.
-    hooked: ids of the parameters that have a hook; the ids of the others are added."""
+    hooked: ids of the parameters that already have a hook; the ids of newly hooked parameters are
+    added."""
     for parameter in parameters:
         if id(parameter) in hooked or not (parameter.is_floating_point() or parameter.is_complex()):
             continue
         hooked.add(id(parameter))
-        # A parameter that is frozen now can be unfrozen later.
+        # Hook frozen parameters too, because they can be unfrozen later.
         is_trained = parameter.requires_grad
         parameter.requires_grad_(True)
         parameter.register_post_accumulate_grad_hook(came)  # type: ignore[no-untyped-call]
@@ -31,7 +32,8 @@ def hook_gradients(
 def hook_steps(
     optimizer: Optimizer, will_step: Callable[[], bool], stepped: Callable[[], None]
 ) -> None:
-    """Call these functions before and after each step. will_step: returns whether to take it."""
+    """Call these functions before and after each step. will_step: returns whether to take the
+    step."""
     step = optimizer.step
 
     def counted_step(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,8 +53,8 @@ def hook_steps(
 def refuse_stranger(
     optimizer: Optimizer, known: Sequence[Optimizer], is_known: Callable[[Tensor], bool]
 ) -> None:
-    """Raise ValueError for a step that the other ranks, or a process that replaces this one, would
-    not take alike."""
+    """Raise ValueError for an optimizer whose step the other ranks, or a process that replaces this
+    one, can't reproduce."""
     are_known = [is_known(parameter) for parameter in parameters_of([optimizer])]
     name = type(optimizer).__name__
     if any(optimizer is one for one in known):

@@ -1,4 +1,5 @@
-"""The loader of a prepared script: this rank's shares, starting with the job's current batch."""
+"""The loader of a prepared script, which yields this rank's shares from the job's current batch
+on."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from dray.train.prepared.session import TrainingSession
 class PreparedLoader:
     """Iterates like the `DataLoader` that it was made from, one epoch at a time.
 
-    Epochs that the job has completed are empty, so that a restarted script reaches the job's
-    current batch at once.
+    Epochs that the job has completed are empty, so a restarted script reaches the job's current
+    batch immediately.
     """
 
     def __init__(self, loader: DataLoader[Any], session: TrainingSession) -> None:

@@ -1,8 +1,9 @@
-"""Checkpoints of a prepared script: copied between two batches, written while training continues.
+"""Checkpoints of a prepared script. Copies between two batches, and writes while training
+continues.
 
-After a handover, each exchange verifies that the ranks' weights are equal. From then on, a copy is
-written only after an exchange has verified it, so that no checkpoint has a state that differs
-between ranks.
+Once a state was handed over to a new process, each exchange verifies that the ranks' weights are
+equal, and a copy is written only after an exchange has verified it. This ensures that no checkpoint
+contains a state that differs between ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Saver:
     def __init__(
         self, session: TrainingSession, *, every_steps: int | None, every_s: float | None, keep: int
     ) -> None:
-        """every_steps, every_s: a save is due after this many steps or seconds; None for never."""
+        """every_steps, every_s: number of steps or seconds after which a save is due; None for no
+        limit."""
         self._session = session
         self._every_steps = every_steps
         self._every_s = every_s
@@ -68,9 +70,9 @@ class Saver:
             if not self._is_leaving:
                 self._is_leaving = True
                 self.save()
-            if self._held is None:  # otherwise after the exchange that verifies it
+            if self._held is None:  # otherwise leave after the exchange that verifies it
                 self.wait()
-                session.agreed(False, True)  # the others leave once rank 0 has saved
+                session.agreed(False, True)  # the other ranks leave once rank 0 has saved
                 session.group.leave()
         elif is_due:
             self.save()

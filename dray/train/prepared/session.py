@@ -1,16 +1,16 @@
 """A prepared training: its exchanges, and how a new process replaces a lost one.
 
-Ranks meet in operations, which are numbered: each exchange of gradients is one. If a group breaks
+Ranks meet in numbered operations; each exchange of gradients is an operation. If a group breaks
 during an operation, the remaining ranks form the next group within the same call, and repeat the
-operation with the gradients that they have. A replacement runs the script from its first line.
-`prepare` gives it the state of the others' current batch, and the results of the operations that
-they have completed since the batch began. The replacement computes its own gradients of that batch,
-uses these results in place of its first exchanges, and meets the other ranks in the next operation.
-
-There the ranks compare digests of their weights and optimizer states before they exchange anything.
-From then on, each exchange contains a sample of the weights, and the ranks compare digests again at
-the end: if a program depends on something that was not handed over, its weights can begin to differ
-much later. In that case the group ends, and the job resumes from its checkpoint.
+operation with the gradients that they have. A process that replaces a lost rank runs the script
+from its first line. `prepare` gives the replacement the state of the current batch, and the results
+of the operations that the other ranks have completed since the batch began. The replacement
+computes its own gradients of the batch, uses these results in place of its first exchanges, and
+meets the other ranks in the next operation. In this operation, the ranks compare digests of their
+weights and optimizer states before they exchange anything. From then on, each exchange contains a
+sample of the weights, and the ranks compare digests again at the end: if a program depends on
+something that was not handed over, its weights can begin to differ much later. In that case the
+group ends, and the job resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class TrainingSession(BatchState):
         super().__init__(*parts, seed=seed, broadcast_buffers=broadcast_buffers)
         self.group = group
         self.total_steps: int | None = None
-        """Optimizer steps after which the loader ends; None if only the script decides."""
+        """Steps after which the loader ends; None if only the script decides when to end."""
         self.is_skipping = False
         """Whether the script is running through completed epochs."""
         self.is_void = False
-        """Whether the batch is handed out again, because the ranks divide it differently."""
+        """Whether the batch must be handed out again, because its division has changed."""
         self.has_begun = False
         """Whether the loader has handed out a batch."""
         self.on_batch: Callable[[], None] = lambda: None
@@ -91,7 +91,7 @@ class TrainingSession(BatchState):
         return self.group.rank == 0
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Return (a save is due, the job leaves), as far as this rank takes part."""
+        """Return (whether a save is due, whether the job leaves), according to this rank."""
         return is_due, is_leaving
 
     @property
@@ -101,7 +101,7 @@ class TrainingSession(BatchState):
     # Beginning.
 
     def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Join the group and take over the newest state, from a peer or from what rank 0 loads.
+        """Join the group, and take over the newest state from a peer or from rank 0's `load`.
 
         load: returns a saved state, or None to start with the models as they are.
         """
@@ -114,8 +114,8 @@ class TrainingSession(BatchState):
         self._hook()
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Train further models, before the first batch. Their state comes from the restored state
-        or, if it lacks them, from rank 0 in an operation."""
+        """Add models before the first batch. Their state comes from the restored state or, if this
+        state does not contain them, from rank 0 in an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)
@@ -164,7 +164,7 @@ class TrainingSession(BatchState):
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Accumulate gradients locally; the next pass outside of this context exchanges them."""
+        """Accumulate gradients locally. The next pass outside of this context exchanges them."""
         before, self._exchanges = self._exchanges, False
         try:
             yield
@@ -198,8 +198,8 @@ class TrainingSession(BatchState):
         if result:
             self._exchange.apply(result)
         if self.group.rank == 0:
-            self._exchange.drop_pending()  # rank 0's values are its own
-        elif not self.has_begun:  # there may be no loader, which would do this later
+            self._exchange.drop_pending()  # rank 0 already has its own values
+        elif not self.has_begun:  # without a loader, nothing would settle them later
             self._exchange.settle_buffers()
         self._exchange.is_done()
         self._count.has_exchanged = True
@@ -229,8 +229,8 @@ class TrainingSession(BatchState):
         )
 
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
-        """Run an operation and return its result: empty if this rank is alone, None if the batch
-        is divided again. compares: whether the ranks have equal copies before the operation."""
+        """Run an operation and return its result: empty for a single rank, None if the batch is
+        divided again. compares: whether the ranks have equal copies before the operation."""
         self._note_operation()
         if self._replay:
             return self._ended(self._replay.popleft())
@@ -256,7 +256,7 @@ class TrainingSession(BatchState):
 
     def _compare(self) -> None:
         """Make the ranks of a new group compare their copies. Raises an error that ends the attempt
-        if they differ. A collective, in the first operation of a group and at the end."""
+        if they differ. A collective, in a group's first operation and at the end of the script."""
         if not self._must_compare:
             return
         mine = [self.trained.digest()]
@@ -265,7 +265,7 @@ class TrainingSession(BatchState):
         self._must_compare = False
 
     def _will_step(self, number: int) -> bool:
-        """Called before an optimizer steps. Returns whether it is allowed to."""
+        """Called before an optimizer steps. Returns whether the step is allowed."""
         if self.is_void:
             return False
         self._keep_before_step(number)
@@ -281,7 +281,7 @@ class TrainingSession(BatchState):
 
     def _regroup(self, error: Exception) -> None:
         """Join the next group, and make its ranks agree on the state. Raises the error again if it
-        does not come from the group."""
+        was not caused by the group."""
         while True:
             if not self.group.may_follow(error):
                 raise error
@@ -296,9 +296,9 @@ class TrainingSession(BatchState):
     def _meet(self) -> None:
         """Make the ranks of a new group agree on the state. A collective.
 
-        A rank in an operation that the others have completed gets its result. A rank without a
-        state gets the state of the current batch. If the ranks divide batches differently than
-        before, the ranks that are in an exchange start the batch again.
+        A rank that is in an operation that the other ranks have completed gets the operation's
+        result. A rank without a state gets the state of the current batch. If the ranks divide
+        batches differently than before, the ranks that are in an exchange start the batch again.
         """
         group = self.group
         shard = (group.rank, group.world_size)
@@ -322,7 +322,7 @@ class TrainingSession(BatchState):
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
         """Start the batch again if the ranks have different shares of it than before, and a rank is
-        in an exchange of it that no rank has completed."""
+        in an exchange of this batch that no rank has completed."""
         if not any(is_moved for _, _, is_moved, _, _ in table):
             return
         anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]
@@ -376,7 +376,7 @@ class TrainingSession(BatchState):
 
     def at_batch(self, position: LoaderPosition) -> None:
         """Called before the loader hands out a batch, and at the end of an epoch. Joins another
-        group if one is wanted."""
+        group if one must be formed."""
         self._check_all_taken()
         self.has_begun = True
         self.is_skipping = False
@@ -398,7 +398,7 @@ class TrainingSession(BatchState):
             self._regroup(error)
 
     def began_batch(self, counted: int, num_global: int) -> None:
-        """Called for each batch. counted, num_global: samples on this rank, and on all ranks."""
+        """Called for each batch. counted, num_global: sample counts of this rank and all ranks."""
         self._count.begin(counted, num_global)
         self._loaded_as = self.shard
         self._seed_generators("step")
@@ -415,7 +415,7 @@ class TrainingSession(BatchState):
         seed_generators(derive_seed(name, self.seed, epoch, batch, *self.shard))
 
     def redo(self) -> LoaderPosition:
-        """Return to the batch that is handed out again; returns its position."""
+        """Go back to the batch that must be handed out again, and return its position."""
         self.is_void = False
         self._restore(self._anchor)
         self._steps_of = [0] * len(self.optimizers)
@@ -431,7 +431,7 @@ class TrainingSession(BatchState):
 
     def finish(self) -> None:
         """Wait until the scripts of all ranks have finished successfully. Until then, this rank
-        hands its state over when another rank needs it."""
+        hands over its state when another rank needs it."""
         if self.is_skipping:
             raise ValueError(
                 f"the script ended before it reached epoch {self.position.epoch}, where the job "

@@ -54,8 +54,8 @@ class Trained:
 
     @torch.no_grad()
     def sample(self, number: int) -> int:
-        """Return a digest of `SAMPLED` elements of each parameter. Consecutive numbers cover all
-        elements, so a lasting difference is eventually found."""
+        """Return a digest of `SAMPLED` elements of each parameter. The samples of consecutive
+        numbers cover all elements, so a lasting difference is eventually found."""
         parts = []
         for parameter in self.parameters:
             flat = _flat(parameter.detach())

@@ -138,8 +138,7 @@ def refuse_like_names(names: Iterable[str], location: str) -> None:
 
 
 def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str, SplitName]:
-    """Return the role of each folder at a depth, by name. The mapping is empty if the folders are
-    not a split."""
+    """Return the role of each folder at a depth, by name. Empty if the folders are not a split."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
     roles = resolved(named)

@@ -195,7 +195,7 @@ class ParquetFile:
 
         self.location = location
         with reading(location, "is not a Parquet file, or is incomplete"):
-            # With pre_buffer, whole row groups would be read, and a file can consist of a single
+            # Otherwise, columns would be read by row group, and a file can consist of a single
             # group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow

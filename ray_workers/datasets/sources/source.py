@@ -88,8 +88,8 @@ class Source:
         self._kept: Path | None = None
 
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
-        """Return the current content of the source. Each version of the content is hashed only
-        once. Raises DataError if the content does not match the given size or hash."""
+        """Return the current content of the source. It is hashed only once per version. Raises
+        DataError if the content does not match the given size or hash."""
         listing = self._listing = retried(self._origin.listing, self.location)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())
@@ -245,8 +245,7 @@ class HashingSink:
 
 
 def location_of(url: str) -> str:
-    """Return the URL of a source for error messages, without its query, which might contain
-    secrets."""
+    """Return the source for error messages, without its query, which might contain secrets."""
     return url.split("?", 1)[0]
 
 

@@ -1,9 +1,9 @@
 """Builds an environment with `uv`, in a folder that overlays the node's own packages.
 
-uv resolves a job's requirements against the node's packages, which are used wherever they satisfy
-the requirements. Only other packages are installed, into the environment's folder. If several
+uv resolves a job's requirements against the node's packages. Packages of the node that satisfy the
+requirements are used; all other packages are installed into the environment's folder. If several
 processes on a machine request the same environment, a lock makes only one of them build it. The
-lock only saves work, so processes don't wait forever for a holder that makes no progress.
+lock only saves work, so a process doesn't wait forever for a lock holder that makes no progress.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ SIZE_PERIOD_S = 1.0
 """Interval at which the size of a folder is measured while a program writes to it."""
 CACHE = ".cache"
 LOG_CHARS = 8000
-"""Number of characters from the end of the log that a node's answer contains."""
+"""Number of characters at the end of the log that a node includes in its answer."""
 
 
 @dataclass
 class Build:
-    """One try to build an environment. Its methods block."""
+    """Tries once to build an environment. The methods block."""
 
     root: Path
     key: str
@@ -94,8 +94,9 @@ class Build:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold this key's lock, which ends with its process. After half of the build limit,
-        continue without the lock, because its holder may be suspended."""
+        """Hold the lock of this key, which is released when the process exits. If another process
+        still holds the lock after half of the build limit, continue without it, because that
+        process may be suspended."""
         with (self.root / f".lock-{self.key}").open("w") as lock:
             patience = time.monotonic() + self.policy.build_limit_s / 2
             while time.monotonic() < patience:
@@ -133,7 +134,7 @@ class Build:
         return self.environment.get("requirements") or "".join(f"{one}\n" for one in packages)
 
     def _resolve(self, folder: Path, log: Path) -> list[tuple[str, str]]:
-        """Return (`name==version`, requirement) for packages that the node doesn't have in a
+        """Return (`name==version`, requirement) for each package of which the node doesn't have a
         suitable version."""
         command = ["install", "--dry-run", "--requirements", "requirements.txt"]
         if self.keeps_all:
@@ -155,7 +156,7 @@ class Build:
         code, output = self._run(command, folder, log, self._uv_environment())
         if code == 0:
             return output
-        if code < 0:  # the kernel does this when memory is short
+        if code < 0:  # the kernel kills programs when memory is short
             raise NotDone(f"uv was killed by signal {-code}", BuildState.UNREACHABLE)
         sentence = sentence_of(output) or f"uv ended with code {code}"
         raise NotDone(sentence, state_of(output))
@@ -171,7 +172,9 @@ class Build:
             "NO_COLOR": "1",
         }
         if is_private(self.environment, self.policy):
-            found["UV_NO_CACHE"] = "1"  # else other owners would get its packages from the cache
+            found["UV_NO_CACHE"] = (
+                "1"  # otherwise, other owners would get this index's packages from the cache
+            )
         index = self.environment.get("index")
         if index:
             found["UV_INDEX"] = " ".join(filter(None, [f"job={index['url']}", own.get("UV_INDEX")]))
@@ -237,15 +240,15 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Return by how many bytes the installer's cache, from which packages are linked, has grown
-        since this build first measured it."""
+        """Return how many bytes the installer's cache has grown since this build first measured it.
+        Packages are linked from this cache."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size
         return size - self._cached_bytes
 
     def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
-        """Check the size limit, and schedule the next check: for a folder with many files, a check
+        """Check the size limit, and schedule the next check: a check of a folder with many files
         takes long."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
@@ -290,19 +293,20 @@ def end_of(file: BinaryIO, most: int) -> str:
 
 
 def append(log: Path, text: str) -> None:
-    """Append a line. Does nothing if a setup command has put something else at the log's path."""
+    """Append a line. Does nothing if a setup command has replaced the log with something other than
+    a file."""
     with contextlib.suppress(OSError), open(log, "a", opener=open_at_once) as file:
         file.write(f"{text}\n")
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """An opener that doesn't follow links and doesn't wait for the other end of a pipe."""
+    """Open a file without following links, and without waiting for the other end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def size_of(folder: Path) -> int:
-    """Return the total size of the files below a folder in bytes. Files may be removed
-    meanwhile."""
+    """Return the total size of the files below a folder, in bytes. Files may be removed during the
+    call."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

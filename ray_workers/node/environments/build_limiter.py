@@ -1,7 +1,8 @@
-"""Limits concurrent builds on a node, in total and by user, and records how long builds are wanted.
+"""Limits concurrent builds on a node, in total and by user, and records which builds are still
+wanted.
 
-A build runs as long as a job needs it. It counts for one of the users who request it. Each user can
-run only a few builds at a time, so that users don't delay each other's builds.
+A build runs as long as a job needs it. It is charged to one of the users who request it. Each user
+can run only a few builds at a time, so that users don't delay each other's builds.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class BuildLimiter:
 
     @contextlib.asynccontextmanager
     async def acquire(self, key: str) -> AsyncIterator[None]:
-        """Context that waits until the build may run. Raises Abandoned if no job wants it by
-        then."""
+        """Return a context that waits until the build can run. Raises Abandoned if no job wants the
+        build any more."""
         while not (owners := self._owners_with_capacity(key)):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,5 @@
-"""The environments of a node: finished, being built, and failed."""
+"""Tracks the environments of a node: finished environments, builds in progress, and failed
+builds."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class Environments:
     async def prepare(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> NodeEnvironment:
-        """Return the state of this environment on the node, and start to build it if that has not
-        been started. Idempotent.
+        """Return the state of this environment on the node. If its build has not been started,
+        start it. Idempotent.
 
         keeps_all: whether the node's packages must not be replaced, as for recipes.
         """

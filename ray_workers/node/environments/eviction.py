@@ -23,8 +23,8 @@ start."""
 
 
 def evict(root: Path, limit_bytes: int) -> None:
-    """Remove the leftovers of dead builders. Beyond the limit, also remove the least recently used
-    environments that are not in use, and the installer's cache. Blocks."""
+    """Remove what dead builders have left behind. If the limit is exceeded, also remove the
+    installer's cache and the least recently used environments that are not in use. Blocks."""
     kept: dict[Path, EnvironmentRecord] = {}
     for path in entries(root):
         if path.suffix != ".json":
@@ -83,7 +83,8 @@ def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     except BlockingIOError:
         return False
     else:
-        path.unlink(missing_ok=True)  # first, because a half-removed folder must not be found
+        # Remove the record first, because a half-removed folder must not be found.
+        path.unlink(missing_ok=True)
         remove_tree(folder)
         return True
     finally:

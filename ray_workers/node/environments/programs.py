@@ -1,4 +1,5 @@
-"""Runs the programs of a build, with bounded output. No process that they start outlives them."""
+"""Runs the programs of a build, with bounded output. When a program ends, all processes that it
+started are ended too."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from ray_workers.shared.secret_files import Masker
 
 HEAD_BYTES = 256 << 10
 TAIL_BYTES = 768 << 10
-"""Sizes of the beginning and the end of a program's output that are kept."""
+"""Number of bytes that are kept of the beginning, and of the end, of a program's output."""
 NICENESS = 19
 """Builds hold no slots, so they only get processor time that slots don't use."""
 LOOK_MS = 100
@@ -66,8 +67,8 @@ class Output:
 
 
 def mark_of(folder: Path) -> str:
-    """Return the mark of all processes that build a folder. It allows finding them without their
-    builder."""
+    """Return the mark of all processes that build a folder. By this mark, the processes can be
+    found even if their builder is gone."""
     return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
 
 
@@ -104,7 +105,8 @@ def run(
             process.stdin.close()
             _follow(process.pid, pipe, output, check)
         finally:
-            # Before the process is reaped, while its pid still is its group's number.
+            # Do this before the process is reaped, while its pid still identifies its process
+            # group.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -143,7 +145,7 @@ def _take(pipe: int, output: Output, most: int) -> bool:
 
 def end_all(mark: str, started: int = 0) -> None:
     """End every process with the mark that was started at or after `started` (in clock ticks since
-    boot), even if they keep starting new processes."""
+    boot), even if these processes keep starting new processes."""
     session = Session(0, started, mark, closed=True)
     deadline = time.monotonic() + SWEEP_LIMIT_S
     while (pids := find_members([session])[mark]) and time.monotonic() < deadline:

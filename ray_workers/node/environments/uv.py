@@ -71,7 +71,8 @@ def sentence_of(output: str) -> str:
 
 
 def state_of(output: str) -> BuildState:
-    """Return UNREACHABLE if installing the same requirements may succeed later, else FAILED."""
+    """Return UNREACHABLE if installing the same requirements may succeed later, otherwise
+    FAILED."""
     if _REFUSED.search(output) or not _UNREACHABLE.search(output):
         return BuildState.FAILED
     return BuildState.UNREACHABLE

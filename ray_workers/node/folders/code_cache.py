@@ -1,4 +1,5 @@
-"""The node's copies of code, which are fetched and verified once, and restored at each start.
+"""Caches copies of code on a node. Code is fetched and verified once, and restored at each start of
+a job.
 
 A copy is named after the hash of its manifest or of its origin. Each attempt of a job finds the
 same bytes in the job's working directory, even if an earlier attempt changed them. Other files in
@@ -75,7 +76,8 @@ class CodeCache:
         own_folder(self._root)
         copy = self._copy_of(code.manifest_sha256)
         if not copy.is_dir():
-            # Not under the lock of the copy, for which other jobs wait: the storage may be slow.
+            # Fetch without the lock of the copy, for which other jobs wait, because the storage may
+            # be slow.
             with self._locked(copy, "fetch-"):
                 if not copy.is_dir():
                     self._evict()
@@ -129,7 +131,8 @@ class CodeCache:
             yield
 
     def _lock_of(self, name: str, kind: str = "") -> Path:
-        """Return one of sixteen lock files, so that their number doesn't grow with every upload."""
+        """Return one of sixteen lock files. The number of lock files is fixed, so that it doesn't
+        grow with every upload."""
         return self._root / f".lock-{kind}{name[0]}"
 
     def _fetch(self, code: CodeRef, storage_url: str, copy: Path) -> None:
@@ -156,7 +159,7 @@ class CodeCache:
             remove_tree(scratch)
 
     def _fetch_remote(self, code: RemoteCodeRef, copy: Path, is_wanted: Callable[[], bool]) -> None:
-        """Like `_fetch`. If another process is first, its copy is kept."""
+        """Like `_fetch`. If another process completes its copy first, that copy is kept."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         try:
             whole = scratch / "whole"
@@ -255,7 +258,7 @@ def _put_copy(copy: Path, directory: Path) -> None:
 
 
 def _used_at(path: Path) -> float:
-    """Return when the copy was last used; 0 if another process has removed it meanwhile."""
+    """Return when the copy was last used; 0 if another process has removed it in the meantime."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

@@ -47,8 +47,8 @@ class CodeFetches:
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
 
     async def prepare(self, code: RemoteCodeRef, owner: Owner = None) -> NodeEnvironment:
-        """Return the state of this code on the node, and start to fetch it if that has not been
-        started. Idempotent.
+        """Return the state of this code on the node. If fetching it has not been started, start it.
+        Idempotent.
 
         owner: the owner of the job that needs the code.
         """

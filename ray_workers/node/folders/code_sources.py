@@ -84,7 +84,7 @@ def _fetch_archive(
 
 
 class _CodeBudget(Budget):
-    """Limits for unpacking code: bytes, members and time."""
+    """Limits the bytes, the members and the time for unpacking code."""
 
     def __init__(self, location: str, limit_bytes: int, deadline: float) -> None:
         super().__init__(location, limit_bytes, "DRAY_CODE_LIMIT_BYTES")

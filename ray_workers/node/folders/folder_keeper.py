@@ -24,7 +24,8 @@ Key = tuple[str, int]
 AT_A_TIME = 8
 """Maximum number of concurrent accesses to the storage."""
 ANSWER_S = 0.5
-"""Seconds for which an answer waits for copying to finish, which usually takes less."""
+"""Number of seconds for which an answer is delayed so that copying can finish, which usually takes
+less."""
 
 
 class FolderKeeper:
@@ -36,7 +37,7 @@ class FolderKeeper:
         self._sizes: dict[Key, asyncio.Task[dict[str, int]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
-        """Why copying has to wait, for attempts for which it had to wait."""
+        """For each attempt whose copying had to wait, the reason."""
         # A separate thread pool, so that hanging storage can only occupy these threads.
         self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
@@ -85,7 +86,7 @@ class FolderKeeper:
         return task.result() if task.done() else None
 
     async def _list(self, key: Key) -> dict[str, int]:
-        """List the files. Returns an empty dictionary if they can't be listed; `keep` then returns
+        """List the files. If they can't be listed, returns an empty dictionary, and `keep` returns
         the reason."""
         try:
             return await asyncio.to_thread(job_folders.sizes_in, self._folder(key))
@@ -96,7 +97,7 @@ class FolderKeeper:
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
         """Copy the files of an ended attempt to the storage. Until this is done, returns a sentence
         with the reason for waiting, or an empty string; call again in this case. num_bytes: total
-        size of the files of nodes that come first."""
+        size of the files of the nodes whose files are kept before this node's files."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]

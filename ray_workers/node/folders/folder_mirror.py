@@ -2,8 +2,8 @@
 `s3://`.
 
 Files that have stopped changing are copied periodically, and all files at the end. The next attempt
-restores them, no matter on which node it runs. If the script deletes a file, the script's node
-deletes the file in the storage. Links to files in the folder are copied as files.
+restores them, no matter on which node it runs. If the script deletes a file, the file is also
+deleted in the storage. Links to files in the folder are copied as files.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class FolderMirror:
         return len(found)
 
     def copy(self, *, everything: bool) -> None:
-        """Copy the files that have changed since they were copied but not since the last scan or,
-        with `everything`, all files that have changed since they were copied. Raises any error of
-        the storage; the next call then continues. Raises OSError if the folder can't be read; in
+        """Copy the files that have changed since they were copied, except for files that have also
+        changed since the last scan. With `everything`, these files are copied too. Raises any error
+        of the storage; the next call then continues. Raises OSError if the folder can't be read; in
         this case, nothing is deleted from the copy."""
         with self._lock:
             # If the whole folder is gone, either another process has deleted it, or the script will
@@ -81,7 +81,8 @@ class FolderMirror:
                 files.store(self._folder / name, f"{self._url}/{name}")
             except FileNotFoundError:
                 continue  # deleted meanwhile
-            if self._stamp(name) == stamp:  # otherwise the copy may be inconsistent and is repeated
+            # If the file has changed, the copy may be inconsistent, and will be repeated.
+            if self._stamp(name) == stamp:
                 self._copied[name] = stamp
         for name in self._copied.keys() - stamps.keys():
             if self._has_ended:
@@ -115,7 +116,7 @@ class FolderMirror:
 
 
 def _unless_deleted(error: OSError) -> None:
-    """Raise the error of a folder that can't be read, so that its files don't count as deleted."""
+    """Raise the error if a folder can't be read, so that its files don't count as deleted."""
     if not isinstance(error, FileNotFoundError):
         raise error
 

@@ -34,7 +34,8 @@ from ray_workers.shared.node_needs import RemoteCodeRef
 LEAST_GIT = (2, 37)
 """The first version of Git that accepts addresses for a host (`http.curloptResolve`)."""
 MEMORY_KIB = 4 << 20
-"""Maximum address space of git, because objects of a hostile repository can unpack to any size."""
+"""Maximum address space of git, in KiB. Without a limit, objects of a hostile repository could
+unpack to any size."""
 LINE_BYTES = MAX_PATH_BYTES + 128
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PIECE = 1 << 20
@@ -105,7 +106,8 @@ def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
 
 
 def _entries(git: _Git, commit: str) -> list[_Entry]:
-    """Return the files and links of a commit. Raises CodeRefused if there are too many."""
+    """Return the files and links of a commit. Raises CodeRefused if the commit has too many of
+    them."""
     out = git.run("ls-tree", "-r", "-z", "-l", commit, limit_bytes=MAX_FILES * LINE_BYTES)
     found = []
     for line in out.read_bytes().split(b"\0")[:-1]:
@@ -118,8 +120,8 @@ def _entries(git: _Git, commit: str) -> list[_Entry]:
 
 
 def _resolved(git: _Git, entries: Sequence[_Entry]) -> list[_Entry]:
-    """Return the files of the commit, with each link replaced by a copy of its target, a file or a
-    folder."""
+    """Return the files of the commit, with each link replaced by a copy of the file or folder to
+    which it points."""
     if len(entries) > MAX_FILES:
         raise CodeRefused(f"it has more than {MAX_FILES} files")
     files = {entry.path: entry for entry in entries if entry.mode != "120000"}
@@ -318,7 +320,7 @@ def _refused(host: str, reason: str) -> CodeRefused:
 
 
 def _environment(url: str, resolved: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return the environment variables for git. It reads no other configuration."""
+    """Return the environment variables for git, which reads no other configuration."""
     settings = [
         ("core.hooksPath", "/dev/null"),
         ("core.bigFileThreshold", "16m"),  # larger files are not held in memory
@@ -333,7 +335,8 @@ def _environment(url: str, resolved: str, headers: Mapping[str, str], home: Path
         ("pack.threads", "1"),
         ("protocol.version", "2"),
         *([("http.curloptResolve", resolved)] if resolved else []),
-        # Not in the arguments, which every user of the machine can list.
+        # Headers are not passed as arguments, because every user of the machine can list a
+        # program's arguments.
         *(("http.extraHeader", f"{name}: {value}") for name, value in headers.items()),
     ]
     found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}

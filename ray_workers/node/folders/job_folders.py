@@ -2,8 +2,8 @@
 
 The output folder on each node belongs to one attempt. Once no process of the attempt is left on the
 node, the node's agent copies the files to the storage and reports them as artifacts, even if the
-ranks were killed. The plan of an attempt is stored in a file next to its folders, so that the work
-can be completed by a restarted agent, or at the request of the service if the supervisor is gone.
+ranks were killed. The plan of an attempt is stored in a file next to its folders, so that a
+restarted agent can complete the work, and the service can request it if the supervisor is gone.
 
 If the storage is a folder, the checkpoint folder is a subfolder of it, which all nodes share. For
 other storage, `ray_workers.node.folders.folder_mirror` maintains a copy.
@@ -38,7 +38,7 @@ from ray_workers.shared.spool_reader import spool_key
 MAX_FILES = 20_000
 """Maximum number of files that are kept per node."""
 MAX_NAME_CHARS = 1000
-"""Maximum length of an artifact's name. It leaves space for a prefix for the node
+"""Maximum length of an artifact's name, without the prefix that identifies the node
 (`service.ingest.rank_frames`)."""
 LIMIT = "DRAY_OUTPUT_LIMIT_BYTES"
 NAMED = 5
@@ -51,7 +51,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/=+-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """The URLs to which a node copies a script's files, and the limits."""
+    """The URLs to which a node copies a script's files, and the limits on these files."""
 
     rank: int
     """The first rank on the node, which reports refer to."""
@@ -109,8 +109,8 @@ class OutputFiles:
     are also left out. A link to a file in the folder counts as a separate file. Links to folders
     are ignored: if their files are in the folder, they are found there.
 
-    The length of each file counts, because the holes of sparse files are stored as zeros. If the
-    total size is too large, the largest files are left out.
+    Each file counts with its full length, because the holes of sparse files are stored as zeros. If
+    the total size is too large, the largest files are left out.
     """
 
     def __init__(self, folder: Path, limit_bytes: float = math.inf) -> None:
@@ -132,7 +132,7 @@ class OutputFiles:
         self._leave_out_above(limit_bytes)
 
     def _leave_out_above(self, limit_bytes: float) -> None:
-        """limit_bytes: the part of the limit that other nodes' files leave."""
+        """limit_bytes: the part of the limit that the files of other nodes don't use."""
         total = sum(self.sizes.values())
         for name in sorted(self.sizes, key=self.sizes.__getitem__, reverse=True):
             if total <= limit_bytes:
@@ -195,13 +195,14 @@ def keep_output(
     work_dir: Path | None = None,
     on_wait: Callable[[str], None] = lambda sentence: None,
 ) -> FilesKept:
-    """Copy the files of the output folder to the storage, only once, and report them.
+    """Copy the files of the output folder to the storage and report them. Repeated calls do this
+    only once.
 
     spool_dir: the attempt's spools on this node. taken: names of files of other nodes; files on
     this node with the same names get the prefix `node-N/`. num_bytes: total size of the files of
-    nodes that come first. work_dir: the directory in which the script ran. on_wait: called from
-    another thread, with a message for the user, while the storage doesn't accept files. Blocks, and
-    waits for the storage like `save_artifact`.
+    the nodes whose files are kept before this node's files. work_dir: the directory in which the
+    script ran. on_wait: called from another thread, with a message for the user, while the storage
+    doesn't accept files. Blocks, and waits for the storage like `save_artifact`.
     """
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
@@ -283,9 +284,9 @@ def _store(
 
 
 def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) -> bool:
-    """Write the reports to a new spool. Returns whether all of them are on the node's disk. An
-    agent that died at this point may have written some of them to a spool that no other process can
-    continue."""
+    """Write the reports to a new spool. Returns whether all of them are on the node's disk. The
+    spool is new because an agent that died while it wrote the reports may have left a spool that no
+    other process can continue."""
     for number in range(1000):
         path = spool_dir / spool_key(plan.rank, 0, f"output{number}")
         if not path.exists():

@@ -1,4 +1,5 @@
-"""Finds results that a script left in its working directory, which are not stored."""
+"""Finds results that a script left in its working directory. Such files are not copied to the
+storage."""
 
 from __future__ import annotations
 

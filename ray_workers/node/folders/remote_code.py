@@ -1,8 +1,8 @@
 """Fetches code to a node: a commit of a Git repository, or an archive at a URL.
 
-A separate process fetches the code, so that the effects of a hostile server on time and memory end
-with that process. The process reads a RemoteCodeRef from its input and prints its answer, both as
-JSON.
+A separate process fetches the code, so that the time and memory that a hostile server uses up are
+limited to that process. The process reads a RemoteCodeRef from its input and prints its answer,
+both as JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK_BYTES = 4096
 ASK_AGAIN_S = 0.5
 """Pause between two checks of whether a job still needs the code."""
 END_S = 5.0
-"""Seconds that the process has for ending the processes that it started."""
+"""Number of seconds that the process has to end the processes that it started."""
 START_S = 60.0
 """Additional seconds for the process to start and to print its answer."""
 

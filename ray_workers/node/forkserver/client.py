@@ -12,13 +12,13 @@ from typing import Any
 from ray_workers.shared.peers.peer_credentials import is_own_unix
 
 FORK_TIMEOUT_S = 120.0
-"""Longest wait for an answer from the forkserver, which doesn't answer until it has finished its
-preload."""
+"""Maximum number of seconds to wait for an answer from the forkserver, which doesn't answer before
+its preload is complete."""
 
 RESTART_LIMIT_S = 120.0
-"""Longest wait for the replacement of a dead forkserver: its node agent starts a new forkserver, or
-Ray starts a new agent. Without the wait, the failure would count against this attempt and the next.
-When a group starts, the wait is shorter if the machine isn't overloaded."""
+"""Maximum number of seconds to wait for the replacement of a dead forkserver: its node agent starts
+a new forkserver, or Ray starts a new agent. Without the wait, the failure would be charged to this
+attempt and the next. When a group starts, the wait is shorter if the machine isn't overloaded."""
 RETRY_S = 0.02
 
 
@@ -78,7 +78,8 @@ class ForkedProcess:
                 raise ForkFailed("the process ended before it started")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
-            # Also on cancellation, because a forked process lives as long as its connection.
+            # Also close the connection on cancellation, because a forked process lives as long as
+            # its connection.
             os.close(read_end)
             if writer is not None:
                 writer.close()

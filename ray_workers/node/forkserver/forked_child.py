@@ -1,4 +1,5 @@
-"""A process that the forkserver has forked, from the fork to the end of the training process."""
+"""Runs in a process that the forkserver has forked, from the fork to the end of the training
+process."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
             stand_back(int(os.environ.get(RANK_NICENESS, "0")))
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(code)  # the parent died before this process would have died with it
+            os._exit(code)  # the parent died before this process was set to die with it
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         kept = _take(request.get("given"), fds[1:])

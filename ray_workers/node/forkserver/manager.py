@@ -29,12 +29,13 @@ CHECK_S = 0.2
 """Pause between two checks of whether a forkserver is serving."""
 ANSWER_CHECK_S = 0.05
 PING_S = 2.0
-"""Longest wait for the answer to a ping, and the pause before the next ping."""
+"""Maximum number of seconds to wait for the answer to a ping, and the pause before the next
+ping."""
 RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
 """Pauses before consecutive restarts of a forkserver that ended before it was serving."""
 REAP_BOUND_S = 5.0
-"""Longest wait for the processes of a dead forkserver to end. Later calls of `orphans.reap`
-continue to kill them."""
+"""Maximum number of seconds to wait until the processes of a dead forkserver have ended. Later
+calls of `orphans.reap` continue to kill them."""
 
 
 class ForkserverManager:
@@ -72,10 +73,10 @@ class ForkserverManager:
         self._kill_predecessor()
         environment = of_ranks(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # Each rank has its own TMPDIR, in which torch would otherwise put compiled code.
+        # Without this, torch would put compiled code into TMPDIR, which differs from rank to rank.
         environment.setdefault(NODE_TMPDIR, tempfile.gettempdir())
-        # The name of torch's default folder for compiled code can be guessed and used by other
-        # users.
+        # Other users could guess the name of torch's default folder for compiled code, and use the
+        # folder.
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_code_dir()))
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]

@@ -1,9 +1,9 @@
 """The process between the forkserver and a rank: the rank's parent, like a container's init.
 
-A script that sends a signal to its parent, or to its parent's process group, reaches this process,
-so only this rank can end. Orphaned processes of the rank become children of this process instead of
-the forkserver. The init process reports the rank's pid and how the rank ended to the forkserver. It
-lives until all processes that the rank started are gone.
+If a script sends a signal to its parent, or to its parent's process group, the signal reaches this
+process, so at most this rank ends. Orphaned processes of the rank become children of this process
+instead of the forkserver. The init process reports the rank's pid and how the rank ended to the
+forkserver. It lives until all processes that the rank started are gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run(
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != forkserver:
-            os._exit(1)  # the forkserver died before this process would have died with it
+            os._exit(1)  # the forkserver died before this process was set to die with it
         signal.set_wakeup_fd(-1)
         own = os.getpid()
         rank = os.fork()
@@ -57,7 +57,7 @@ def _reap(rank: int, reports: int) -> NoReturn:
             os._exit(0)
         assert ended is not None
         if ended.si_pid == rank:
-            # Reported before the pid can be reused by another process.
+            # Report the end before another process can reuse the pid.
             exited = ended.si_code == os.CLD_EXITED
             os.write(reports, b"exit %d\n" % (ended.si_status if exited else -ended.si_status))
         os.waitpid(ended.si_pid, 0)

@@ -1,4 +1,4 @@
-"""A client of the forkserver, as the server sees it, and the process forked for it."""
+"""The forkserver's record of a client, and of the process that was forked for the client."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ SWEEP_S = 0.02
 STUCK_S = 10.0
 """Number of seconds after which killed processes that still exist are considered stuck."""
 SILENT_S = 1.0
-"""Number of seconds within which a rank's init process must report the end of a killed rank."""
+"""Maximum number of seconds in which a rank's init process must report the end of a killed rank."""
 STUCK_SWEEP_S = 1.0
 """Pause between two searches for stuck processes."""
 
@@ -143,7 +143,8 @@ class ForkServer:
             connection.close()
 
     def _pause_s(self) -> float | None:
-        """Return the longest wait for an event: None (no limit) if no session is being ended."""
+        """Return the maximum number of seconds to wait for an event. None means no limit, if no
+        session is being ended."""
         ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
         if not ending:
             return None
@@ -180,7 +181,7 @@ class ForkServer:
             )
         elif message["op"] in ("signal", "dump"):
             ranks = [c for c in self._clients if c.exit_code is None and c.stands_at(message)]
-            # The newest process, because earlier ones may still exist.
+            # Use the newest process, because earlier processes of the rank may still exist.
             pids = self._deliver(message, ranks[-1]) if ranks else []
             client.send({"pids": pids})
         else:
@@ -213,7 +214,8 @@ class ForkServer:
         members = {}
         for client in clients:
             if client.session:
-                # The init process stays to the end, so that the others don't get another parent.
+                # The init process is ended last, so that the other processes don't get another
+                # parent.
                 left = set(found[client.session.mark]) - {client.init_pid}
                 if client.exit_code is None:
                     left.add(client.pid)  # it may be too new to be found by its session

@@ -32,7 +32,7 @@ def scalars(event: bytes) -> list[FoundPoint]:
             for inner, one in fields(value):
                 if inner == SUMMARY_VALUE and isinstance(one, bytes):
                     found.append(_tagged(one))
-    if step > MAX_STEP:  # a negative step is decoded as a huge one
+    if step > MAX_STEP:  # a negative step is decoded as a huge number
         return []
     return [
         FoundPoint(tag, step, number)

@@ -22,8 +22,8 @@ MAX_FILES = 1000
 READ_BYTES = 2 << 20
 """Maximum number of bytes that a scan reads from a file; more than the longest record."""
 MOST_LOADS = 3
-"""Number of scans that try to load the stored names. If the storage fails each time, runs get new
-names."""
+"""Maximum number of scans that try to load the stored names. If the storage fails every time, runs
+get new names."""
 POINTS_PER_LOOK = 20_000
 """Number of points after which a scan ends. The next scan begins with the next file."""
 MAX_HEADER_BYTES = 64 << 10
@@ -34,14 +34,13 @@ TABLES = ("metrics.csv", "results.csv", "summary.csv")
 respectively."""
 STEP_COLUMNS = ("step", "epoch")
 TOP = "job"
-"""The name of the job's directory in the names of series."""
+"""The name that stands for the job's directory in the names of series."""
 
 
 class MetricFiles:
-    """Follows the files in some folders that are written after a given time.
-
-    From an older file, such as one from an earlier attempt or from the upload, only what is
-    appended is read. Links are not followed.
+    """Follows the files in some folders that are written after a given time. From an older file,
+    such as a file from an earlier attempt or from the upload, only appended data is read. Links are
+    not followed.
     """
 
     def __init__(
@@ -94,7 +93,8 @@ class MetricFiles:
                 break
         points = self._names.named(found)
         if self._stored is not None:
-            # If the storage fails, the points are more important than their names.
+            # If the storage fails, return the points anyway: they are more important than their
+            # names.
             with contextlib.suppress(StorageError):
                 self._stored.save(self._names.given(MAX_NAMES))
         return points

@@ -25,12 +25,12 @@ FILES: Final = ("tensorboard", "csv")
 MAX_KEYS = 1000
 FILES_PERIOD_S = 2.0
 LEAST_SHARE = 100
-"""The pause between two scans of the files is at least this many times as long as a scan."""
+"""Minimum pause between two scans of the files, as a multiple of the duration of a scan."""
 END_LIMIT_S = 10.0
 """Number of seconds for which the files may be read after the process has ended."""
 GUESSES_PERIOD_S = 10.0
-"""Number of seconds for which guesses are held. If, in this time, the script reports a metric or
-writes one to a file, they are discarded."""
+"""Number of seconds for which guesses are held. If the script reports a metric or writes one to a
+file in this time, the guesses are discarded."""
 _METRICS_FRAME = b'{"kind":"metrics"'
 
 
@@ -82,8 +82,8 @@ class MetricFinder:
             self._report(self._trainer.take(line))
 
     async def finish(self) -> str | None:
-        """Report the rest, once the process is gone. Returns a line for its log if something was
-        not searched or not kept, else None."""
+        """Report the remaining metrics, once the process is gone. Returns a line for its log if
+        something was not searched or not kept, else None."""
         if self._trainer is not None:
             self._report(self._trainer.finish())
         self._has_ended.set()

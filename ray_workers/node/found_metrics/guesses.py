@@ -1,6 +1,6 @@
 """Metrics guessed from a script's output, such as `loss=0.12` or numbers next to a progress bar.
 
-A guess is a name and a number in a format in which programs usually print metrics. The rules in
+A guess is a name and a number, in a format that programs usually use to print metrics. The rules in
 `_is_guess` exclude numbers that are printed for other reasons. As a result, some metrics may be
 missed, and some numbers that are not metrics may be included. The names of guessed series begin
 with `guessed/`.
@@ -180,7 +180,8 @@ class _Series:
 
     If a script starts to count again in each epoch, steps continue from the previous step, even if
     each epoch only prints its last step. Other lines that repeat a position, or have none, get the
-    next step. Once a line has counted steps or batches, such lines number the series.
+    next step. Once a line has contained a count of steps or batches, epochs no longer number the
+    series.
     """
 
     def __init__(self, *, is_sure: bool) -> None:

@@ -125,7 +125,8 @@ class TrainerLines:
 
     A record doesn't contain a step, but the Trainer's progress bar does. It is redrawn after each
     record, so a record waits for the bar. Without a bar, the records of the training are numbered
-    from 1, and so are evaluations if the training prints nothing between them.
+    from 1. If the training prints nothing between evaluations, the evaluations are also numbered
+    from 1.
     """
 
     def __init__(self) -> None:
@@ -164,8 +165,8 @@ class TrainerLines:
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a record of the training is waiting. No bar of an evaluation is drawn in the
-        meantime."""
+        """Whether a record of the training is waiting for its step. While it waits, no bar of an
+        evaluation is drawn."""
         return any(key.startswith("train/") for key in self._waiting or ())
 
     def _points_at(self, step: int) -> list[FoundPoint]:
@@ -200,8 +201,8 @@ class FoundPoint(NamedTuple):
 
 
 def number_in(text: str) -> float | None:
-    """Return the number that a text consists of, possibly followed by punctuation, or None. NaN and
-    infinities are numbers too."""
+    """Return the number if the text is a number, possibly followed by punctuation; otherwise None.
+    NaN and infinities count as numbers."""
     try:
         return float(text.strip().rstrip(".,;:%"))
     except ValueError:
@@ -209,7 +210,7 @@ def number_in(text: str) -> float | None:
 
 
 def step_in(text: str) -> int | None:
-    """Return the step that a text consists of, such as `12` or `12.0`, or None."""
+    """Return the step if the text is a step, such as `12` or `12.0`; otherwise None."""
     number = number_in(text)
     return step_of(number) if number is not None else None
 

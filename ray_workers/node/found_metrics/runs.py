@@ -1,4 +1,4 @@
-"""Names for the series of a script's runs, each of which writes to a folder of its own."""
+"""Names the series of a script's runs. Each run writes to a separate folder."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class SeriesName(NamedTuple):
 class RunNames:
     """Assigns each metric of each run a unique name, which never changes.
 
-    A metric of only one run keeps its name. A metric of several runs also gets the name of the
-    run's folder: the shortest end of its path that no other run has. If points of a run were
-    reported before a second run appeared, that run keeps the short name.
+    A metric that only one run has keeps its name. If several runs have a metric, its name also
+    contains the run's folder: the shortest suffix of the run's path that no other run has. If
+    points of a run were reported before a second run appeared, the first run keeps the short name.
 
     Runs keep the names that earlier processes of the job chose. If a script restarts a run, its
     logger may use another folder, such as `version_1` after `version_0`. If there is exactly one

@@ -1,4 +1,4 @@
-"""The names of a rank's series, kept in the job's storage for later attempts."""
+"""Stores the names of a rank's series in the job's storage, for later attempts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray_workers.node.found_metrics.lines import is_key
 from ray_workers.node.found_metrics.runs import SeriesName
 
 MAX_NAMES = 1000
-"""Maximum number of names that are stored, oldest first. A rank doesn't have more series."""
+"""Maximum number of names that are stored, oldest first. A rank can't have more series."""
 MAX_BYTES = 4 << 20
 
 

@@ -92,8 +92,8 @@ def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
 
 
 class MachineSpeed:
-    """The current slowness of an attempt's machines. The limits for the attempt's start and
-    recovery are extended by this factor.
+    """How slow an attempt's machines currently are, by which the limits for its start and recovery
+    are extended.
 
     A limit is in seconds at the machines' usual speed: if everything takes ten times as long, the
     limit expires after ten times as many seconds.

@@ -1,11 +1,12 @@
-"""Checkpoints, which are committed by writing a manifest last, and verified before they are loaded.
+"""Reads and writes checkpoints. A checkpoint is committed by writing its manifest last, and is
+verified before it is loaded.
 
 `{checkpoint_url}/step-{step:012d}/` contains `state.safetensors` (the tensors of the model and the
-optimizer, including buffers), `state.json` (the rest of the state, and the position of each tensor
-in it), and `manifest.json`. The model is replicated, so the copy on one rank is sufficient. The
-states of random number generators are not saved: the loop derives every seed from (seed, step,
-rank), so the step and the seed are sufficient to continue with bitwise identical results at any
-world size.
+optimizer, including buffers), `state.json` (the rest of the state, and where each tensor belongs in
+the state), and `manifest.json`. The model is replicated, so a checkpoint contains the copy of one
+rank. The states of random number generators are not saved: the loop derives every seed from (seed,
+step, rank), so the step and the seed are sufficient to continue with bitwise identical results at
+any world size.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class CheckpointMetadata:
 
     step: int
     metrics: Mapping[str, float]
-    """Metrics from the evaluation after this step; empty if there was none."""
+    """Metrics from the evaluation after this step; empty if there was no evaluation."""
     position: Mapping[str, int | str]
     """The position from which to continue reading the data, and the world size."""
     loss: float | None = None
@@ -90,7 +91,8 @@ class SkippedCheckpoint(NamedTuple):
     step: int
     why: str
     is_reached: bool = True
-    """False if the storage raised an error, in which case the checkpoint may be intact."""
+    """Whether the checkpoint could be read. If the storage raised an error instead, the checkpoint
+    may be intact."""
 
 
 def url_of(base_url: str, step: int) -> str:
@@ -150,7 +152,7 @@ def load(ref: CheckpointRef) -> LoadedCheckpoint:
     """Verify and read a checkpoint. Raises BrokenCheckpointError with the reason.
 
     Tensors in files on a file system are memory-mapped instead of read: the ranks on a node share
-    the memory, and a rank that needs only part of a state reads only that part.
+    the memory, and a rank that needs only a part of the state reads only this part.
     """
     saved, manifest = read_manifest(ref)
     parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
@@ -235,11 +237,11 @@ def superseded(
     reported: Mapping[str, float] | None = None,
     known: Known = EVERYTHING,
 ) -> list[CommittedCheckpoint]:
-    """Return the checkpoints to delete: all except the best one and the results of
-    `dray.train.checkpoints.staying`. A pure function.
+    """Return the checkpoints to delete: all except the best checkpoint and the checkpoints that
+    `dray.train.checkpoints.staying` returns. A pure function.
 
     The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
-    several are equal, it is the earliest of them.
+    the values of several checkpoints are equal, it is the earliest of them.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
     kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
@@ -265,14 +267,15 @@ def drop(saved: CommittedCheckpoint) -> None:
 
 
 def drop_unfinished(base_url: str) -> None:
-    """Delete checkpoints that a process that died began to write here but did not commit."""
+    """Delete checkpoints below this URL that a process began to write but did not commit before it
+    died."""
     for url in direct_io.folders(base_url):
         if not direct_io.exists(f"{url}/{MANIFEST}"):
             files.remove_folder(url)
 
 
 def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
-    """Load each of `refs` in order, yielding the checkpoint or the reason why it can't be
+    """Load each of `refs` in order, and yield the checkpoint, or the reason why it can't be
     loaded."""
     for ref in refs:
         try:

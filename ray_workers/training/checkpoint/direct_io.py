@@ -14,8 +14,8 @@ import fsspec
 from dray.train.files import local_path
 
 CHUNK_BYTES = 64 << 20
-"""Number of bytes that are hashed and written at a time; other threads can acquire the GIL in
-between."""
+"""Number of bytes that are hashed and written at a time; other threads can acquire the GIL between
+two chunks."""
 DIRECT_FROM_BYTES = 8 << 20
 """Smaller files are written through the page cache."""
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -77,7 +77,8 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _write_all(fd: int, chunk: memoryview) -> None:
-    """Write all bytes, using the page cache as soon as the file system requires it."""
+    """Write all bytes. If the file system rejects a direct write, continue through the page
+    cache."""
     while chunk:
         try:
             chunk = chunk[os.write(fd, chunk) :]

@@ -7,13 +7,14 @@ import statistics
 from collections import deque
 
 FIRST_SAVE_S = 10.0
-"""With `every_steps: auto`, seconds of training before the first save, which measures the cost."""
+"""With `every_steps: auto`, seconds of training before the first save, by which the cost of a save
+is measured."""
 MAX_INTERVAL_S = 600.0
-"""With `auto`, maximum number of seconds that a failure can lose."""
+"""With `auto`, maximum number of seconds of training that a failure can lose."""
 MAX_SHARE = 0.05
 """With `auto`, maximum share of the time that is spent on saving."""
 NUM_STEPS = 64
-"""Number of steps over which the usual time of a step is averaged."""
+"""Number of steps whose durations are averaged to get the usual duration of a step."""
 NUM_COSTS = 5
 
 
@@ -48,7 +49,7 @@ class StallMeter:
 
     @property
     def step_s(self) -> float:
-        """The usual time of a step; NaN before the first step."""
+        """The usual duration of a step in seconds; NaN before the first step."""
         return statistics.fmean(self._usual) if self._usual else math.nan
 
     @property
@@ -67,7 +68,8 @@ class StallMeter:
         return stall
 
     def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
-        """Count a step. Returns the stall of a save once, at the first step after the save ended.
+        """Count a step. At the first step after a save has ended, returns the stall of the save;
+        otherwise None.
 
         is_saving: whether the save is still in progress at the end of the step.
         """

@@ -25,8 +25,8 @@ from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_fo
 from ray_workers.training.core.errors import BrokenCheckpointError
 
 NICENESS = 19
-"""Niceness of the thread that hashes and writes: it runs when the ranks leave processors idle, for
-example when the loop waits for the thread at the end."""
+"""Niceness of the thread that hashes and writes. It runs when the ranks leave processors idle, for
+example at the end of training, when the loop waits for this thread."""
 
 
 class CheckpointManager:
@@ -41,10 +41,10 @@ class CheckpointManager:
         self._saved: list[CommittedCheckpoint] = []
         self._reported: dict[str, float] = {}
         """For each checkpoint of this attempt, by URL, the position in the spool at which its
-        report ends. The service knows the checkpoints of earlier attempts."""
+        report ends. The service already has the reports of earlier attempts."""
         self._adopted: set[str] = set()
-        """URLs of the checkpoints of this attempt that were committed by a previous process of rank
-        0. This process does not know which of them the service knows."""
+        """URLs of the checkpoints of this attempt that a previous process of rank 0 committed. This
+        process does not know whether the service has stored the reports of these checkpoints."""
         self._stager = Stager()
         self._writer = ThreadPoolExecutor(1, "dray-checkpoint", initializer=_lower_priority)
         self._step = -1
@@ -158,7 +158,8 @@ class CheckpointManager:
 
     def tidy(self) -> None:
         """Delete superseded checkpoints at the end, when no save is in progress. If older
-        checkpoints are kept only until the service knows the latest one, waits briefly for that."""
+        checkpoints are kept only until the service has stored the report of the latest one, waits
+        briefly until it has."""
         if self._superseded(EVERYTHING):
             await_known(self._reported.values(), train.known)
             self._drop_superseded()
@@ -172,7 +173,7 @@ class CheckpointManager:
         known = train.known()
         for old in self._superseded(known):
             if old.url in self._adopted and self._reported[old.url] > known.stored:
-                continue  # until the report is stored, the service may know only this one
+                continue  # the service may have only this report until a newer one is stored
             try:
                 checkpoint_files.drop(old)
             except OSError as error:

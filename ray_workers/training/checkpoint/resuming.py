@@ -23,12 +23,12 @@ MAX_TENSORS = 3
 def choose(
     refs: Sequence[CheckpointRef], everywhere: Callable[[bool], bool]
 ) -> tuple[LoadedCheckpoint | None, list[SkippedCheckpoint]]:
-    """Return the first of `refs` that is valid on every rank, and the ones before it. A collective
-    operation.
+    """Return the first of `refs` that is valid on every rank, and the skipped checkpoints before
+    it. A collective operation.
 
     everywhere: returns whether all ranks passed True; all ranks get the same answer. Raises
-    StorageError if none is valid and the storage could not be read, because starting from scratch
-    would lose the checkpoints there.
+    StorageError if no checkpoint is valid and the storage could not be read, because starting from
+    scratch would lose the checkpoints in this storage.
     """
     passed_over: list[SkippedCheckpoint] = []
     for found in checkpoint_files.load_each(refs):
@@ -92,8 +92,8 @@ def receipt(
     """Return the report of a start. The loss after resuming is reported with the metrics of the
     first step.
 
-    loaded: the checkpoint from which training resumed, or if `step` is 0, the one from which the
-    weights were loaded; position: the position from which to continue reading the data.
+    loaded: the checkpoint from which training resumed or, if `step` is 0, from which the weights
+    were loaded. position: the position from which to continue reading the data.
     """
     saved = None if loaded is None else loaded.saved
     return ResumedReport(

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 PAGE_BYTES = 4096
-"""The data start at a multiple of this, so that memory can be written without another copy."""
+"""The data start at a multiple of this number of bytes, so that memory can be written without
+another copy."""
 
 DTYPES = {
     torch.float64: "F64",
@@ -65,8 +66,8 @@ class Layout:
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Return (the tree without its tensors, serialisable as JSON; the tensors by their names in
-    it)."""
+    """Return (the tree without its tensors, which can be serialised as JSON; the tensors, by the
+    names that the tree contains)."""
     tensors: dict[str, Tensor] = {}
     return _encode(state, "", tensors), tensors
 
@@ -122,8 +123,9 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
-    """Return the tensors of a file by name. If `file` is a path, it is mapped into memory, and
-    changes affect only this process. Raises ValueError if it is not a safetensors file."""
+    """Return the tensors of a file by name. If `file` is a path, the file is mapped into memory,
+    and changes to the tensors affect only this process. Raises ValueError if it is not a
+    safetensors file."""
     try:
         if isinstance(file, Path):
             return safetensors.torch.load_file(file)

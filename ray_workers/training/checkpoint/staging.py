@@ -4,7 +4,8 @@ Parameters and optimizer state change only in the optimizer step. Therefore a th
 during the next forward and backward pass, without holding the GIL, and the optimizer step waits for
 the copy before it updates anything. Tensors that also change in the forward pass (buffers) are
 copied immediately. The target memory is reused for each snapshot, because allocating new pages
-takes longer than the copy itself (500 MB took 0.08 s, but 0.3 to 1.1 s into new pages).
+takes longer than the copy itself (copying 500 MB took 0.08 s into existing pages, but 0.3 to 1.1 s
+into new pages).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ray_workers.training.checkpoint.safetensors_layout import PAGE_BYTES, Layou
 from ray_workers.training.devices import module_of, on_gpu
 
 AT_ONCE_BYTES = 1 << 20
-"""The caller copies less than this itself, which is faster than using a thread."""
+"""Fewer bytes than this are copied by the caller, which is faster than using a thread."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ class Stager:
         self._streams: dict[torch.device, Any] = {}
 
     def take(self, state: Mapping[str, Any], volatile: Iterable[Tensor] = ()) -> StagedState:
-        """Begin a snapshot. `hold_for` must be called with it before a tensor of the state changes.
+        """Begin a snapshot. Call `hold_for` with the snapshot before a tensor of the state changes.
 
-        volatile: tensors of the state that change earlier; they are copied immediately. The data of
-        the previous snapshot are overwritten. Raises ValueError for a state that can't be saved,
-        and errors from memory allocation.
+        volatile: tensors of the state that change before `hold_for` is called; they are copied
+        immediately. The data of the previous snapshot are overwritten. Raises ValueError for a
+        state that can't be saved, and errors from memory allocation.
         """
         tree, tensors = flatten(state)
         self._prepare(tensors)
@@ -136,7 +137,7 @@ class Stager:
             self._streams[device] = kind.Stream(device)
         copying = self._streams[device]
         copying.wait_stream(computing)
-        for _, source in later:  # the caller may release it earlier
+        for _, source in later:  # the caller may release the tensor before it is copied
             source.record_stream(copying)
         events = []
         for stream, pairs in ((computing, now), (copying, later)):
@@ -149,8 +150,8 @@ class Stager:
 
 
 def hold_for(snapshot: StagedState) -> None:
-    """Wait until the state is copied. On a GPU, only the stream waits, and the caller continues.
-    `StagedState.wait` raises the error of a failed copy."""
+    """Wait until the state is copied. On a GPU, only the stream waits, and the caller continues. If
+    the copy fails, `StagedState.wait` raises its error."""
     for each in snapshot.copying:
         if isinstance(each, Future):
             wait([each])
@@ -177,8 +178,8 @@ def _pinned(size: int) -> Tensor:
 
 
 def _pages(size: int) -> Tensor:
-    """Allocate whole pages; huge pages if the system supports them, because fewer must be
-    mapped."""
+    """Allocate whole pages. If the system supports huge pages, they are used, because fewer pages
+    must be mapped."""
     pages = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)

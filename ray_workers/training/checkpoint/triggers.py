@@ -15,7 +15,7 @@ from ray_workers.training.checkpoint.interval import CheckpointInterval, StallMe
 from ray_workers.training.checkpoint.manager import CheckpointManager
 
 WORTH_LOGGING = 1.5
-"""The interval is logged again when it has changed by this factor."""
+"""Factor by which the interval must change before it is logged again."""
 
 
 class CheckpointTriggers:

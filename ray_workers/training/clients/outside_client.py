@@ -1,6 +1,6 @@
 """Trains a client of a federated job on the client's own machine.
 
-The client's data never leave this process; only an update and a few numbers do.
+The client's data never leave this process. Only updates and a few numbers are sent.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class OutsideClient:
         return np.append(update.numpy(), loss_value(loss, most)), loss
 
     def _update(self, number: int) -> tuple[Tensor, int, float, float | None]:
-        """Return (float32 update on the CPU, steps, mean loss, loss of the round's model)."""
+        """Return (float32 update on the CPU, number of steps, mean training loss, validation loss
+        of the round's model)."""
         self._model.load_state_dict(load_file(self._folder / MODEL))
         val_loss = self._validate()
         self._model.train()

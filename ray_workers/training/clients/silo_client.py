@@ -54,7 +54,7 @@ class SiloClient:
         page: HeartbeatPage,
         connection: TensorConnection,
     ) -> None:
-        """silo: its index in the document. workload: contains the silo's own samples."""
+        """silo: the silo's index in the document. workload: contains the silo's own samples."""
         federated = document.federated
         assert federated is not None
         self._train, self._federated = document.train, federated

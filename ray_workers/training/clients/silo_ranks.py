@@ -1,5 +1,5 @@
 """The training loop of a silo, which runs rounds on the silo's own samples until the aggregator
-ends."""
+exits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Wrappers for all private names of PyTorch that training needs, each in its own function.
 
-Each function documents its purpose, and why no public name is suitable. All were tested with torch
-2.11 and 2.13; tests/unit/training/core/test_compat_torch.py fails and names the function if torch
-has changed one of them. (`torch._foreach_*` is documented, and is used directly.)
+Each function documents its purpose, and why no public name is suitable. All functions were tested
+with torch 2.11 and 2.13; tests/unit/training/core/test_compat_torch.py fails and names the function
+if torch has changed one of them. (`torch._foreach_*` is documented, and is used directly.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# Public in torch.distributed, but not exported in its type annotations.
+# This name is public in torch.distributed, but missing from its type annotations.
 from torch._C._distributed_c10d import GradBucket as GradBucket
 from torch._C._distributed_c10d import PrefixStore as PrefixStore
 from torch._C._distributed_c10d import Store as Store
@@ -40,8 +40,8 @@ to disable it."""
 
 def count_groups_from_zero() -> None:
     """Reset the group counter, so that the next group is number 0. The members of a group find each
-    other in the store by its number, but torch also counts groups that could not be formed, which a
-    new rank has not seen."""
+    other in the store by the group's number. torch also counts groups that could not be formed, but
+    a new rank has not seen these groups."""
     distributed_c10d._world.group_count = 0
 
 
@@ -65,7 +65,7 @@ def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
 
 def cap_memory_when_used(share: float) -> None:
     """Limit this process to a share of its GPU's memory from its first use of CUDA. The public
-    function initializes CUDA immediately, but the program can still fork before it uses CUDA."""
+    function initializes CUDA immediately, after which the program could no longer fork."""
     torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
 
 
@@ -93,8 +93,8 @@ def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def unhook(module: DistributedDataParallel) -> None:
-    """Stop the module's backward pass from exchanging gradients. If the wrapper were only deleted,
-    it would continue to exchange gradients over the old group as long as its parameters exist."""
+    """Stop the module's backward pass from exchanging gradients. A wrapper that is only deleted
+    continues to exchange gradients over the old group as long as the parameters exist."""
     module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
 

@@ -24,7 +24,7 @@ class Divergence:
 
     The loss and the gradient norm are the same on all ranks, so all of them raise the error at the
     same step. With local steps, where they differ, the first rank that raises the error ends the
-    attempt. The reporter reads these values anyway; on a GPU, they belong to the previous step.
+    attempt. The reporter reads both values anyway. On a GPU, they belong to the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:

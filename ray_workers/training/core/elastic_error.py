@@ -2,7 +2,7 @@
 
 torchrun reads this file to report why a rank failed. If the error itself ends the rank, dray
 reports more details than the file contains. If the script catches the error and calls `sys.exit`,
-only the file contains it.
+only the file contains the error.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ _DETERMINISTIC = (EntrypointError, NotPreparedError, SyntaxError, ModuleNotFound
 NO_SUCH_NAME = "cannot import name"
 _TEXTS_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second is from `runpy`
 
-# Messages from gloo, NCCL, and the store when the peer is gone. Gloo raises a plain RuntimeError,
-# which can be recognised only by its message.
+# Messages of errors that gloo, NCCL, and the store raise when a peer is gone. Gloo raises a plain
+# RuntimeError, which can be recognised only by its message.
 PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
     r"|broken pipe|remote process exited|timed out waiting|nccl communicator was aborted"
@@ -36,7 +36,8 @@ def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[Base
     """Iterate over an error, the error from which it was raised, and so on. An exception group is
     followed by its first exception.
 
-    has_context: also follow the implicit context, which is the error that was being handled.
+    has_context: whether to also follow the implicit context, which is the error that was being
+    handled.
     """
     seen: set[int] = set()
     following: BaseException | None = error

@@ -1,4 +1,4 @@
-"""Ends a script and the processes that it forks in the same way as the Python interpreter.
+"""Ends a script, and the processes that it forks, in the same way as the Python interpreter would.
 
 This module does not import torch, because the rank of a script may have a different version of it.
 """
@@ -39,15 +39,15 @@ def status_of(leaving: SystemExit) -> int:
 
 
 def words_of(leaving: SystemExit) -> str:
-    """Return the line that Python prints before exiting; empty if it does not print one."""
+    """Return the line that Python prints before exiting; empty if it prints nothing."""
     return "" if leaving.code is None or isinstance(leaving.code, int) else f"{leaving.code}\n"
 
 
 @contextlib.contextmanager
 def children_leave() -> Iterator[None]:
     """A context in which to run the program of a rank. If a process forked by the program reaches
-    the end of the program, with or without an exception, it ends here as in plain Python, because
-    only the rank may execute the code after this context."""
+    the end of the program, with or without an exception, it exits at the end of this context, as in
+    plain Python. Only the rank itself may execute the code after this context."""
     rank = os.getpid()
     try:
         yield

@@ -1,7 +1,8 @@
 """Limits the GPU memory of a process that shares the GPU with other jobs.
 
 If the process exceeds its share, torch's allocator raises an error in this process only. Programs
-that use a different allocator get their share in a variable, but dray does not enforce it.
+that use a different allocator can read their share from an environment variable, but dray does not
+enforce it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Mapping
 FRACTION = "DRAY_GPU_MEMORY_FRACTION"
 """Variable set for a rank that has a share of a GPU."""
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""When torch initializes the GPU, it reads the first of these that is set."""
+"""When torch initializes the GPU, it reads the first of these variables that is set."""
 _KNOWN_SINCE = (2, 10)
 """Older versions of torch fail because they do not support the option."""
 
 
 def variables(share: float) -> dict[str, str]:
     """Return the variables that contain the share for the program. XLA, which is used by JAX, reads
-    the second one."""
+    the second variable."""
     return {FRACTION: f"{share:g}", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:g}"}
 
 

@@ -1,5 +1,5 @@
-"""The progress of a rank, by which the ranks of a broken group find the furthest rank; and the
-completion of a job whose ranks have no group, which the first rank records in the attempt's
+"""The progress of ranks. In a broken group, the ranks compare their progress to find the furthest
+rank. If ranks have no group, the first rank records the completion of the job in the attempt's
 store."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NO_STATE = Progress(NOTHING)
 
 
 FINISHED_KEY: Final = "finished"
-"""Key in the store; its value is the last step of a job whose result is stored."""
+"""Key in the store. Once the result of the job is stored, its value is the job's last step."""
 
 
 def mark_finished(store: Store, step: int) -> None:
@@ -59,8 +59,8 @@ def mark_finished(store: Store, step: int) -> None:
 
 
 def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
-    """Return whether the job is over; if so, show it on the heartbeat page. A rank that returned
-    too late to run a step begins and ends after the last step."""
+    """Return whether the job is over. If it is, record this on the heartbeat page: a rank that was
+    replaced too late to run another step begins and ends after the last step."""
     if not store.check([FINISHED_KEY]):
         return False
     if not page.has_stepped:

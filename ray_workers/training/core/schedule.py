@@ -37,7 +37,7 @@ def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> floa
     """Return the learning rate of optimizer step `step` (the first is 1).
 
     Linear warmup reaches `lr` at step `warmup_steps`. The cosine schedule (Loshchilov & Hutter
-    2017, arXiv:1608.03983, one cycle) and the linear schedule then decay from `lr`. They would
+    2017, arXiv:1608.03983, one cycle) and the linear schedule then decay from `lr`. Both would
     reach `lr * final_ratio` one step after the last step, so no step has a learning rate of zero.
     """
     warmup = schedule.warmup_steps
@@ -84,10 +84,10 @@ class Calendar:
     total_steps: int
     eval_every_epochs: int
     save_every_steps: int | None
-    """None for `auto`, in which case rank 0 also saves after other steps, based on its own
-    measurements, which the other ranks do not know."""
+    """None for `auto`. Rank 0 then also saves after other steps, based on its own measurements,
+    which the other ranks don't have."""
     eval_with_save: bool
-    """Whether each checkpoint needs its own metric because it could be the best one."""
+    """Whether each checkpoint needs an evaluation, because it could be the best checkpoint."""
 
     @classmethod
     def of(cls, train: Train, checkpoint: Checkpoint, steps_per_epoch: int) -> Calendar:
@@ -147,13 +147,13 @@ class Calendar:
 
 
 def sign_of(metric: str) -> float:
-    """Return the factor that converts any metric into a number for which less is better."""
+    """Return the factor (1 or -1) that makes lower values of the metric better."""
     return 1.0 if metric in MINIMISED else -1.0
 
 
 @dataclass(frozen=True)
 class EarlyStoppingState:
-    """The state of early stopping; part of every checkpoint."""
+    """The state of early stopping, which every checkpoint contains."""
 
     best: float = math.inf
     """The best value of the metric, multiplied by its sign."""

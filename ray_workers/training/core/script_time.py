@@ -2,8 +2,8 @@
 
 The time before the first report of a step counts as unreported. Later time counts as useful, or as
 recomputed up to the last step that an earlier attempt reported. While a script saves or loads files
-in its main thread, the time counts as checkpointing; if it does so in another thread, training
-continues.
+in its main thread, the time counts as checkpointing. Saving or loading in another thread doesn't
+affect the category, because training continues.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_STEP = 2**63 - 1
 
 class ScriptTime:
     """Records the script's time on the rank's heartbeat page. Calls from threads, signal handlers,
-    and forked processes are safe: a call that overlaps with another records nothing, and the next
-    call includes its time."""
+    and forked processes are safe: a call that overlaps with another call records nothing, and the
+    next call records the time of both."""
 
     def __init__(self, page: HeartbeatPage, furthest_step: int) -> None:
         """furthest_step: the highest step reported by an earlier attempt of the job."""

@@ -20,7 +20,7 @@ WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
 
 def at_least_float32(outputs: Tensor) -> Tensor:
     """Convert a model's outputs to float32 for a loss or a metric. Predictions of numbers in a
-    table remain float64, like the numbers."""
+    table remain float64, like the numbers themselves."""
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
@@ -29,7 +29,8 @@ class Workload:
     """A model, its data on the CPU, and its metrics."""
 
     model: nn.Module
-    """Has parameters on the meta device and buffers on the CPU; see `meta_init.materialise`."""
+    """The model, whose parameters are on the meta device and whose buffers are on the CPU; see
+    `meta_init.materialise`."""
     train: Samples
     validation: Samples
     loss_sum: LossSum
@@ -37,9 +38,10 @@ class Workload:
     validation_loss_sum: LossSum
     """The loss without terms that are only useful for training; `val/loss` is its mean."""
     metrics: Callable[[], MetricCollection]
-    """Creates new metrics, to be updated with (outputs, targets); reported as `val/{name}`."""
+    """Creates new metrics, which are updated with (outputs, targets) and reported as
+    `val/{name}`."""
     fingerprint: str
-    """Hash of the data's content, because all ranks and attempts of a job must read the same
+    """Hash of the data's content, to verify that all ranks and attempts of a job read the same
     data."""
     write_results: WriteResults
     about: Sequence[str] = ()

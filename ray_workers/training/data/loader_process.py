@@ -38,8 +38,8 @@ time."""
 PIPE_BYTES = 1 << 20
 """The largest pipe size that the system allows without privileges."""
 _starting = threading.Lock()
-"""Only one process starts at a time, because a process that inherits another's end of a pipe would
-hide its death."""
+"""Lets only one process start at a time. Otherwise, a process could inherit a pipe of another
+loader process, and the pipe would stay open when that process dies."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -132,12 +132,12 @@ def _serve(take: Take, asked: int, answered: int, parent: int) -> NoReturn:
 
 def _become_loader(parent: int) -> None:
     """Prepare a process that was just forked from a rank, which has threads and connections: close
-    the connections, which would hide the rank's end from its peers, and make the process end with
-    the rank."""
+    the connections, so that peers notice the end of the rank, and make the process end with the
+    rank."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    gc.freeze()  # finalizers of the parent's garbage could wait for threads that were not forked
+    gc.freeze()  # finalizers of the parent's garbage could wait for threads that don't exist here
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     for entry in Path("/proc/self/fd").iterdir():

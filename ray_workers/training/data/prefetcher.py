@@ -20,7 +20,7 @@ from ray_workers.training.devices import sent
 PIECES_AHEAD = 2
 """Number of micro-batches that are read ahead for each loader process, unless a step has more."""
 MOST_AHEAD = 64
-"""Maximum number of micro-batches waiting to be computed, because each uses memory."""
+"""Maximum number of micro-batches that wait to be computed. It limits the memory that they use."""
 
 Piece = tuple[Tensor, Tensor]
 """(inputs, targets) of a micro-batch."""
@@ -36,7 +36,7 @@ class Share:
 
     def counts(self, piece: int) -> bool:
         """Whether a piece counts. Ranks that compute together need the same number of pieces, so a
-        rank with fewer samples repeats one of them as a placeholder."""
+        rank with fewer samples repeats a sample as a placeholder."""
         return piece < len(self.batch.indices)
 
 
@@ -102,8 +102,8 @@ class Prefetcher:
         on_demand: bool = False,
     ) -> None:
         """evenly: whether every rank must have the same number of pieces, because ranks compute
-        them together. on_demand: whether a rank does not know its shares in advance, so that
-        nothing is read in advance."""
+        them together. on_demand: whether a rank's shares are determined during the step, so that
+        nothing can be read in advance."""
         self._samples = samples
         self._evenly = evenly
         self._on_demand = on_demand

@@ -3,9 +3,9 @@
 An epoch visits every sample once, in an order derived from (seed, epoch). The order is divided into
 steps; the last step of an epoch can be shorter. A global batch consists of the samples of one step,
 or of several consecutive steps if the document specifies a range of batch sizes. Each global batch
-is divided into contiguous shares: one for each rank, or in an exact group, the same number at any
-world size. Therefore the world size determines which rank computes a sample, but not which samples
-are computed.
+is divided into contiguous shares: one for each rank or, in an exact group, a number that does not
+depend on the world size. Therefore the world size determines which rank computes a sample, but not
+which samples are computed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
 
 
 def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return [start, stop) of a rank's contiguous share; the sizes of shares differ by at most one
-    item."""
+    """Return the range [start, stop) of a rank's contiguous share. The sizes of the shares differ
+    by at most one item."""
     return num_items * rank // world_size, num_items * (rank + 1) // world_size
 
 
 def share_by(parts: Sequence[float], num_items: int, number: int) -> tuple[int, int]:
-    """Return [start, stop) of a contiguous share whose size is proportional to its entry in
-    `parts`, which sum to 1; each share has at least one item if there are enough."""
+    """Return the range [start, stop) of a contiguous share whose size is proportional to its entry
+    in `parts`, whose sum is 1. Each share has at least one item if there are enough items."""
     least = min(num_items // len(parts), 1)
     free = num_items - least * len(parts)
     start, stop = (round(free * sum(parts[:end])) + least * end for end in (number, number + 1))
@@ -72,7 +72,7 @@ class Batch:
     num_global: int
     """Number of samples in the global batch."""
     is_empty: bool
-    """Whether the samples belong to a neighbour, and have no weight."""
+    """Whether the samples belong to a neighbour's share, and have no weight in this share."""
 
     @property
     def weight(self) -> float:

@@ -1,10 +1,10 @@
 """Shuts down a process's connections to a group that it is leaving.
 
-A gloo operation fails immediately if the connection for which it is waiting breaks; otherwise it
-continues to wait. For example, in a ring of four ranks, the rank opposite the dead one waits for a
-neighbour that has already failed. Therefore a rank that leaves a group shuts down its connections;
-its neighbours then fail and do the same, until the failure reaches every rank. Gloo provides no
-alternative: unlike NCCL's abort, its abort does not wake a waiting rank.
+A gloo operation fails immediately if the connection on which it is waiting breaks, but not if
+another connection breaks. For example, in a ring of four ranks, the rank opposite the dead one
+waits for a neighbour that has already failed. Therefore a rank that leaves a group shuts down its
+connections; its neighbours then fail and do the same, until the failure reaches every rank. Gloo
+provides no alternative: unlike NCCL's abort, its abort does not wake a waiting rank.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Connections:
         """Shut down the sockets, even while the group is still being formed. Can be called
         repeatedly, and is harmless for sockets that gloo itself has closed.
 
-        is_due: for a thread that does not form groups, returns whether to continue; called after
-        the sockets are listed, because they may already belong to the next group.
+        is_due: returns whether to shut down the sockets. It is called after the sockets are listed,
+        because in a thread that does not form groups, they may already belong to the next group.
         """
         before, sockets = self._before, _sockets()
         if not is_due():

@@ -2,7 +2,7 @@
 
 Releasing the last reference to a gloo group joins its threads while holding the GIL, but one of
 these threads may be waiting for the GIL to release a finished operation. This deadlock has occurred
-in a rank after its training, so that it never exited.
+in a rank at the end of its training, and the rank never exited.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _WrappedOnImport:
 
 def _wrap(dist: ModuleType) -> None:
     for name in ("init_process_group", "new_group"):
-        if hasattr(dist, name):  # missing if torch was built without it
+        if hasattr(dist, name):  # torch can be built without this function
             keeping = _keeping(dist, getattr(dist, name))
             setattr(dist, name, keeping)
             setattr(dist.distributed_c10d, name, keeping)

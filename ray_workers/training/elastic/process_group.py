@@ -1,5 +1,5 @@
-"""Joins the other ranks, and provides small collective operations for purposes other than
-gradients."""
+"""Joins the process group of the ranks, and provides small collective operations for purposes other
+than gradients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def join(
 
 
 def leave() -> None:
-    """Destroy the group when every rank is done."""
+    """Destroy the group. Must be called when every rank is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,10 +1,10 @@
 """The rounds of a rank's rendezvous: how a rank moves from a broken group to the next one.
 
 The supervisor, which sees all ranks, decides which ranks join the next round, and announces it. In
-this module, a rank reads its assignment, cuts its connections to the old group, and meets the
-others at the store. All changes of a group work in this way: when a peer died or was killed because
-it hung, and when the world size changed. The term rendezvous is also used by torchelastic; the
-number of a round is called `generation` in the protocol.
+this module, a rank reads its assignment, cuts its connections to the old group, and meets the other
+ranks at the store. All changes of a group work in this way, whether a peer died, was killed because
+it hung, or the world size changes. The term rendezvous is also used by torchelastic; the number of
+a round is called `generation` in the protocol.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
 # Only the supervisor decides whether a round takes too long, because it knows the speed of the
-# machines, and whether a rank died or is stopped. Therefore these limits exceed its own limits on
-# overloaded machines: the limits in `supervision.rules.timings.Timings` times
-# `machine_speed.MAX_SLOWNESS`.
+# machines, and whether a rank died or is stopped. Therefore, the limits below exceed the
+# supervisor's own limits on overloaded machines: the limits in `supervision.rules.timings.Timings`
+# times `machine_speed.MAX_SLOWNESS`.
 ASSIGNMENT_LIMIT_S = 9000.0
 """Maximum number of seconds that a rank waits for its assignment in the next round, including the
 time to find slots and to read data again (`replace_limit_s`, `standby_limit_s`, `grow_limit_s`,
@@ -47,11 +47,13 @@ FORMING_LIMIT_S = 5400.0
 takes less than a second."""
 LOOK_S = 0.002
 FINISH_LOOK_S = 0.1
-"""Maximum polling interval while a rank of a script waits for the others to end."""
+"""Maximum number of seconds between two polls while a rank of a script waits for the other ranks to
+end."""
 WATCH_S = 0.25
 LOOKS_BEFORE_CUT = 2
-"""A rank's connections are cut after the announced round was seen more than this number of times.
-Usually the rank notices the round earlier: between two steps, or because a neighbour has ended."""
+"""A rank's connections are cut after the watching thread has seen the announced round more than
+this number of times. Usually, the rank itself notices the round earlier, between two steps or
+because a neighbour has exited."""
 
 
 class GroupChanged(Exception):
@@ -67,8 +69,8 @@ class Spool:
         self._rank = rank
 
     def take(self, assignment: RankAssignment) -> None:
-        """Write as this rank from now on. Two processes never have the same rank in the same
-        round."""
+        """From now on, write the frames of this rank. Two processes never have the same rank in the
+        same round."""
         if assignment.rank != self._rank:
             self._rank = assignment.rank
             key = spool_key(assignment.rank, assignment.generation, "metrics")
@@ -101,8 +103,8 @@ class RendezvousHandler:
     def join(self, enter: Callable[[], None]) -> None:
         """Form the group of this round. Raises GroupChanged if a later round is announced first.
 
-        enter: forms the smaller groups within this group; their connections are cut together with
-        its own.
+        enter: forms the smaller groups within this group. Their connections are cut together with
+        the connections of this group.
         """
         if self.assignment.generation == AWAITING:
             self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
@@ -116,9 +118,9 @@ class RendezvousHandler:
             enter()
 
     def meet_without_group(self) -> Store:
-        """Get an assignment without a process group, for ranks that connect in another way; return
-        the attempt's store, through which they find each other. Later rounds affect only the ranks
-        that join in them."""
+        """Get an assignment without forming a process group, for ranks that connect in another way.
+        Returns the attempt's store, through which these ranks find each other. A later round
+        affects only the ranks that join in this round."""
         if self.assignment.generation == AWAITING:
             self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
             self._take_assignment(ASSIGNMENT_LIMIT_S)
@@ -170,7 +172,8 @@ class RendezvousHandler:
 
     def _meet(self) -> Store:
         """Wait at the store until all ranks of this round have arrived."""
-        # Each round has its own connection, because cutting it wakes a rank that is waiting for it.
+        # Each round has its own connection to the store, because cutting this connection wakes a
+        # rank that is waiting for the store.
         whole = TCPStore(*self._address, wait_for_workers=False)
         generation, rank, world_size = (
             self.assignment.generation,

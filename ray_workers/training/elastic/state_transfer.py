@@ -1,7 +1,7 @@
 """Transfers the state of a replica to ranks that do not have it.
 
-After a failure, the ranks of a group can differ by one step, because an all-reduce may have ended
-on some of them but not on others, and a replacement has no state. The state of the furthest rank is
+After a failure, the ranks of a group can differ by one step, because an all-reduce may have
+completed on only some of them. A replacement has no state at all. The state of the furthest rank is
 correct, because replicas that have completed the same step are bitwise identical; the other ranks
 receive this state.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from dray.train.prepared.copies import changed, leaves
 
 FLAT_BYTES = 16 << 20
-"""Smaller tensors are sent together, up to approximately this total size."""
+"""Approximate maximum size, in bytes, of the small tensors that are sent together."""
 Group = dist.ProcessGroup | None
 """None for the default group."""
 
@@ -48,8 +48,8 @@ def broadcast(
     device: torch.device,
     group: Group = None,
 ) -> dict[str, Any] | None:
-    """Broadcast the source's state. Returns it, on `device`, on all other ranks of the group, and
-    None on the source. A collective operation of the group; `source` and `rank` are global ranks.
+    """Broadcast the source's state. All other ranks of the group return the state, on `device`; the
+    source returns None. A collective operation of the group; `source` and `rank` are global ranks.
 
     `state` is called only on the source, and returns nested mappings, lists, and tuples of tensors
     and plain values.

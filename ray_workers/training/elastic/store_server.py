@@ -82,7 +82,7 @@ async def _serve(address: str, temp_dir: Path) -> None:
     proxy.is_open = True
     _print_line(f"{port} {secret.hex()}")
     await server.serve_forever()
-    del store  # it serves as long as it is referenced
+    del store  # the store serves as long as it is referenced
 
 
 def _outer_listener(address: str) -> socket.socket:
@@ -98,9 +98,9 @@ def _outer_listener(address: str) -> socket.socket:
 def _inner_listener(port: int, temp_dir: Path) -> tuple[socket.socket, str]:
     """Return a Unix socket to which only this process can connect, and its path.
 
-    The file is deleted immediately, so that only a descriptor for it remains. torch reads the port
+    The file is deleted immediately, so that only the open descriptor remains. torch reads the port
     of a listener from the offset of the port in an IPv6 address; in the address of a Unix socket,
-    this offset contains the first two bytes of its path.
+    the first two bytes of the path are at this offset.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

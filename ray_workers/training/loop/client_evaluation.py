@@ -18,7 +18,7 @@ from ray_workers.training.parallel.strategy import Numbers
 ClientBatch = list[tuple[int, Tensor]]
 """Clients, each with the indices of some of its samples."""
 SAMPLES_AT_ONCE = 256
-"""Clients are evaluated together up to this total number of samples."""
+"""Maximum total number of samples of the clients that are evaluated together."""
 
 
 def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
@@ -29,9 +29,9 @@ def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
 
 
 class ClientEvaluation(Evaluation):
-    """Adds the mean over the worst tenth of the clients to `val/loss` and the recipe's metrics, in
-    which all samples have the same weight: `val/worst_tenth_loss`, and for classification also
-    `val/worst_tenth_accuracy`.
+    """In addition to `val/loss` and the recipe's metrics, in which all samples have the same
+    weight, computes the mean over the worst tenth of the clients: `val/worst_tenth_loss`, and for
+    classification also `val/worst_tenth_accuracy`.
 
     Each client is evaluated by one rank, in a batch with the same other clients for any number of
     ranks.

@@ -1,4 +1,4 @@
-"""The communication cost of a rank for synchronisation, with the same metrics for each `sync`."""
+"""Measures what a rank's synchronisation costs, with the same metrics for each kind of `sync`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class CommMetrics:
         sent."""
 
     def watch(self, count: Callable[[], int | None], world_size: int) -> None:
-        """Use `count` from now on to get the number of bytes sent since the group was formed; it
-        returns None if they are not counted."""
+        """From now on, call `count` to get the number of bytes that were sent since the group was
+        formed. `count` returns None if bytes are not counted."""
         self._count, self._world_size = count, world_size
 
     def begin_step(self) -> None:

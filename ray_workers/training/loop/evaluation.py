@@ -28,7 +28,8 @@ class Evaluation:
         options: spec.Train,
         moved: Callable[[], None],
     ) -> None:
-        """moved: called before each batch, so that a long evaluation is not considered hung."""
+        """moved: called before each batch, so that a rank in a long evaluation is not considered
+        hung."""
         self._strategy = strategy
         self._samples: InMemorySamples | MemoryMappedSamples = on_device(
             workload.validation, device
@@ -50,8 +51,8 @@ class Evaluation:
         self._metrics = self._fresh_metrics().to(self._device)
 
     def measure(self) -> dict[str, float]:
-        """Return `val/loss` and the recipe's metrics over the shares of all ranks, equal on every
-        rank.
+        """Return `val/loss` and the recipe's metrics over the shares of all ranks. The result is
+        the same on every rank.
 
         A collective operation: all ranks must call it together.
         """
@@ -78,8 +79,8 @@ class Evaluation:
         num_shares = self._part.num_shares
         start, stop = share(len(self._samples), number, num_shares)
         counts = stop > start
-        # A rank without samples computes one with zero weight, because ranks that share a model
-        # must compute together.
+        # A rank without samples computes a sample with zero weight, because ranks that share a
+        # model must compute together.
         numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         batches = torch.split(numbers, self._batch_size)

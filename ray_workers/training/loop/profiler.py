@@ -25,7 +25,8 @@ Span = tuple[float, float]
 
 
 class Profiler:
-    """Profiles the steps and ranks selected by a document; none without options."""
+    """Profiles the steps and ranks that a document selects. Without options, nothing is
+    profiled."""
 
     def __init__(self, options: spec.Profile | None, device: torch.device) -> None:
         self.rank = 0
@@ -129,7 +130,7 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Sum up the time of the profiled steps in seconds by its use, from the events of a trace. Time
+    """From the events of a trace, sum up how the profiled steps used their time, in seconds. Time
     between two steps, such as an evaluation, is not counted.
 
     `overlap_s` is included in both compute and communication; `other_s` is the rest of `wall_s`:
@@ -195,7 +196,8 @@ def length(spans: Iterable[Span]) -> float:
 
 
 def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """Return the intersection of two lists of disjoint, ordered spans, which has the same form."""
+    """Return the intersection of two lists of disjoint, ordered spans, also as disjoint, ordered
+    spans."""
     found = []
     at = 0
     for begin, end in ours:

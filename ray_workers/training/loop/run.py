@@ -29,8 +29,8 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
     """Train one rank until the end of its job, in every group that it joins.
 
     A group breaks when one of its ranks dies or hangs, or when its size is to change. The other
-    ranks leave it, discard the current step, and meet in the next round of the rendezvous with the
-    rest of their state. Raises Preempted if the rank has left on request.
+    ranks leave the group, discard the current step, keep the rest of their state, and meet in the
+    next round of the rendezvous. Raises Preempted if the rank has left on request.
     """
     try:
         while True:
@@ -47,7 +47,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                                 grad_norm = trainer.update(step)
                             trainer.report(step, batch, loss, grad_norm)
                             trainer.commit(step)
-                        if not trainer.progress.is_settled:  # also if a group broke after the step
+                        if not trainer.progress.is_settled:  # also if a group broke after a step
                             if trainer.evaluates_after(step):
                                 trainer.evaluate(step)
                             if trainer.saves_after(step):
@@ -68,4 +68,4 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 trainer.leave_group()
                 rendezvous.follow(error)
     finally:
-        trainer.close()  # commits a checkpoint whose state is copied, even after an error
+        trainer.close()  # even after an error, commits a checkpoint whose state has been copied

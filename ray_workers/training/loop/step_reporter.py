@@ -47,8 +47,9 @@ class StepFigures(NamedTuple):
 
 
 class StepReporter:
-    """Reports every step: rank 0 reports the global metrics, and the others only their own times.
-    Each rank keeps all metrics on its heartbeat page, for a rank that might have to replace rank 0.
+    """Reports every step: rank 0 reports the global metrics, and the other ranks report only their
+    own times. Each rank also writes all metrics to its heartbeat page, in case it has to replace
+    rank 0.
 
     On a GPU, reading a number waits for all previously launched operations. Therefore the numbers
     are copied to pinned memory in the GPU's stream, and read after the next step has been launched.

@@ -342,7 +342,7 @@ class Trainer:
         state, rule = self.state, self.options.early_stopping
         measured = self.evaluation.measure()
         faultpoint(FaultPoint.AFTER_EVALUATION, step, self)
-        if rule is not None and step != state.measured_at:  # otherwise it is repeated
+        if rule is not None and step != state.measured_at:  # not a repeated evaluation
             state.early_stopping = state.early_stopping.after(rule, measured)
         state.metrics = measured | {"train/loss": self.reporter.last_loss}
         state.measured_at = step
@@ -355,8 +355,8 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due: according to the calendar, at early stopping, and on rank 0
-        also based on its own measurements, which the others do not need to know."""
+        """Whether a checkpoint is due, according to the calendar or because of early stopping. On
+        rank 0, it can also be due because of measurements that the other ranks don't need."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
         is_due = self.rank == 0 and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due
@@ -409,8 +409,8 @@ class Trainer:
             raise Preempted
 
     def finish(self) -> None:
-        """Store the result on rank 0, because the model is the same on all ranks. The others stay
-        until it is stored, so that one of them can store it if rank 0 dies."""
+        """Store the result on rank 0, because the model is the same on all ranks. The other ranks
+        wait until the result is stored, so that one of them can store it if rank 0 dies."""
         step = self.progress.step
         faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)

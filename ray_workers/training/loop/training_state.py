@@ -48,8 +48,8 @@ class TrainingState:
         self.metrics: dict[str, float] = {}
         """Results of the last evaluation."""
         self.measured_at = 0
-        """The step of this attempt after which the last evaluation took place; 0 if there was
-        none."""
+        """The step of this attempt after which the last evaluation took place; 0 if there was no
+        evaluation."""
         self.unreported: list[UnreportedStep] = []
         """The metrics of the last steps, received from a peer together with its state."""
         self._task = task
@@ -65,7 +65,7 @@ class TrainingState:
         """Restore the latest intact checkpoint of an earlier attempt, or begin at step 0. A
         collective operation: `all_agree` returns whether all ranks have the same number.
 
-        Rank 0 reports the checkpoint, and any later ones that could not be used.
+        Rank 0 reports the checkpoint, and any later checkpoints that could not be used.
         """
         refs = self._task.resume_from
         loaded, passed_over = resuming.choose(refs, lambda sound: all_agree(sound) and sound)

@@ -89,8 +89,8 @@ def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:
 
 def _cause_of(error: BaseException) -> Cause:
     if "torch" in sys.modules:
-        # That module knows torch's errors, but other versions of torch may lack names that it
-        # imports.
+        # The imported module recognises torch's errors, but other versions of torch may lack names
+        # that it imports.
         try:
             from ray_workers.training.core.errors import cause_of
 

@@ -27,7 +27,7 @@ from ray_workers.training.scripts.script import Program
 
 class EnvironmentMissingError(StorageError):
     """The environment or a secret is no longer on this node, for example because the node's
-    packages have changed. The scheduler prepares it for the next attempt."""
+    packages have changed. The scheduler prepares the environment again for the next attempt."""
 
 
 @dataclass(frozen=True)

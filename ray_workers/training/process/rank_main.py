@@ -92,8 +92,8 @@ def _program(script: Script) -> Program:
 
 
 def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
-    """Return the variables of a rank: the ones set by torchrun, so that scripts written for it work
-    unchanged, followed by dray's own variables and the variables of the task.
+    """Return the variables of a rank: the variables that torchrun sets, so that scripts for
+    torchrun work unchanged, followed by dray's own variables and the variables of the task.
 
     As with torchrun, the rendezvous store is served outside the ranks; with
     TORCHELASTIC_USE_AGENT_STORE, `init_process_group` joins it, and no rank starts another one.

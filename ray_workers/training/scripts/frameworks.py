@@ -26,7 +26,7 @@ group."""
 
 
 def adapted(variables: Mapping[str, str], task: RankTask, script: Script) -> dict[str, str]:
-    """Return the variables of a rank of the script. variables: the ones that torchrun sets."""
+    """Return the variables of a rank of the script. variables: the variables that torchrun sets."""
     found = {**variables, **_of_role(task, script)}
     match script.framework:
         case "torch":
@@ -58,8 +58,8 @@ def _of_role(task: RankTask, script: Script) -> dict[str, str]:
 
 
 def tf_config(task: RankTask, script: Script) -> dict[str, object]:
-    """Return TensorFlow's description of the cluster, which does not include an evaluator, because
-    it only reads files written by the others."""
+    """Return TensorFlow's description of the cluster. It does not include the evaluator, which only
+    reads files written by other ranks."""
     if not script.roles:
         return {
             "cluster": {"worker": list(task.peers)},

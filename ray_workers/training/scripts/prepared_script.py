@@ -61,7 +61,7 @@ class ScriptDiffersError(CopiesDifferError):
 
 
 class RankGroup:
-    """The group of one rank of a job, created by `train.prepare`. From then on, the rank follows
+    """The group of one rank of a job, created by `train.prepare`. After this call, the rank follows
     its group into later rounds, and leaves on SIGTERM unless the script handles this signal."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:

@@ -1,1 +1,1 @@
-"""Attempts: retries, how their time is used, and drills."""
+"""Attempts: their retries, the use of their time, and drills."""

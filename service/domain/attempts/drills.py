@@ -1,5 +1,5 @@
-"""Pure rules for drills, which are faults that users inject: when they are possible, and their
-states."""
+"""Pure rules for drills, which are faults that users inject: when a drill is possible, and which
+states it passes through."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ORDER = {
 
 
 def is_news(state: DrillState, reported: DrillState) -> bool:
-    """Whether the report advances the drill. A drill never goes back to an earlier state, and its
-    end is final."""
+    """Whether the report advances the drill. A drill never returns to an earlier state, and
+    `PASSED` and `FAILED` are final."""
     return _ORDER[reported] > _ORDER[state]
 
 
@@ -30,7 +30,7 @@ class Running:
     """Number of completed optimizer steps, as far as it is known."""
     total_steps: int | None
     has_steps: bool
-    """Whether the ranks report steps, as ranks of recipes and of some scripts do."""
+    """Whether the ranks report steps. Ranks of recipes and of some scripts do."""
     why_not_in_place: str | None = None
     """Why the job's group does not recover in place; None if it does."""
 

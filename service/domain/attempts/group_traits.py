@@ -20,7 +20,8 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
     """Return the traits of the groups that train this job."""
     document, script, sync = job.spec, job.spec.script, job.spec.sync
     num_ranks = document.resources.num_workers
-    # The full number, because an elastic group that begins with one rank can have more later.
+    # Use the maximum number of ranks, because an elastic group that begins with one rank can grow
+    # later.
     recovers_in_place = may_recover(document, num_workers=num_ranks, has_gpus=has_gpus)
     servers = frozenset(range(document.num_ranks_that_train, num_ranks))
     has_replicas = isinstance(sync, ParameterServer) and sync.shards_kept_by == "replica"
@@ -57,11 +58,11 @@ def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
 def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
     """Return why such a job never recovers in place; None if it can.
 
-    num_workers: the number that the job has now or may have again.
+    num_workers: the number of workers that the job has, or can have later.
 
     On GPUs, NCCL's operations complete asynchronously, so an optimizer step on a gradient that
-    never arrived can't be distinguished from a valid step. This doesn't concern workers of
-    parameter servers.
+    never arrived can't be distinguished from a valid step. Jobs with parameter servers are exempt,
+    because their workers take no optimizer steps.
     """
     if document.script is not None and document.is_divided:
         return "ranks of a script that share a divided model do not recover in place"
@@ -83,8 +84,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
 
 
 def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
-    """Whether such a job recovers in place, or might: for a script, it is known only later whether
-    its processes have called `train.prepare` (`are_prepared`)."""
+    """Whether such a job recovers in place, or might. A script recovers in place only if its
+    processes call `train.prepare`, which is not known before they run (`are_prepared`)."""
     script = document.script
     if script is None:
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None

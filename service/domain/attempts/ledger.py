@@ -50,8 +50,8 @@ def useful_share(ledger: Ledger) -> float | None:
 
 
 def useful_and_unreported(ledger: Ledger) -> tuple[float, float]:
-    """Return the useful and the unreported share of the held slot-seconds. An empty ledger counts
-    as completely unreported."""
+    """Return the useful share and the unreported share of the held slot-seconds. The time of an
+    empty ledger counts as unreported."""
     held = total(ledger)
     if held <= 0:
         return 0.0, 1.0
@@ -63,8 +63,8 @@ def useful_and_unreported(ledger: Ledger) -> tuple[float, float]:
 
 
 def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
-    """Return `whole`, the sum of several ledgers, after one of them has changed from `before` to
-    `after`."""
+    """Return the new sum of several ledgers after one ledger has changed from `before` to `after`.
+    whole: the sum before the change."""
     return {
         c.value: max(0.0, whole.get(c, 0.0) - before.get(c, 0.0) + after.get(c, 0.0))
         for c in TimeCategory
@@ -72,8 +72,8 @@ def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
 
 
 def growth(before: Ledger, after: Ledger) -> dict[str, float]:
-    """Return increments for counters that can only grow. A second that moves to another category
-    also remains counted in its old category."""
+    """Return increments for counters that can only grow. If a second moves to another category, it
+    remains counted in the old category and is also counted in the new one."""
     grown = {c.value: after.get(c, 0.0) - before.get(c, 0.0) for c in TimeCategory}
     return {name: seconds for name, seconds in grown.items() if seconds > 0}
 

@@ -1,8 +1,8 @@
 """Determines which steps of an attempt still count after a later attempt has resumed.
 
-An attempt that resumed at step r builds on the steps up to r of earlier attempts, and invalidates
-their later steps. An attempt therefore counts up to the lowest step at which any later attempt
-began.
+An attempt that resumes at step r continues from step r of an earlier attempt, and invalidates the
+later steps of all earlier attempts. Therefore, the steps of an attempt count up to the lowest step
+at which any later attempt began.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Estimates the rate at which workers are lost from earlier attempts. Pure."""
+"""Estimates, from earlier attempts, the rate at which workers are lost. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def worker_mtbf_s(everywhere: Seen, of_the_job: Seen, *, prior_s: float) -> floa
     """Return the mean time between losses of a worker, in seconds: the smaller of the deployment's
     and the job's estimates.
 
-    The deployment's estimate starts from one loss in `prior_s` (the mean of a gamma prior), which
-    is soon outweighed by observed time. In the same way, the job's estimate starts from the
-    deployment's.
+    The deployment's estimate starts from an assumed loss in `prior_s` seconds (the mean of a gamma
+    prior), which observed time soon outweighs. In the same way, the job's estimate starts from the
+    deployment's estimate.
     """
     deployments = (prior_s + everywhere.worker_s) / (1 + everywhere.num_losses)
     own = (deployments + of_the_job.worker_s) / (1 + of_the_job.num_losses)

@@ -1,4 +1,4 @@
-"""Decides whether an ended attempt is followed by another attempt, and which budget that uses."""
+"""Decides whether another attempt follows an ended attempt, and to which budget it is charged."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class Budgets:
     user_failures: int = 0
     infra_failures: int = 0
     free_requeues: int = 0
-    """Number of free retries since an attempt last completed a step. Only the delay depends on
-    it."""
+    """Number of free retries since an attempt last completed a step. It affects only the delay."""
     runtime_left_s: float | None = None
     rolls_back: bool = False
     """Whether the document requests a rollback when training diverges."""
@@ -79,12 +78,12 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
 
 
 BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
-"""Causes with which a group ends if it doesn't recover in place from an injected fault."""
+"""Causes with which a group can end if it doesn't recover in place from an injected fault."""
 
 
 BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE, Cause.SUPERVISOR_LOST})
-"""Causes with which a group ends if it starts or recovers too slowly, or if its supervisor responds
-too slowly."""
+"""Causes with which a group can end if it starts or recovers too slowly, or if its supervisor
+responds too slowly."""
 
 
 def decide(
@@ -93,10 +92,10 @@ def decide(
     """Decide whether to retry. User errors, infrastructure faults and preemptions have separate
     budgets.
 
-    cause: the cause with which an unsuccessful attempt ended; a stopped attempt counts as
+    cause: the cause with which an unsuccessful attempt ended. A stopped attempt counts as
     preempted. by_drill: the fault was injected on purpose, so the retry is free. by_overload: the
-    machines were too slow, for an unknown time, so the job is retried without limit and with
-    increasing delays.
+    machines were too slow. It is unknown for how long, so the number of retries is unlimited, and
+    their delays increase.
     """
     if cause is Cause.CANNOT_RUN:
         return GiveUp(cause, RetryBudget.USER, "retrying would not fix the code")

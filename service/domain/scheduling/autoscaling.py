@@ -2,10 +2,10 @@
 types that the autoscaler can add.
 
 Ray's `request_resources` sets a lower bound for the size of the cluster and ignores current usage:
-a bundle counts as available if it would fit into the empty cluster. Therefore the request contains
-every node that is in use or that a waiting job will use, as a whole, and in addition the bundles
-that fit on no present node. An autoscaler may ignore a request completely if it can't provide a
-part of it. Therefore the request contains either all of a gang or nothing of it, and never more
+a bundle counts as available if it would fit into the empty cluster. Therefore, the request contains
+a bundle for every whole node that is in use or that a waiting job will use, and the bundles that
+fit on no present node. If an autoscaler can't provide a part of a request, it may ignore the entire
+request. Therefore, the request contains either a complete gang or nothing for it, and never more
 than the node types allow.
 
 Groups that wait for replacements of lost workers come first, then jobs that wait for slots, in the
@@ -47,8 +47,8 @@ WAITING_FOR_SLOTS = (
     "waiting_for_nodes",
 )
 ABOUT_TO_START = ("preparing_environment", "backing_off")
-"""Nothing is requested for jobs with these reasons, but the nodes on which they may start are
-kept."""
+"""Nothing is requested for jobs that wait for these reasons, but the nodes on which they may start
+are kept."""
 COUNTED = ("CPU", "GPU")
 """Resources that identify a whole node in a request. Memory is not one of them, because a node
 never has exactly the memory that its type promises."""
@@ -59,11 +59,11 @@ class Demand:
     """The request to Ray. It is empty if no new node would help a waiting job."""
 
     bundles: tuple[tuple[Kind, int], ...] = ()
-    """The lower bound for the cluster's size: bundles, each with its number."""
+    """The lower bound for the cluster's size: each bundle, and how many of it are requested."""
     num_nodes: int = 0
     """Number of nodes to add."""
     nodes_of: Mapping[str, int] = field(default_factory=dict)
-    """Number of these nodes for which each job waits, by job."""
+    """Number of nodes to add for each job."""
     without_hope: frozenset[str] = frozenset()
     """Jobs for which the node types currently allow no additional nodes."""
     needed: frozenset[str] = frozenset()
@@ -76,8 +76,8 @@ NOTHING = Demand()
 def memory_seen(
     types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the memory of the largest node seen of each type, by the type's index. came: new
-    nodes. before: the result of the previous call."""
+    """Return the largest memory that a node of each type had so far, by the index of the type.
+    came: new nodes. before: the result of the previous call."""
     most = dict(before)
     for node in came:
         number = _type_of(node, types)
@@ -87,11 +87,12 @@ def memory_seen(
 
 
 def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeType, ...]:
-    """Return the types with their memory limited to what their nodes had. most: the result of
+    """Return the types with their memory limited to what their nodes had. `most` is the result of
     `memory_seen`.
 
-    A node has slightly less memory than its type promises. For a worker that needs all of the
-    promised memory, the autoscaler would add nodes on which the worker does not fit.
+    A node has slightly less memory than its type promises. Without this limit, the autoscaler would
+    add nodes for a worker that needs all of the promised memory, although the worker does not fit
+    on them.
     """
     return tuple(
         replace(each, resources={**each.resources, "memory": most[number]})
@@ -114,7 +115,7 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
     """Return the index of the first type that has the node's `COUNTED` resources, and no resource
-    that the node lacks. Types for silos are preferred for a silo's node."""
+    that the node lacks. For a silo's node, types for silos take precedence."""
     found = [
         number
         for number, each in enumerate(types)
@@ -154,7 +155,7 @@ def demand(
 
 
 class _Asking:
-    """The remaining resources while one demand is computed."""
+    """Tracks the remaining resources while one demand is computed."""
 
     def __init__(
         self, snapshot: Snapshot, present: Sequence[Node], to_come: Sequence[Node]
@@ -237,7 +238,7 @@ class _Asking:
 
     def answer(self, present: Sequence[Node], in_use: Collection[str]) -> Demand:
         """Return the demand. It includes all nodes that are in use, needed or refused, so that Ray
-        adds the new nodes to them."""
+        adds the new nodes to these nodes."""
         needed = self._needed | self.stays
         kept = [n for n in present if n.id in in_use or n.id in needed or not n.accepted]
         is_asking = bool(self._bundles or self._needed)
@@ -268,8 +269,8 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Return why no nodes are requested, if the reason is that a type promises the memory that a
-    worker needs but its nodes had less; None otherwise."""
+    """Return why no nodes are requested, if a type promises enough memory for a worker but nodes of
+    this type had less. Return None if there is another reason."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):

@@ -1,1 +1,2 @@
-"""Search and comparison of jobs: search grammars, and documents as values by JSON pointer."""
+"""Search and comparison of jobs: parsers for search expressions, and the values of documents by
+JSON pointer."""

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 from dray.spec import JobSpec
 
 MAX_TEXT = 255
-"""Number of characters of a string that can be searched."""
+"""Maximum number of characters of a string that can be searched."""
 MAX_POINTER = 255
 MAX_ITEMS = 64
-"""Number of items of a list, or entries of an object, that can be searched."""
+"""Maximum number of items of a list, or entries of an object, that can be searched."""
 MAX_VALUES = 1_000
 """Maximum number of values in a field such as `model.args`. A larger field can only be searched as
-a whole: otherwise a document of one megabyte could create half a million rows."""
+a whole. Without this limit, a document of one megabyte could create half a million rows."""
 MAX_OF_ARRAY = 200_000
 """Maximum total number of values in which the jobs of an array differ. If there are more, values in
-lists are left out: otherwise submitting a sweep of 10,000 trials over lists could write twenty
-million rows."""
+lists are left out. Without this limit, submitting a sweep of 10,000 trials over lists could write
+twenty million rows."""
 
 DEFAULTS = "defaults-"
-"""Prefix of the holders of documents' default values."""
+"""Prefix of the names of `SharedValues.holder` for the default values of documents."""
 
 NOT_SEARCHED = frozenset({"version", "name", "queue", "priority", "labels"})
 """Top-level fields that are columns of the job, some of which can change after submission."""
@@ -133,7 +133,7 @@ def _differ(
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether both are certain to be the same JSON. `repr` is compared because True == 1 in
+    """Whether both values are certain to be the same JSON. `repr` is compared because True == 1 in
     Python."""
     return value is other or (value == other and repr(value) == repr(other))
 
@@ -141,9 +141,9 @@ def _is_same(value: Any, other: Any) -> bool:
 def of_trial(
     document: Mapping[str, Any], base: Mapping[str, Any], num_trials: int
 ) -> dict[str, StoredValue]:
-    """Return the values in which a trial that gets its values later differs from its sweep's
-    document, by the rule of `SharedValues.of_array`. All trials are assumed to differ in equally
-    many values."""
+    """Return the values in which a trial differs from its sweep's document, if the trial gets its
+    parameter values after submission. The rule of `SharedValues.of_array` applies; all trials are
+    assumed to differ in the same number of values."""
     own = differing(document, base)
     if len(own) * num_trials <= MAX_OF_ARRAY:
         return own
@@ -168,7 +168,7 @@ def _parts(value: Any, pointer: str = "") -> dict[str, Any]:
 
 def _num_values(value: Any) -> int:
     """Return the number of searchable values in a value. If there are more than `MAX_VALUES`, the
-    result can be any number above it."""
+    result can be any number above `MAX_VALUES`."""
     if not isinstance(value, dict | list):
         return 0
     number = 0

@@ -43,8 +43,8 @@ _NUMERIC_ATTRIBUTES = ("start_time", "end_time")
 _NUMERIC = ("=", "!=", ">", ">=", "<", "<=")
 _TEXTUAL = ("=", "!=", "LIKE", "ILIKE", "IN", "NOT IN")
 MAX_CHARS, MAX_CONDITIONS, MAX_PATTERN = 10_000, 100, 255
-"""Databases search for a pattern at each position of a string, and can't be interrupted meanwhile.
-A long pattern in long notes would exceed the time limit of a search."""
+"""Databases compare a pattern at each position of a string, and can't be interrupted while they do.
+A search for a long pattern in long notes would exceed the time limit."""
 
 Value = float | str | tuple[str, ...]
 
@@ -54,8 +54,8 @@ class Condition:
     entity: Entity
     key: str
     operator: str
-    """One of `_NUMERIC` with a number, or one of `_TEXTUAL` with a string, or several strings for
-    IN."""
+    """One of `_NUMERIC` if the value is a number, or one of `_TEXTUAL` if it is a string. For IN
+    and NOT IN, the value is a tuple of strings."""
     value: Value
 
 

@@ -1,8 +1,8 @@
 """The choice for `sync: auto`: all-reduce, unless another way is expected to be much faster.
 
-A way is chosen only for reasons that are facts: the speeds of ranks that were measured in an
-earlier job, and a bandwidth that the user gave. Defaults (for the bandwidth of the network, and
-always for the latency of a message) are used to compute times, but never decide.
+Only facts are accepted as reasons: the speeds of ranks that were measured in an earlier job, and a
+bandwidth that was given by the user. Times are also computed from defaults (the bandwidth of the
+network, and always the latency of a message), but a default never decides.
 """
 
 from __future__ import annotations

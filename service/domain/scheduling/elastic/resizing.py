@@ -1,4 +1,4 @@
-"""Pure rules for which slices a group holds after it has reported its size."""
+"""Pure rules that determine which slices a group holds after it has reported its size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from service.domain.scheduling.placement.slots import count
 LACKING_PAUSE = timedelta(seconds=2)
 """Pause before the next grant to a waiting group that could not use the last grant."""
 GROWING_PAUSE = timedelta(seconds=30)
-"""Pause for a training group in this case. It is longer, because other programs may use the cluster
-for a long time."""
+"""Pause before the next grant to a training group that could not use the last grant. It is longer
+than `LACKING_PAUSE`, because other programs may use the cluster for a long time."""
 RECALL_LIMIT = timedelta(minutes=2)
-"""Time limit for a group to report its slots after a recall. The report takes a few seconds, unless
-processes can't be ended or the supervisor doesn't answer."""
+"""Time limit for a group to report its slots after a recall. A group usually reports within a few
+seconds, unless processes can't be ended or the supervisor doesn't answer."""
 KEEPING_PAUSE = timedelta(minutes=10)
-"""Pause before the next recall from a group that kept all recalled slots or did not answer."""
+"""Pause before more slots are recalled from a group that kept all recalled slots or did not
+answer."""
 
 
 class NotItsOwn(ValueError):
@@ -35,7 +36,8 @@ class Holding:
     resize_number: int = 0
     """Number of the newest grant."""
     granted: tuple[Slice, ...] | None = None
-    """Slices of the newest grant; None after the group has reported which of them it uses."""
+    """Slices of the newest grant; None once the group has reported which of these slices it
+    uses."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,10 @@ class Resized:
 def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
     """Return the holding after a group has reported that it holds exactly `kept`.
 
-    known: number of the newest grant that the group knew about. The slots of a newer grant are on
-    their way to the group, and some of them may already be in `kept`. All of them remain assigned
-    to the group, because otherwise two attempts could get the same slots. Raises NotItsOwn if the
-    report can't be true.
+    known: number of the newest grant that the group had received when it reported. The slots of a
+    newer grant are on their way to the group, and some of them may already be in `kept`. All of
+    them remain assigned to the group, because otherwise two attempts could get the same slots.
+    Raises NotItsOwn if the report can't be true.
     """
     if known > holding.resize_number:
         raise NotItsOwn(f"it reports grant {known}, but only {holding.resize_number} were made")

@@ -1,19 +1,19 @@
-"""Pure rules that divide workers among elastic jobs by how much each job gains from them.
+"""Pure rules that divide workers among elastic jobs, depending on how much each job gains.
 
 A job reports how long its steps take with its current workers. A model of the step time with few
-coefficients is fitted to these reports and predicts the job's speed with other numbers of workers.
-The workers of the cluster are assigned, one size increment at a time, to the job that gains most
-from them. The gain is the speed relative to the speed at the minimum size, weighted by the time
-that the job has left, so that the mean completion time is short. With equal weights, each job would
-get a fair share (Pollux, Qiao et al., OSDI 2021). With the weight 1 / time left, short jobs would
-strictly come first. The weight used here, 1 / sqrt(time left), lies between the two, as does the
-optimum for speeds that grow with a power of the size (heSRPT, Berg et al. 2020,
-https://arxiv.org/abs/1903.09346).
+coefficients is fitted to these reports. It predicts the job's speed with other numbers of workers.
+The workers of the cluster are assigned in size increments; each increment is assigned to the job
+that gains most from it. The gain of a job is its speed relative to its speed at the minimum size,
+weighted by the time that the job has left. The weights keep the mean completion time short. With
+equal weights, each job would get a fair share (Pollux, Qiao et al., OSDI 2021). With the weight 1 /
+time left, short jobs would strictly come first. The weight used here, 1 / sqrt(time left), lies
+between the two, as does the optimum for speeds that grow with a power of the size (heSRPT, Berg et
+al. 2020, https://arxiv.org/abs/1903.09346).
 
-At each size, a job with a batch range (`train.batch_range`) uses the batch with the most progress
-per second: samples per second, times the value of a sample in a batch of that size. With the
-gradient noise scale p, the value of a sample is p / (p + size), up to a constant factor (McCandlish
-et al. 2018, https://arxiv.org/abs/1812.06162).
+At each size, a job with a batch range (`train.batch_range`) uses the batch size with the most
+progress per second. The progress is the number of samples per second, times the value of a sample
+in a batch of that size. With the gradient noise scale p, the value of a sample is p / (p + size),
+up to a constant factor (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162).
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 EXPLORED = 2
-"""Largest size to try, as a multiple of the largest reported size: speeds beyond it are unknown."""
+"""Largest size to try, as a multiple of the largest reported size. The speed at even larger sizes
+is unknown."""
 RESTART_S = 30.0
 """Seconds without progress after a change of a job's size."""
 LASTS_S = 300.0
-"""Seconds for which a size is expected to be kept. In this time, its gain must make up for the
-restart."""
+"""Seconds for which a job is expected to keep a size. In this time, the gain from the size must
+make up for the restart."""
 LEFT_POWER = 0.5
 """Power of the time left by which a job's gain is divided; see the module's docstring."""
 UNKNOWN_LEFT_S = 600.0
@@ -39,10 +40,12 @@ SHORTEST_S = 30.0
 """Lower bound of the time that a job has left, in seconds."""
 NEARLY_NOTHING = 1e-6
 CLEARLY_BETTER = 1.05
-"""Factor by which the progress with another batch must exceed the current progress for a change."""
+"""Factor by which the progress with another batch size must exceed the current progress before the
+batch size changes."""
 TRIED = 1.15
-"""Factor in favour of a batch that is larger than all reported batches. Only its report can show
-which part of a step's time doesn't depend on the batch, so it is tried if little can be lost."""
+"""Factor in favour of a batch size that is larger than all reported batch sizes. Only a report of a
+larger batch can show which part of a step's time doesn't depend on the batch size, so larger
+batches are tried if little can be lost."""
 LEAST_SHARE = 1e-4
 """Lower bound of a step's time, relative to the shortest reported step."""
 PRIOR = 1e-3
@@ -57,7 +60,7 @@ class ReportedStep:
     num_workers: int
     num_nodes: int
     batch_size: int
-    """Samples over all workers."""
+    """Number of samples over all workers."""
     seconds: float
 
 
@@ -70,7 +73,8 @@ class ElasticJob:
     batch_size: int
     """The current batch size."""
     micro_batch_size: int
-    """Maximum number of samples in a worker's forward pass. A larger share takes several passes."""
+    """Maximum number of samples in a worker's forward pass. A larger share of the batch takes
+    several passes."""
     step_times: tuple[ReportedStep, ...] = ()
     """Steps of this job and of similar earlier jobs."""
     in_place: bool = False
@@ -78,27 +82,27 @@ class ElasticJob:
     steps_left: float | None = None
     """Steps left at the current batch size; None if unknown."""
     batch_range: tuple[int, int] | None = None
-    """Smallest and largest batch; None if the batch is fixed. Batches are multiples of the
-    smallest."""
+    """Smallest and largest batch size; None if the batch size is fixed. All batch sizes are
+    multiples of the smallest."""
     noise_scale: float | None = None
     """The gradient noise scale in samples; None until it is measured."""
 
 
 @dataclass(frozen=True)
 class Sized:
-    """An elastic job in one plan."""
+    """An elastic job whose size a plan chooses."""
 
     job_id: str
     job: ElasticJob
     held: int
-    """Workers that the job has; 0 if it waits."""
+    """Number of workers that the job has; 0 if it waits."""
     stays: bool = False
-    """Whether the job keeps its workers. It can still get more."""
+    """Whether the job keeps its workers. It can still get more workers."""
     comes_first: bool = False
     """Whether the job gets its minimum size before any job gets more."""
     has_grown: bool = False
-    """Whether the job got slots recently. It doesn't have to release them for running jobs, only
-    for jobs that start."""
+    """Whether the job got slots recently. It must release them for jobs that start, but not for
+    running jobs."""
     has_shrunk: bool = False
     """Whether the job recently released slots to jobs that gain more from them. It gets more slots
     only if no other job wants them."""
@@ -108,8 +112,9 @@ class Sized:
 def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
     """Return nonnegative coefficients of `_terms` for the step time.
 
-    The fit minimizes the squared relative errors. Time that the reports can't attribute to a term
-    is attributed to the samples: a job is assumed to scale well until its reports show otherwise.
+    The fit minimizes the squared relative errors. Time that can't be attributed to a term from the
+    reports is attributed to the number of samples, so a job is assumed to scale well until its
+    reports show otherwise.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)
@@ -128,9 +133,9 @@ NUM_TERMS = 5
 
 
 def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tuple[float, ...]:
-    """Return the terms of the step time: number of passes, samples per worker, an exchange, the
-    extra time of an exchange between nodes, and the part of the exchange that grows with the number
-    of workers."""
+    """Return the terms of the step time, which represent: the number of passes, the samples per
+    worker, an exchange, the additional time of an exchange between nodes, and the part of the
+    exchange that grows with the number of workers."""
     share = batch_size / num_workers
     return (
         float(math.ceil(share / micro)),
@@ -173,9 +178,9 @@ def least_run_s(min_run_s: float, num_left: int) -> float:
     """Return how many seconds a job can keep its slots before it must release them for jobs that
     gain more.
 
-    num_left: number of times that the job has released its slots. Each time, the job keeps its
-    minimum size for longer, so that in t seconds it leaves at most sqrt(2 t / min_run_s) times, no
-    matter how wrong the estimates are.
+    num_left: number of times that the job has released its slots. After each time, the job can keep
+    its slots for longer. Within t seconds, it therefore leaves at most sqrt(2 t / min_run_s) times,
+    even if the estimates are wrong.
     """
     return min_run_s * (1 + num_left)
 
@@ -189,13 +194,15 @@ def step_s(
     num_nodes = math.ceil(num_workers / per_node)
     terms = _terms(num_workers, num_nodes, batch_size or job.batch_size, job.micro_batch_size)
     seconds = sum(each * term for each, term in zip(coefficients, terms, strict=True))
-    # A model fitted to reports with several workers may have only terms that are 0 for one worker.
+    # If all reports are from several workers, the fitted model may consist only of terms that are 0
+    # for one worker.
     return max(seconds, LEAST_SHARE * min(each.seconds for each in job.step_times))
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
-    """Return the batch size with the most progress on `num_workers`: the current size, twice or
-    half of it. The step times of other batch sizes are not known well enough."""
+    """Return the batch size with the most progress on `num_workers`. Only the current size, twice
+    this size and half of it are compared, because the step times of other batch sizes can't be
+    predicted well enough."""
     now = job.batch_size
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
         return now
@@ -210,7 +217,8 @@ def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
 
 
 def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> float:
-    """Return the seconds needed for the same progress as one step with the current batch."""
+    """Return the number of seconds in which steps of size `batch` make as much progress as one step
+    of the current batch size."""
     seconds, now = step_s(job, num_workers, per_node, batch), job.batch_size
     if batch == now or job.noise_scale is None:
         return seconds
@@ -227,7 +235,7 @@ def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
     """Return the sizes to compare: powers of two within a node, then numbers of whole nodes."""
     most = max(job.least, min(job.most, job.batch_size))
-    if not job.in_place:  # trying a size costs a restart
+    if not job.in_place:  # trying another size requires a restart
         known = max((each.num_workers for each in job.step_times), default=0)
         most = max(job.least, min(most, EXPLORED * known))
     sizes = {job.least, most}
@@ -276,7 +284,7 @@ def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]
     none.
 
     Groups that have recently grown keep their size, unless jobs that start need the slots.
-    Otherwise groups would pass slots back and forth.
+    Otherwise, groups would pass slots back and forth.
     """
     worth = {each.job_id: worths(each, per_node) for each in jobs}
     given = _by_gain(jobs, worth, capacity)
@@ -314,7 +322,7 @@ def _by_gain(
         if gain > 0:
             heapq.heappush(heap, (-gain, index, at, -size))
 
-    for _ in range(2):  # in the second pass, jobs that have shrunk can get the rest
+    for _ in range(2):  # in the second pass, jobs that have shrunk can get the remaining workers
         for index in range(len(jobs)):
             offer(index)
         while heap and left > 0:

@@ -1,6 +1,7 @@
-"""Target sizes in one plan for all elastic jobs whose speed is known, or will be known soon.
+"""Chooses the target sizes, in one plan, of all elastic jobs whose speed is known or will be known
+soon.
 
-Jobs with a higher standing choose first. Waiting jobs of a fixed size get what they request.
+Jobs with a lower `Standing` choose first. Waiting jobs of a fixed size get what they request.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ def targets(
     num_free: Callable[[WorkerKind], int],
     per_node: Callable[[WorkerKind], int],
 ) -> dict[str, int]:
-    """Return the workers of each claim.
+    """Return the number of workers of each claim.
 
-    others: number of workers of waiting jobs of a fixed size. num_free: number of workers that fit
-    in addition to the workers that the claims hold. per_node: number of workers that fit on the
-    largest node.
+    others: number of workers that waiting jobs of a fixed size request. num_free: returns the
+    number of workers that fit in addition to the workers that the claims hold. per_node: returns
+    the number of workers that fit on the largest node.
     """
     chosen: dict[str, int] = {}
     by_standing: dict[tuple[Standing, WorkerKind], list[ElasticClaim]] = {}
@@ -58,7 +59,7 @@ def targets(
                 used = chosen[claim.job_id] - claim.held
             elif claim.standing == standing and claim.kind is kind:
                 used = -claim.held
-            else:  # only the eviction rules can make it leave
+            else:  # only the eviction rules can make this job leave
                 used = min(0, claim.elastic.least - claim.held)
             left -= used * _in_workers(claim.kind, kind)
         capacity = max(math.floor(left), sum(c.held for c in mine if c.stays))
@@ -75,8 +76,8 @@ def targets(
 
 
 def _in_workers(of: WorkerKind, other: WorkerKind) -> float:
-    """Return an upper bound for the number of `other` workers that fit in place of one `of`
-    worker."""
+    """Return an upper bound for the number of workers of the kind `other` that fit in place of one
+    worker of the kind `of`."""
     if of is other:
         return 1.0
     shares: Mapping[str, float] = other.bundle

@@ -1,8 +1,8 @@
 """Finds changes with which a waiting job would start: fewer workers, less of a resource, another
 queue, a higher priority, or no required topology.
 
-Each change is tried out before it is suggested, by calling the policy with the changed job and the
-other jobs unchanged. If the job would not start immediately, a simulation finds its start.
+Before a change is suggested, it is tried out: the policy is called with the changed job and the
+unchanged other jobs. If the job would not start immediately, a simulation predicts its start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ MAX_QUEUES = 3
 MAX_SIZES = 2
 """Maximum number of smaller amounts to try for each kind of change."""
 MAX_CHECKED = 16
-"""Maximum number of smaller documents to check in order to find the largest valid one."""
+"""Maximum number of smaller sizes to check when searching for the largest size with a valid
+document."""
 GIB = 2.0**30
 UNITS = {"CPU": 1.0, "GPU": 1.0, "memory": GIB}
 """Units in which the amounts of a worker's resources are tried."""
@@ -44,7 +45,8 @@ SOONER_S = 5.0
 
 
 class Resubmit(Protocol):
-    """Return the waiting job that would result from submitting the document with one change."""
+    """Returns the waiting job that would result from submitting the job's document with one
+    change."""
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
         """Returns None if the document would be refused."""
@@ -91,7 +93,8 @@ class Counterfactual:
 
 
 def refuses_all(job: WaitingJob, change: Change) -> WaitingJob | None:
-    """Refuse every change: the `Resubmit` of a job whose document can't be submitted again."""
+    """Refuse every change. This is the `Resubmit` of a job whose document can't be submitted
+    again."""
     return None
 
 
@@ -120,7 +123,8 @@ def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> lis
 
 
 class JobQuestions:
-    """Answers questions about one job. An older version of the job in the situation is ignored."""
+    """Answers questions about one job. If the situation contains an older version of the job, it is
+    ignored."""
 
     def __init__(self, situation: Situation, job: WaitingJob, now: datetime) -> None:
         self.job = job
@@ -147,13 +151,13 @@ class JobQuestions:
         return ranges.expected(there, plays)[self.job.job_id]
 
     def _bound(self, played: Simulation) -> Expected:
-        """Return a lower bound of the start, if jobs that are not in the situation may come
+        """Return a lower bound of the start. Called if jobs that are not in the situation may come
         first."""
         found = played.starts[self.job.job_id]
         if found.at is None and found.not_before is None:
             return found
         number = sum(self._situation.left_out.values())
-        message = f"some of {number} more waiting jobs are ahead of it"
+        message = f"{number} more jobs are waiting, and some of them are ahead of this one"
         bound = found.not_before if found.at is None else found.at
         return Expected(None, Reason("beyond_forecast", message), not_before=bound)
 
@@ -172,7 +176,7 @@ class JobQuestions:
             not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
-        # Another queue differs only in its limits, and in the turn of the queue and of its users.
+        # Another queue differs only in its limits, and in the rules by which other jobs come first.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
@@ -228,7 +232,7 @@ class JobQuestions:
     def _less(self, there: Resources) -> Iterator[Sizes]:
         """Yield each amount that could be reduced so that the job fits on these nodes."""
         request = self.job.request
-        if not request.roles:  # it is unknown which roles fewer workers would have
+        if not request.roles:  # it is unknown which roles a smaller number of workers would have
             most = min(self._capacity_of(request, there), request.least - 1)
             if request.min_workers is None:
                 yield most, lambda number: Change(num_workers=number)
@@ -253,7 +257,8 @@ class JobQuestions:
         )
 
     def _capacity_of(self, request: Request, there: Resources) -> int:
-        """Return how many workers fit where they are allowed to be together."""
+        """Return how many workers fit into one domain of the required level, or on all nodes if no
+        level is required."""
         if request.roles:
             return count(place_heterogeneous(request, there, self._topology))
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
@@ -286,7 +291,8 @@ class JobQuestions:
         self, job: WaitingJob, words: str, *, later: bool = False
     ) -> Iterator[Counterfactual]:
         """Yield a counterfactual if the changed job starts immediately, or once other jobs have
-        made room. later: also if it starts later, at a known time."""
+        released slots for it. later: whether to also yield one if the job starts at a known later
+        time."""
         decision = self._decide(job)
         if isinstance(decision, policy.Start):
             yield Counterfactual(f"starts now {words}", self._now)

@@ -1,12 +1,11 @@
 """Selects the waiting jobs of a long queue that can affect a plan.
 
-Jobs with equal requests and the same limits form a class. A blocked job reserves as many slots for
-its workers as each node has. Therefore, once the first jobs of a class together request more
-workers than the largest node can hold, the jobs behind them affect nothing but their own positions,
-and a plan for the first jobs of all classes makes the same decisions about these jobs as a plan for
-the entire queue. Limits on the running time don't create separate classes: if a job is blocked
-although there are slots for it, no job with an equal request can overtake it because of a shorter
-limit.
+Jobs with equal requests and the same limits form a class. A blocked job reserves, on each node,
+slots for all of its workers, or as many slots as the node has. Once the first jobs of a class
+together request more workers than fit on the largest node, the jobs behind them therefore affect no
+other decision. A plan for the first jobs of all classes (the heads) makes the same decisions about
+these jobs as a plan for the entire queue. Jobs with different limits on the running time can share
+a class, because a shorter limit never allows a job to overtake a blocked job with an equal request.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _Sort = tuple[Kind, bool]
 
 
 class JobClasses:
-    """The waiting jobs, except for held jobs, grouped into classes."""
+    """Groups the waiting jobs, except for held jobs, into classes."""
 
     def __init__(
         self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
@@ -38,7 +37,7 @@ class JobClasses:
         self._positions: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
         self._classes: dict[ClassKey, list[tuple[int, str]]] = {}
-        """Position and id of the jobs without open dependencies, in order."""
+        """(position, id) of the jobs without open dependencies, in order of their positions."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
         """Number of jobs that `heads` left out, by the job just before them in their class."""

@@ -1,5 +1,5 @@
-"""Ranges of expected starts, from simulations with the shortest, the middle and the longest time
-that the jobs are likely to have left."""
+"""Computes ranges of expected starts, from three simulations: with the shortest, the middle and the
+longest time that the jobs are likely to have left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from service.domain.scheduling.rules.obstacles import Reason
 SHARES = (0.0, 0.5, 1.0)
 MIDDLE = SHARES.index(0.5)
 WIDER = 1.25
-"""Factor by which the next run may be shorter or longer than earlier runs."""
+"""Factor by which the next run can be shorter than the shortest, or longer than the longest, of the
+earlier runs."""
 ENOUGH_RUNS = 5
 """Minimum number of runs for estimating the length of a job that has never run."""
 
@@ -55,7 +56,8 @@ def _ranged(found: Sequence[Expected], is_usual_known: bool) -> Expected:
 
 
 def of_usual(runs: Sequence[float]) -> TimeLeft | None:
-    """Return the range of the middle 80% of the running times; None if there are too few."""
+    """Return the range of the middle 80% of the running times; None if there are too few running
+    times."""
     if len(runs) < ENOUGH_RUNS:
         return None
     in_order = sorted(runs)
@@ -64,8 +66,8 @@ def of_usual(runs: Sequence[float]) -> TimeLeft | None:
 
 def by_earlier_runs(earlier_s: Sequence[float], ran_s: float) -> TimeLeft | None:
     """Estimate the time that a job has left from the runs of similar earlier jobs. Returns None if
-    there are no such runs, or if the job has already run longer. ran_s: seconds that the job has
-    run."""
+    there are no such runs, or if the job has already run longer than expected from them. ran_s:
+    seconds that the job has run."""
     newest = earlier_s[-forecast.NEWEST :]
     if not newest or ran_s >= WIDER * max(newest):
         return None

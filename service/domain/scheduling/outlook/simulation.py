@@ -1,13 +1,14 @@
 """A simulation of the policy that predicts when each waiting job will start.
 
-The simulation steps from the end of one job to the end of the next. At each of these times it calls
-`policy.plan`, like the scheduler, and applies the plan: jobs start, and leave or shrink for other
-jobs. It assumes that nothing else happens: no job is submitted or fails, groups don't grow, nodes
-and their use by other programs don't change, and dependencies on the success of a job are
-satisfied.
+The simulation steps from the end of one job to the end of the next. At each of these times, it
+calls `policy.plan`, like the scheduler, and applies the plan: jobs start, or they leave or shrink
+to release slots for other jobs. It assumes that nothing else happens: no job is submitted or fails,
+groups don't grow, nodes and their use by other programs don't change, and dependencies on the
+success of a job are satisfied.
 
-The distant future is forecast coarsely, because the assumptions about it are even coarser. Ends of
-jobs that are close together, relative to their distance from now, are treated as one.
+The distant future is simulated in coarse steps, because its assumptions are even coarser: if jobs
+end at nearly the same time, relative to the distance of this time from now, they are treated as
+ending at the same time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ LEAVING_S = 15.0
 """Seconds that a job takes to release its slots after it was asked to."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
-"""Minimum distance between separate steps, relative to the time from now; at least `FINEST_S`."""
+"""Minimum distance between two steps, relative to the distance of the steps from now. The distance
+is at least `FINEST_S`."""
 MAX_PLANS = 600
 """Maximum number of calls of the policy in one simulation."""
 HORIZON_S = 30 * 86400.0
@@ -64,8 +66,8 @@ class Expected:
     """Number of jobs of unknown length on which `at` depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """The range of `at`. `latest` is None if it is unknown whether the job will start when other
-    jobs take long."""
+    """`earliest` and `latest` are the range of `at`. `latest` is None if it is unknown whether the
+    job starts when the other jobs take as long as they can."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ class Simulation:
         self._unfinished.update(situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
-        """Whether a job has started behind which jobs wait that are not in the situation. Later
-        starts may then be even later than predicted."""
+        """Whether a job has started that is followed by waiting jobs that are not in the situation.
+        Starts after this one may be later than predicted."""
         self._num_assumed = 0
         """Number of jobs of unknown length that have ended."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
@@ -261,11 +263,12 @@ class Simulation:
             return _Active(job, self._now, ends_at, goes_on=goes_on)
         left_s = job.left_s
         if left_s is None:
-            # Soon after its start, the job's progress will show how long it takes.
+            # Once the job has run for longer than usual, it is assumed to run as long again.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
-        # Otherwise an endless job with fewer workers would end after the largest `datetime`.
+        # Without LONGEST_S, an endless job with fewer workers would end after the largest
+        # `datetime`.
         left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
         shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
@@ -367,7 +370,7 @@ class Simulation:
             self.starts.setdefault(job_id, expected)
 
     def _close(self, *, is_cut_off: bool) -> None:
-        """Record why the start of the other jobs is unknown."""
+        """Record why the starts of the remaining jobs are unknown."""
         for job_id in self._asked:
             if job_id not in self.starts:
                 self.starts[job_id] = self._unstarted(job_id, is_cut_off=is_cut_off)

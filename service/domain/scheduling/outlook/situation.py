@@ -27,7 +27,7 @@ class Situation:
     """The initial state of a simulation."""
 
     snapshot: policy.Snapshot
-    """The snapshot. Its queue is in the order of the last plan, as far as it is known."""
+    """The snapshot. Its queue is in the order of the last plan, as far as this order is known."""
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds until a job with `max_runtime_s` is stopped, by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class Situation:
     usual_range_s: TimeLeft | None = None
     """The range around `usual_s`; None if too few jobs have run."""
     time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
-    """Time left of running and waiting jobs, by job, if it is known from their speed or from
-    earlier runs."""
+    """Time left of each running or waiting job for which it can be estimated from the job's speed
+    or from earlier runs, by job."""
     unmeasured: frozenset[str] = frozenset()
     """Running jobs whose time left is unknown."""
     accounts: frozenset[Account] = frozenset()
     """Queues and users that have running jobs or jobs that could run, including jobs that were left
     out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of waiting jobs that are not in the snapshot, by the job behind which they wait. They
-    have the same request and limits as that job."""
+    """Number of waiting jobs that are not in the snapshot, by the job behind which they wait. The
+    jobs have the same request and limits as the job before them."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""
@@ -123,8 +123,7 @@ class Situation:
         return self.accounts | {(job.queue, job.owner) for job in there}
 
     def favoured(self, queue: str, owner: str) -> list[Reason]:
-        """Return the rules because of which other jobs come before this user's jobs in this
-        queue."""
+        """Return the rules by which other jobs come before this user's jobs in this queue."""
         snapshot = self.snapshot
         accounts = self._accounts() | {(queue, owner)}
         standings = Standings(snapshot.queues, snapshot.used_s, accounts)

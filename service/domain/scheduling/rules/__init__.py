@@ -1,1 +1,2 @@
-"""The rules for which jobs come first, are blocked or make room, and their messages."""
+"""The rules that determine which jobs come first, are blocked or release slots, and the messages of
+these rules."""

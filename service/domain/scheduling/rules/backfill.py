@@ -1,10 +1,10 @@
 """Backfill: jobs with a known end use slots that other jobs have reserved but can't use yet.
 
 A job with a limit on its running time may overtake a blocked job if it is certain to end and free
-its slots before the blocked job can start. The blocked job waits for running jobs to leave. Each of
-these is assumed to leave as early as possible: immediately if its time left is unknown, otherwise
-after half of the forecast time, or as soon as it may be evicted, if the blocked job may have the
-right to evict it.
+its slots before the blocked job can start. The blocked job waits for running jobs to leave. Each
+running job is assumed to leave as early as possible: immediately if its time left is unknown,
+otherwise after half of the forecast time. If the blocked job may have the right to evict it, it is
+assumed to leave as soon as it can be evicted, if that is earlier.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck,
 from service.domain.scheduling.rules.order import SETTLING_S, Rank
 
 SURE = 0.5
-"""The share of the forecast time for which a job is certain to keep running."""
+"""The share of the forecast time for which a job is assumed to keep running with certainty."""
 MAX_BLOCKED = 100
 """Maximum number of blocked jobs that a job may overtake."""
 
 
 class Backfill:
-    """The time for which the slots reserved by a plan's blocked jobs are certain to stay unused."""
+    """Tracks for how long the slots that the blocked jobs of a plan have reserved are certain to
+    remain unused."""
 
     def __init__(
         self,
@@ -34,8 +35,8 @@ class Backfill:
         gangs: Gangs,
         min_run_s: float,
     ) -> None:
-        """pool: the slots, reserved or not, that are free once all jobs that were asked to leave
-        have left."""
+        """pool: the slots that are free once all jobs that were asked to leave have left, whether
+        or not they are reserved."""
         self._running = running
         self._ranks = ranks
         self._pool = pool
@@ -58,7 +59,8 @@ class Backfill:
             self._free_s = min(self._free_s, self._starts_in_s(kind, least, rank))
 
     def leaves(self, job_id: str) -> None:
-        """Record that the job was asked for all of its slots, so the pool already contains them."""
+        """Record that the job was asked for all of its slots, which the pool therefore already
+        contains."""
         self._gone.add(job_id)
 
     def close(self) -> None:
@@ -69,7 +71,7 @@ class Backfill:
         """Return the minimum number of seconds until enough slots can be free."""
         trial = SlotCheck(kind, self._pool, self._gangs)
         if trial.capacity >= least:
-            return 0.0  # jobs ahead of it may give up their reserved slots
+            return 0.0  # jobs ahead of this job may give up their reserved slots
         leaving = [
             (leaves_in_s(rank, job, self._ranks[job.job_id], self._min_run_s), job)
             for job in self._running
@@ -80,7 +82,7 @@ class Backfill:
             trial.release(Ask(job, job.slices, True))
             if trial.capacity >= least:
                 return seconds
-        return 0.0  # it waits for slots that no job of dray holds
+        return 0.0  # the job waits for slots that no job of dray holds
 
 
 def leaves_in_s(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> float:

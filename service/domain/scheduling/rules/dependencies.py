@@ -39,11 +39,11 @@ class Dependency:
     id: str
     on_success: bool
     is_now: str
-    """The job's state, or for an array, how many of its jobs have not ended."""
+    """The state of the job. For an array, the number of its jobs that have not ended."""
 
 
 def waits_for(after: Sequence[Dependency]) -> str:
-    """Return the message for why a job with these dependencies does not start."""
+    """Return why a job with these dependencies does not start."""
     shown = [
         f"the {'success' if one.on_success else 'end'} of {one.id} ({one.is_now})"
         for one in after[:MAX_NAMED]
@@ -54,8 +54,7 @@ def waits_for(after: Sequence[Dependency]) -> str:
 
 
 def never_satisfied(after: str, failed: str, state: JobState) -> str:
-    """Return the message for why a job is cancelled that depends on the success of a job or
-    array."""
+    """Return why a job that depends on the success of a job or array is cancelled."""
     ended = "failed" if state is JobState.FAILED else "was cancelled"
     which = "which" if after == failed else f"of which {failed}"
     return f"was to start after the success of {after}, {which} {ended}"
@@ -69,8 +68,8 @@ class ArrayLimit:
     max_running: int
 
     def sentence(self, running: int, starting: int) -> str:
-        """Return the message for why a job does not start. starting: number of jobs that will start
-        once others have left."""
+        """Return why a job does not start. starting: number of jobs of the array that will start
+        once other jobs have left."""
         verbs = ("job", "runs") if running == 1 else ("jobs", "run")
         soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
         return (

@@ -1,11 +1,11 @@
 """Pure rules that decide which running jobs release their slots for a waiting job.
 
 A running job is asked to leave for a job with a higher priority, or for a job whose slots are
-guaranteed by its queue's quota. If it saves its state on request and resumes from it, it is also
-asked to leave for a job whose queue or user has used less than its share, or that has clearly less
-work left. No job leaves before it has held its slots for a minimum run time. This prevents two jobs
-from alternately evicting each other, and a job is evicted at most once in that time. Jobs that lose
-the least work leave first.
+guaranteed by its queue's quota. A job that saves its state on request and resumes from it is also
+asked to leave for a job whose queue or user has used less than its share, or for a job that clearly
+has less work left. No job leaves before it has held its slots for a minimum run time. This limits
+how often two jobs can alternately evict each other, because a job is evicted at most once in the
+minimum run time. Jobs that lose the least work leave first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """
@@ -27,7 +27,8 @@ from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import Tier
 
 MIN_RUN_S = 300.0
-"""Default number of seconds for which a job holds its slots before it may be asked for them."""
+"""Default number of seconds for which a job holds its slots before it can be asked to release
+them."""
 CLEARLY_LESS = 0.5
 """Upper bound for the waiting job's remaining work, relative to the running job's remaining
 work."""
@@ -43,13 +44,14 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """Seconds for which the job could train. Its startup counts only if it takes very long."""
+    """Seconds for which the job could train. The time of its startup counts only if the startup
+    takes very long."""
     left_s: float | None = None
     """Remaining seconds of the job; None if unknown."""
     waited_s: float = 0.0
     """Seconds since the job was submitted, excluding the time in which it ran."""
     lost_s: float = 0.0
-    """Seconds of the job's work that have to be repeated if it leaves now."""
+    """Seconds of work that have to be repeated if the job leaves now."""
     yields: bool = False
     """Whether the job saves its state when asked to leave, and resumes from it."""
     is_leaving: bool = False
@@ -59,17 +61,18 @@ class RunningJob:
     queue: str = "default"
     owner: str = "default"
     spare: tuple[Slice, ...] = ()
-    """Slots that the job may be asked to release, in this order, while it continues."""
+    """Slots that the job can be asked to release, in this order, without stopping."""
     recalled: tuple[Slice, ...] = ()
     """Slots that the job was asked to release."""
     same_batch_s: float = 0.0
-    """Seconds for which the group has used its current batch size; 0 if it can't change it now."""
+    """Seconds for which the group has used its current batch size; 0 if the batch size can't change
+    now."""
     num_left: int = 0
     """Number of times that the job has released its slots on request."""
     grown_s: float = math.inf
     """Seconds since the group last got more slots."""
     shrunk_s: float = math.inf
-    """Seconds since the job was last asked for slots because other jobs gain more from them."""
+    """Seconds since the job was last asked to release slots from which other jobs gain more."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
@@ -94,8 +97,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a group must release its spare slots for a job with the rank `coming`: it must if the
-    job's turn, priority and user rank no lower than the group's."""
+    """Whether a group must release its spare slots for a job with the rank `coming`. It must unless
+    the group's turn, priority and user come before the job's."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.tier, coming.falling_priority, coming.user_is_ahead
@@ -103,7 +106,7 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
 
 
 def because(coming: Rank, rank: Rank) -> str:
-    """Return why a job releases its slots for another job, as text that follows the other job's
+    """Return why a job releases its slots for another job, as a clause that follows the other job's
     name."""
     if coming.tier < rank.tier:
         if coming.tier is Tier.QUOTA:
@@ -113,7 +116,7 @@ def because(coming: Rank, rank: Rank) -> str:
         return "which has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
         return "because its own user has used more than their share"
-    if coming.place:  # it has the rank of a job that it passes
+    if coming.place:  # the coming job has the rank of a job that it passes
         return "which was moved to the front of its queue"
     if coming.work < 0:
         return "which has waited for more than a day"
@@ -138,12 +141,12 @@ class Ask(NamedTuple):
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves. In that case, `slices` are the slots for which it was not asked
+    """Whether the job leaves. In that case, `slices` are the slots that it was not asked to release
     before."""
 
 
 class Candidates:
-    """The slots for which running jobs may be asked, in the order of the requests."""
+    """The slots that running jobs can be asked to release, in the order of the requests."""
 
     def __init__(
         self, running: Iterable[RunningJob], ranks: Mapping[str, Rank], min_run_s: float
@@ -156,9 +159,10 @@ class Candidates:
         self._leaving: list[tuple[RunningJob, Rank]] = []
 
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
-        """Yield the requests that may be made for a job with the rank `coming`, except to the jobs
-        in `but`: first for spare slots, then for jobs to leave."""
-        # If ranks differ only in their work, the rank with more work may ask fewer jobs.
+        """Yield the requests that can be made for a job with the rank `coming`, except requests to
+        the jobs in `but`. Requests for spare slots come before requests to leave."""
+        # If two ranks differ only in their work, the rank with more work can ask a subset of the
+        # jobs that the other rank can ask.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
@@ -193,7 +197,7 @@ class Asked(NamedTuple):
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
+    """Return which candidates to ask so that `least` workers fit. Candidates are tried in order.
 
     pool: slots that are free, or will be free once the jobs that were already asked have left.
     """
@@ -223,24 +227,25 @@ def victims(
 
 
 class SlotCheck:
-    """Checks how many workers would fit if some slots were returned to a pool."""
+    """Computes how many workers would fit if some slots were returned to a pool."""
 
     def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
         self._kind = kind
         self._pool = pool
         self._gangs = gangs
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
-        """(free resources, the part of them that is set aside, number of workers that fit) of each
-        node."""
+        """(free resources, the part of the free resources that is set aside, number of workers that
+        fit), by node."""
         self._parts: dict[str, list[tuple[float, int]]] = {}
-        """The parts of GPUs that jobs have on each node after the slots were returned."""
+        """The parts of GPUs that jobs still have on each node after the slots were returned."""
         self._had: dict[str, Counter[str]] = {}
-        """Number of workers after the slots were returned, by job and node."""
+        """Number of workers that are left after the slots were returned, by job and node."""
         self._capacities = pool.capacities(kind)
 
     @property
     def capacity(self) -> int:
-        """Number of workers that fit where they are allowed to be together."""
+        """Largest number of workers that fit into one of the domains in which a gang must be
+        placed."""
         return max(self._capacities.values(), default=0)
 
     def release(self, ask: Ask, sign: int = 1) -> None:

@@ -1,8 +1,8 @@
-"""The limits of queues and their users: how many workers a job can have, no matter how much is
-free.
+"""The limits of queues and their users: how many workers a job can have, regardless of how many
+slots are free.
 
-Waiting jobs also count towards the limits: jobs behind a waiting job under the same limits get
-nothing of the capacity for which it waits. A user's limit never blocks another user's jobs.
+Waiting jobs also count towards the limits: the capacity for which a job waits is not available to
+later jobs under the same limits. A user's limit never blocks another user's jobs.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ HELD = "held"
 
 @dataclass(frozen=True)
 class Headroom:
-    """The number of workers that a job can have, and the limit that allows no more."""
+    """The number of workers that a job can have, and the limit that allows no more workers."""
 
     workers: int
     code: str = ""
     message: str = ""
     holders: tuple[str, ...] = ()
-    """The first jobs that hold the resources that the limit counts."""
+    """The first of the jobs that hold the limited resources."""
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
-        """Return why a job gets no more. The result is cached, because many jobs wait for the same
-        reason. sentence: a description of what the job needs."""
+        """Return why a job gets no more workers. The result is cached, because many jobs wait for
+        the same reason. sentence: a description of what the job needs."""
         found = self._reasons.get(sentence)
         if found is None:
             found = Reason(self.code, f"{sentence}; {self.message}")
@@ -68,10 +68,11 @@ class _Use:
     jobs: dict[str, None] = field(default_factory=dict)
     """Jobs that hold slots."""
     ahead: dict[str, float] = field(default_factory=dict)
-    """Resources that waiting jobs ahead will hold."""
+    """Resources that waiting jobs ahead in the queue will hold."""
     num_ahead: int = 0
     shared: dict[str | None, Headroom] = field(default_factory=dict)
-    """Rooms for jobs that hold and get nothing, by resource; cached until more is held."""
+    """The headroom of jobs that hold nothing and get nothing, by resource. They are cached until a
+    job gets resources."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +99,20 @@ class _Scope:
 
 
 class AccountLimits:
-    """The limits for the jobs of one user in one queue. The user's limits come first."""
+    """The limits for the jobs of one user in one queue. The limits of the user are checked before
+    the limits of the queue."""
 
     def __init__(self, scopes: Sequence[_Scope], closed: Headroom | None = None) -> None:
-        """closed: the room of every job, if no job is allowed to start."""
+        """closed: the room to return for every job, if no job is allowed to start."""
         self._scopes = scopes
         self._closed = closed
         self._limiting: dict[WorkerKind, list[tuple[_Scope, _Counted]]] = {}
         self._most_ever: dict[WorkerKind, int] = {}
 
     def headroom(self, job_id: str, kind: WorkerKind, least: int) -> Headroom:
-        """Return how many additional workers all limits allow a job. If there are fewer than
-        `least` and a user's limit is one of the reasons, the room names this limit, because it
-        doesn't block other users."""
+        """Return how many additional workers all limits allow a job. If they allow fewer than
+        `least` workers and a user's limit is one of the reasons, the room names this limit, because
+        it doesn't block other users."""
         if self._closed is not None:
             return self._closed
         most = UNLIMITED.workers
@@ -128,9 +130,9 @@ class AccountLimits:
     def reserve(
         self, job_id: str, kind: WorkerKind, num_workers: int, under: Headroom = UNLIMITED
     ) -> None:
-        """Count workers for which the job waits, because of missing slots or `under` a limit. A job
-        that limits can never allow, because they were lowered, is not counted: it would block all
-        later jobs."""
+        """Count workers for which the job waits, because of missing slots or because of the limit
+        in `under`. If the limits were lowered so far that they can never allow the job, it is not
+        counted, because it would block all later jobs."""
         if under is not UNLIMITED and num_workers > self._most(kind):
             return
         for scope, counted in self._limits_of(kind):
@@ -172,7 +174,7 @@ class AccountLimits:
 
 
 class QueueLimits:
-    """The remaining capacity under the limits while a plan is made."""
+    """Tracks the remaining capacity under the limits while a plan is made."""
 
     def __init__(
         self,
@@ -221,8 +223,8 @@ class QueueLimits:
 
 
 def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | None]:
-    """Return how many workers the limits allow, and the resource that limits them; None if the
-    number of jobs is the limit."""
+    """Return how many workers the limits allow, and the resource that limits their number. The
+    resource is None if the number of running jobs is the limit."""
     use, most = scope.use, scope.max_running
     if most is not None and job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
         return 0, None

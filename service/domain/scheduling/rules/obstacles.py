@@ -1,8 +1,8 @@
 """Explains why a job waits, and which jobs are in its way.
 
-Jobs that start later in the same plan also take slots, so the messages about free slots and their
-holders are created at the end of the plan. The jobs ahead of a job are recorded when the job is
-considered.
+Jobs that are considered later in the same plan can also get slots, so the messages about free slots
+and about the jobs that hold slots are created at the end of the plan. The jobs ahead of a job are
+recorded when the job is considered.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Maximum number of jobs in the way that are listed. The message contains their total number."""
+"""Maximum number of jobs in the way to list. The message contains the total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reason:
-    """Why a job waits. Not frozen, for the same reasons as `Wait`."""
+    """Why a job waits. This class is not frozen, for the same reasons as `Wait`."""
 
     code: str
     message: str
@@ -36,13 +36,13 @@ Explanation = tuple[Reason, tuple[str, ...]]
 
 
 class _Reach:
-    """A set of nodes on which certain kinds of workers could run, with the jobs that hold slots
-    there and the blocked jobs that could use these nodes as well."""
+    """A set of nodes on which certain kinds of workers could run, the jobs that hold slots on these
+    nodes, and the blocked jobs that could also use these nodes."""
 
     def __init__(self, node_kinds: frozenset[int]) -> None:
         self.node_kinds = node_kinds
         self.num_holders = 0
-        """Number of holders that have been counted here."""
+        """Number of holders whose slots on these nodes have been counted."""
         self.held_by: dict[str, int] = {}
         self.held = 0
         self.blocked: list[tuple[int, str]] = []
@@ -57,7 +57,7 @@ Ahead = tuple[tuple[str, ...], int]
 
 
 class _Seen:
-    """The obstacles for all gangs with equal requests, valid until the next job starts."""
+    """The obstacles for all gangs with equal requests. They are valid until the next job starts."""
 
     __slots__ = ("explanation", "free", "num_holders")
 
@@ -69,8 +69,8 @@ class _Seen:
 
 
 class Obstacles:
-    """The jobs that hold slots, and the jobs ahead that have reserved slots, while a plan is
-    made."""
+    """Tracks the jobs that hold slots, and the blocked jobs that have reserved slots, while a plan
+    is made."""
 
     def __init__(
         self, stock: Stock, holders: Sequence[Holder], free: Pool, nodes: Sequence[Node]
@@ -103,8 +103,8 @@ class Obstacles:
         return self._ahead(self._reach_of.get(kind) or self._reach(kind))
 
     def ahead_of(self, gang: Gang) -> Ahead | None:
-        """Return the jobs ahead of a gang if enough slots are free for it; None if too few are
-        free."""
+        """Return the jobs ahead of a gang if enough slots are free for the gang; None if too few
+        slots are free."""
         return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
 
     def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Explanation:
@@ -237,7 +237,7 @@ class Obstacles:
         if first is None:
             named = heapq.merge(*(rival.blocked for rival in reach.rivals))
             first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
-            if len(first) == MAX_NAMED:  # later jobs can't be among the first
+            if len(first) == MAX_NAMED:  # jobs that are blocked later can't be among the first
                 self._first_ahead[reach] = first
         return first, number
 
@@ -247,8 +247,8 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """Return text such as `jobs a, b, c and 7 more`. number: the total, if not all are in
-    `names`."""
+    """Return text such as `jobs a, b, c and 7 more`. number: the total number of jobs, if not all
+    are in `names`."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""

@@ -2,11 +2,11 @@
 
 Jobs within their queue's quota come first, and jobs of a queue that has used more than its share
 (`shares`) come last. Within each tier, jobs with a higher priority come first. Among jobs with the
-same priority, jobs of users who have used more than their share come last. Of the remaining jobs,
-the job with the least work left comes first, which keeps the mean completion time low. The time
-left is estimated from the job's progress and from similar earlier jobs. The order of submission is
-the tie-breaker. A job that was moved to the front of its queue and priority gets the rank of the
-first job that it passes there, which also applies relative to other queues.
+same priority, jobs of users who have used more than their share come last. Among jobs that are
+still equal, the job with the least work left comes first, which keeps the mean completion time low.
+The time left is estimated from the job's progress and from similar earlier jobs. The order of
+submission is the tie-breaker. A job that was moved to the front of its queue and priority gets the
+rank of the first job that it passes there. This rank also applies relative to jobs of other queues.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import NamedTuple
 from service.domain.scheduling.rules.shares import Tier
 
 SETTLING_S = 300.0
-"""Seconds added to the time left, so that differences far below the cost of a start don't
-matter."""
+"""Seconds added to the time left, so that differences that are far smaller than the cost of a start
+don't matter."""
 LONGEST_WAIT_S = 24 * 3600.0
-"""Seconds of waiting after which a job comes before other jobs of the same standing, is not evicted
-by them, and lets no job use its reserved slots. Until then, jobs that yield may use these slots:
-they leave when they are in its way, and empty slots would delay all jobs."""
+"""Seconds of waiting after which a job comes before other jobs of the same standing, can't be
+evicted by them, and no longer lends its reserved slots. Before this time, jobs that yield can use
+the reserved slots, because they leave when the job needs the slots, and empty slots would delay all
+jobs."""
 
 
 class Rank(NamedTuple):
@@ -44,7 +45,7 @@ class Rank(NamedTuple):
         return -self.falling_priority
 
     def may_less(self, other: Rank) -> bool:
-        """Whether this rank certainly can't evict any job that the other rank can't evict. False
+        """Whether it is certain that this rank can evict no more jobs than the other rank. False
         for ranks of different tiers, because priorities are only comparable within a tier."""
         return (
             self.tier == other.tier
@@ -66,17 +67,18 @@ class Fronts:
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))
 
     def rank(self, queue: str, own: Rank) -> Rank:
-        """Return the rank of a job, which is just before the first job that it passes."""
+        """Return the rank of a job. A job that was moved to the front comes just before the first
+        job that it passes."""
         of_place = self._first.get((queue, own.tier, own.falling_priority), {})
         passed = [rank for place, rank in of_place.items() if place > own.place]
         return min([own, *passed])._replace(place=own.place)
 
 
 def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """Return the work left. It is lowest for a job that has waited for `LONGEST_WAIT_S`, followed
-    by jobs whose time left is unknown, because running them will show it. left_s: seconds left on
-    its slots, or None. weight: the job's share of the cluster to the power of
-    `gangs.SIZE_POWER`."""
+    """Return the work left. It is lowest for a job that has waited for `LONGEST_WAIT_S`. Jobs whose
+    time left is unknown come next, because running them will show how long they take. left_s:
+    seconds left on the job's slots; None if unknown. weight: the job's share of the cluster to the
+    power of `gangs.SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:
         return -1.0
     return 0.0 if left_s is None else (left_s + SETTLING_S) * weight

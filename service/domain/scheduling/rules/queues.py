@@ -1,4 +1,5 @@
-"""The rules of queues: limits on what the jobs of a queue and its users hold, and guarantees."""
+"""The rules of queues: guaranteed resources, and limits on the resources that the jobs of a queue
+or of its users hold."""
 
 from __future__ import annotations
 
@@ -15,28 +16,30 @@ BOUNDS_OF_WAITING = ("max_queued", "max_queued_per_user")
 """Rules that limit the number of waiting jobs."""
 
 MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
-"""Maximum number of resources or users in each rule. The scheduler reads all of them in each
-round."""
+"""Maximum number of resources or users in each rule. They are limited because the scheduler reads
+all of them in each round."""
 
 
 @dataclass(frozen=True)
 class Queue:
     """The rules of one queue. Resources have Ray's names: `{"GPU": 8}`. A resource that is not
     named is neither limited nor guaranteed. The amount of `accelerator_type:X` is the number of
-    workers that request it: each worker has one such GPU, although Ray counts only a thousandth."""
+    workers that request this type: each worker has one such GPU, although Ray counts only a
+    thousandth."""
 
     name: str
     weight: float = 1.0
-    """The queue's share of the usage of all queues, relative to their weights."""
+    """The queue's share of the usage of all queues, relative to the other queues' weights."""
     user_weights: Mapping[str, float] = field(default_factory=dict)
     """Each user's share of the queue's usage, relative to the other users; 1 for users not
     listed."""
     quota: Mapping[str, float] = field(default_factory=dict)
     """Guaranteed resources. Other queues may borrow them until the queue's jobs need them."""
     limit: Mapping[str, float] = field(default_factory=dict)
-    """Maximum resources that all running jobs of the queue hold in total, even if more are idle."""
+    """Maximum resources that all running jobs of the queue can hold in total, even if more
+    resources are idle."""
     user_limit: Mapping[str, float] = field(default_factory=dict)
-    """Maximum resources that all running jobs of a user hold in total."""
+    """Maximum resources that all running jobs of a user can hold in total."""
     max_running: int | None = None
     max_running_per_user: int | None = None
     max_queued: int | None = None
@@ -82,8 +85,8 @@ class Unfit(NamedTuple):
 
 
 def unfit(queue: Queue) -> Unfit | None:
-    """Return the first error: a rule that is too long or conflicts with another; None if there is
-    none."""
+    """Return the first error, which is a rule that is too long or conflicts with another rule; None
+    if there is no error."""
     for rule, bound in MAX_NAMES.items():
         number = len(getattr(queue, rule))
         if number > bound:
@@ -107,7 +110,8 @@ def has_of(name: str, nodes: Iterable[Node]) -> float:
 def unmet_quotas(
     queue: Queue, others: Iterable[Queue], nodes: Sequence[Node]
 ) -> list[tuple[str, str]]:
-    """Return (code, sentence) for each quota that exceeds the cluster, alone or with all others."""
+    """Return (code, sentence) for each quota that exceeds the cluster's resources, alone or
+    together with the quotas of all other queues."""
     others = list(others)
     found = []
     for name, amount in queue.quota.items():

@@ -2,8 +2,8 @@
 
 Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
 share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
-it has used clearly more than its share, by weight, of the usage of all queues or users with
-unfinished jobs.
+it has used clearly more than its share. The share is a fraction, by weight, of the total usage of
+all queues or users with unfinished jobs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from service.domain.scheduling.rules.queues import Queue
 HALF_LIFE_S = 14 * 86400.0
 """Half-life of usage, in seconds."""
 REMEMBERED_S = 4 * HALF_LIFE_S
-"""Age in seconds up to which a new leader reads usage. Older usage would count less than a
-sixteenth."""
+"""Maximum age, in seconds, of the usage that a new leader reads. Older usage would count less than
+a sixteenth."""
 QUEUE_SLACK_S = 600.0
 """A queue is ahead once it has used this many cluster-seconds more than its share."""
 USER_SLACK_S = 4 * 3600.0
 """A user is ahead once they have used this many cluster-seconds more than their share, if all users
 of the queue have equal weights and the queue has the whole cluster; otherwise the slack is smaller.
-The order by work left needs this slack."""
+Without this slack, jobs could not be ordered by their work left."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
@@ -40,7 +40,8 @@ class Used:
         self._at = 0.0
 
     def add(self, account: Account, seconds: float, at: float) -> None:
-        """Add usage. at: the time of the usage; calls don't have to be in chronological order."""
+        """Add usage. at: the time of the usage. Usage doesn't have to be added in chronological
+        order."""
         self._decay(at)
         weight = 0.5 ** ((self._at - at) / HALF_LIFE_S)
         self._seconds[account] = self._seconds.get(account, 0.0) + weight * seconds
@@ -112,15 +113,16 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 def _user_slack_s(weights: Collection[float]) -> float:
     """Return a user's slack in a queue that has the whole cluster. Usage beyond a user's share is
-    lost to the others, and can be a large part of the share of the user with the lowest weight."""
+    missing from the shares of the other users, and can be a large part of the share of the user
+    with the lowest weight."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
 class Quotas:
-    """The unclaimed parts of the queues' quotas while jobs claim them in order.
+    """Tracks the unclaimed parts of the queues' quotas while jobs claim them in order.
 
-    Resources that a quota doesn't name, such as memory, or CPUs if it only names GPUs, are not
-    counted.
+    Resources that a quota doesn't name are not counted. For example, a quota that names only GPUs
+    counts neither memory nor CPUs.
     """
 
     def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
@@ -137,7 +139,7 @@ class Quotas:
         return not self._open
 
     def grant(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
-        """Claim workers from the quota. Returns whether they are within it."""
+        """Claim workers from the quota. Returns whether the workers are within the quota."""
         if (queue, kind) not in self._open:
             return False
         if self._has(queue, kind, num_workers):
