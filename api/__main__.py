@@ -191,7 +191,7 @@ async def _announce(runtime: Runtime, address: str, link: str | None, server: Se
         if link is not None:
             print(f"to sign in through a forwarded port or as another user: {link}", flush=True)
         while True:
-            cluster = await runtime.reading.cluster()
+            cluster = await runtime.queries.cluster()
             if cluster.connected and cluster.ray_dashboard:
                 print(f"Ray dashboard at {cluster.ray_dashboard}", flush=True)
                 return

@@ -16,8 +16,8 @@ from fastapi.middleware.cors import CORSMiddleware
 import dray
 from api import openapi, problems, routes
 from api.context import Context
+from api.http.concurrency import ConcurrencyLimiter, ConcurrencyLimits
 from api.http.connections import Admission, Limits
-from api.http.turns import TurnLimits, Turns
 from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
@@ -56,8 +56,8 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = runtime or await Runtime.open(settings, loops=loops)
         context = Context(
-            *(running, authority, telemetry, Turns(TurnLimits())),
-            Turns(federation.UPLOADS),
+            *(running, authority, telemetry, ConcurrencyLimiter(ConcurrencyLimits())),
+            ConcurrencyLimiter(federation.UPLOADS),
         )
         app.state.context = context
         try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.http.turns import Turns
+from api.http.concurrency import ConcurrencyLimiter
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
@@ -27,8 +27,8 @@ class Context:
     runtime: Runtime
     authority: Authority
     telemetry: Telemetry
-    turns: Turns
-    uploads: Turns
+    limiter: ConcurrencyLimiter
+    uploads: ConcurrencyLimiter
     """Rate limiter for updates from clients of federated jobs, whose parts are held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop, so that long polls answer at once."""
@@ -104,7 +104,7 @@ def use_cases(of: Callable[[Runtime], Any]) -> Any:
 
 TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, use_cases(lambda runtime: runtime.jobs)]
-TheReading = Annotated[Queries, use_cases(lambda runtime: runtime.reading)]
+TheQueries = Annotated[Queries, use_cases(lambda runtime: runtime.queries)]
 TheFaults = Annotated[FaultService, use_cases(lambda runtime: runtime.faults)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]

@@ -149,8 +149,8 @@ def _describe_parameters(path: str, operation: dict[str, Any]) -> None:
 
     FastAPI lists parameters in the order of dependencies. A URL can't contain null.
     """
-    parameters, places = operation.get("parameters", []), re.findall(r"{(\w+)}", path)
-    parameters.sort(key=lambda one: [*places, one["name"]].index(one["name"]))
+    parameters, in_path = operation.get("parameters", []), re.findall(r"{(\w+)}", path)
+    parameters.sort(key=lambda one: [*in_path, one["name"]].index(one["name"]))
     for parameter in parameters:
         options = parameter["schema"].get("anyOf", ())
         if {"type": "null"} in options:

@@ -39,7 +39,7 @@ __all__ = [
     "validate",
 ]
 
-_HOMES = {
+_MODULES = {
     "AsyncClient": "dray.aio",
     "Client": "dray.client",
     "JobSpec": "dray.spec",
@@ -54,9 +54,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("dray.errors")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'dray' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

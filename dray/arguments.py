@@ -126,7 +126,7 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
     kept: list[str] = []
     counts: dict[str, int] = {}
     """Name of a replaced option -> number of its values that can't be positional words."""
-    for place, old in enumerate(given):
+    for index, old in enumerate(given):
         if old.name not in by_name or old.name is None:
             kept += old.words
             continue
@@ -135,7 +135,7 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
             _refuse_loss(old, counts.get(old.name, len(change.values)))
         if old.name not in counts:
             counts[old.name] = min(len(old.words) - 1, len(change.values))
-            follower = given[place + 1] if place + 1 < len(given) else None
+            follower = given[index + 1] if index + 1 < len(given) else None
             kept += _in_form_of(old, change, follower)
     added = [word for name, each in by_name.items() if name not in counts for word in each.words]
     return [*words, *kept, *added, *tail]

@@ -127,20 +127,20 @@ def _amounts(value: Any, info: ValidationInfo) -> Any:
 
 
 def _amount(name: str, value: Any, pointer: str) -> float | None:
-    place = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+    location = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
     if not re.fullmatch(_RESOURCE, name):
         known = "CPU, GPU, memory, and accelerator_type:X such as accelerator_type:H100"
-        raise wrong(place, f"{name[:100]!r} is not a resource; use {known}")
+        raise wrong(location, f"{name[:100]!r} is not a resource; use {known}")
     if value is None:
         return None
     if name == "memory" and isinstance(value, str):
         try:
             value = units.num_bytes(value)
         except ValueError as error:
-            raise wrong(place, str(error)) from None
+            raise wrong(location, str(error)) from None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and 0 <= value <= MAX_AMOUNT):  # false for NaN
-        raise wrong(place, "must be a number from 0 to 2**60")
+        raise wrong(location, "must be a number from 0 to 2**60")
     return float(value)
 
 

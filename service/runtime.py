@@ -101,7 +101,7 @@ class Runtime:
         self.jobs = Jobs(database, storage, self.signals, settings)
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
-        self.reading = Queries(database, storage, self.signals, settings)
+        self.queries = Queries(database, storage, self.signals, settings)
         self.metering = Metering(database, timings)
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None

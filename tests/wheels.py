@@ -48,7 +48,7 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def from_wheels(place: Path | str, *packages: str) -> dict[str, object]:
+def from_wheels(folder: Path | str, *packages: str) -> dict[str, object]:
     """An `environment` that installs these packages only from the folder, or its URL."""
-    lines = ["--no-index", f"--find-links {place}", *packages]
+    lines = ["--no-index", f"--find-links {folder}", *packages]
     return {"requirements": "\n".join(lines) + "\n"}

@@ -99,7 +99,7 @@ class Connections:
         self._of_client[client] += 1
         self.wait(connection)
 
-    def make_room(self, client: str) -> None:
+    def evict_surplus(self, client: str) -> None:
         """Close the connection that has waited longest if a new one of `client` exceeds a limit.
 
         The closed connection belongs to the same client, or to the client with the most waiting
@@ -200,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.shared.add(self, client)
         # Two iterations of the loop later, all connections that were accepted together have been
         # read once. Closing one with unread bytes would reset it instead of answering 503.
-        self.loop.call_soon(self.loop.call_soon, self.shared.make_room, client)
+        self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.remove(self)

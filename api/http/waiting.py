@@ -1,4 +1,4 @@
-"""Long polls, and waits for a turn of the rate limiter.
+"""Long polls, and requests that the concurrency limiter delays.
 
 A wait ends when there is something to answer, when its time is up, when the server is asked to stop
 (so that stopping takes no longer than a request), or when the caller disconnects.
@@ -79,11 +79,11 @@ async def long_poll(
 
 
 @asynccontextmanager
-async def turn(request: Request) -> AsyncIterator[None]:
-    """Hold the caller's turn of the rate limiter for a request that takes long to answer.
+async def limited(request: Request) -> AsyncIterator[None]:
+    """Limit how many requests of the caller that take long to answer run concurrently.
 
     A caller is identified by the name of its token or, on a server without tokens, by its address.
-    If the caller disconnects, its request stops waiting and takes no turn.
+    If the caller disconnects, its request stops waiting and does not run.
     """
     context = context_of(request)
     host = request.client.host if request.client else ""
@@ -91,7 +91,7 @@ async def turn(request: Request) -> AsyncIterator[None]:
     async with AsyncExitStack() as held:
 
         async def enter() -> bool:
-            await held.enter_async_context(context.turns.turn(who))
+            await held.enter_async_context(context.limiter.acquire(who))
             return True
 
         if await unless_over(context, request, enter()) is None:

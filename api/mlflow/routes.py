@@ -11,10 +11,10 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.context import Caller, TheContext, TheJobs, TheReading, use_cases
+from api.context import Caller, TheContext, TheJobs, TheQueries, use_cases
 from api.http.body import read_as
 from api.http.downloads import download
-from api.http.waiting import turn
+from api.http.waiting import limited
 from api.mlflow import answers
 from api.mlflow.answers import MlflowRoute, mlflow_error
 from api.routes.reports.artifacts import locate
@@ -27,7 +27,7 @@ API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 # MLflow documents this API, so dray's description leaves it out.
 router = APIRouter(route_class=MlflowRoute, include_in_schema=False)
 TheMlflow = Annotated[
-    MlflowQueries, use_cases(lambda runtime: MlflowQueries(runtime.database, runtime.reading))
+    MlflowQueries, use_cases(lambda runtime: MlflowQueries(runtime.database, runtime.queries))
 ]
 
 
@@ -71,7 +71,7 @@ async def search_experiments(
 
 async def _experiments(request: Request, mlflow: MlflowQueries, filter_: str) -> Response:
     """Answer with all experiments on one page."""
-    async with turn(request):
+    async with limited(request):
         found = await mlflow.experiments(filter_)
     return JSONResponse({"experiments": [answers.experiment(one) for one in found]})
 
@@ -80,7 +80,7 @@ async def _experiments(request: Request, mlflow: MlflowQueries, filter_: str) ->
 async def get_experiment(
     request: Request, mlflow: TheMlflow, _: Caller, experiment_id: Text
 ) -> Response:
-    async with turn(request):
+    async with limited(request):
         found = [one for one in await mlflow.experiments() if one.id == experiment_id]
     return _one(found, f"there is no experiment with the id {experiment_id!r}")
 
@@ -89,7 +89,7 @@ async def get_experiment(
 async def get_experiment_by_name(
     request: Request, mlflow: TheMlflow, _: Caller, experiment_name: Text
 ) -> Response:
-    async with turn(request):
+    async with limited(request):
         found = [one for one in await mlflow.experiments() if one.name == experiment_name]
     return _one(found, f"no job has the label experiment={experiment_name}")
 
@@ -115,7 +115,7 @@ async def search_runs(
     asked, _document = await read_as(RunSearch, request, limit)
     if asked.run_view_type == "DELETED_ONLY":  # deleted jobs are not kept
         return JSONResponse({"runs": []})
-    async with turn(request):
+    async with limited(request):
         page = await mlflow.search(
             asked.experiment_ids, asked.filter, asked.order_by, asked.max_results, asked.page_token
         )
@@ -137,32 +137,32 @@ async def get_history(
 
 
 @router.get(f"{API}/artifacts/list")
-async def list_artifacts(reading: TheReading, _: Caller, run_id: Text, path: Text = "") -> Response:
-    found = await reading.artifacts(run_id)
+async def list_artifacts(queries: TheQueries, _: Caller, run_id: Text, path: Text = "") -> Response:
+    found = await queries.artifacts(run_id)
     root = {"root_uri": f"mlflow-artifacts:/{run_id}"}
     return JSONResponse({**root, "files": answers.files(found.items, path.strip("/"))})
 
 
 @router.get(ARTIFACTS)
-async def list_files(reading: TheReading, _: Caller, path: Text = "") -> Response:
+async def list_files(queries: TheQueries, _: Caller, path: Text = "") -> Response:
     """List artifacts in MLflow's artifact protocol, with names instead of paths."""
     job_id, _slash, folder = path.strip("/").partition("/")
-    found = answers.files((await reading.artifacts(job_id)).items, folder)
+    found = answers.files((await queries.artifacts(job_id)).items, folder)
     return JSONResponse({"files": [{**f, "path": f["path"].rpartition("/")[2]} for f in found]})
 
 
 @router.get(f"{ARTIFACTS}/{{job_id}}/{{path:path}}")
 async def download_file(
-    request: Request, context: TheContext, reading: TheReading, _: Caller, job_id: str, path: str
+    request: Request, context: TheContext, queries: TheQueries, _: Caller, job_id: str, path: str
 ) -> Response:
-    artifact = await _artifact(reading, job_id, path)
-    found, url = await reading.artifact(job_id, artifact.id)
+    artifact = await _artifact(queries, job_id, path)
+    found, url = await queries.artifact(job_id, artifact.id)
     storage = context.runtime.storage
     return download(request, storage, await locate(storage, found, url))
 
 
-async def _artifact(reading: TheReading, job_id: str, path: str) -> views.Artifact:
-    for artifact in (await reading.artifacts(job_id)).items:
+async def _artifact(queries: TheQueries, job_id: str, path: str) -> views.Artifact:
+    for artifact in (await queries.artifacts(job_id)).items:
         if artifact.path == path:
             return artifact
     raise ArtifactNotFound(f"the job {job_id} has no artifact {path!r}")

@@ -69,8 +69,8 @@ class Telemetry:
 
     async def render(self, runtime: Runtime) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        counts = await runtime.reading.count_jobs()
-        cluster = await runtime.reading.cluster()
+        counts = await runtime.queries.count_jobs()
+        cluster = await runtime.queries.cluster()
         slot_seconds = await runtime.faults.slot_seconds()
         watched = await runtime.metering.watched()
         self._scrape.families = families(counts, cluster, slot_seconds, watched)

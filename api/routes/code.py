@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.context import Caller, NoParameters, TheReading, use_cases
+from api.context import Caller, NoParameters, TheQueries, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.downloads import BINARY, DOWNLOAD
@@ -143,10 +143,10 @@ def _members(content: bytes) -> dict[str, bytes]:
     ),
 )
 async def job_code(
-    request: Request, code: TheCode, reading: TheReading, _: Caller, job_id: str
+    request: Request, code: TheCode, queries: TheQueries, _: Caller, job_id: str
 ) -> Response:
     """List the files of a job's code, as they were uploaded."""
-    owner, identity = await reading.code_of(job_id)
+    owner, identity = await queries.code_of(job_id)
     files = await code.files(owner, identity)
     items = [
         views.CodeFile(path=file.path, size_bytes=file.size_bytes, is_executable=file.is_executable)
@@ -171,9 +171,9 @@ async def job_code(
         ),
     },
 )
-async def job_code_archive(code: TheCode, reading: TheReading, _: Caller, job_id: str) -> Response:
+async def job_code_archive(code: TheCode, queries: TheQueries, _: Caller, job_id: str) -> Response:
     """Download a job's code as a tar archive."""
-    owner, identity = await reading.code_of(job_id)
+    owner, identity = await queries.code_of(job_id)
     files = await code.files(owner, identity)
     headers = {
         "X-Content-Type-Options": "nosniff",

@@ -13,8 +13,8 @@ from pydantic import Field
 from api.context import Actor, NoParameters, Query, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
+from api.http.concurrency import TOO_MANY, ConcurrencyLimits
 from api.http.downloads import BINARY, DOWNLOAD, StoredFile, download
-from api.http.turns import TOO_MANY, TurnLimits
 from api.http.waiting import MAX_WAIT_S, long_poll
 from api.openapi import json_body
 from api.problems import BODY, Refused, declare
@@ -30,7 +30,7 @@ from service.federation.invitations import Invitations
 router = APIRouter(prefix="/v1", tags=["federated"])
 TheInvitations = Annotated[Invitations, use_cases(lambda runtime: Invitations(runtime.database))]
 
-UPLOADS = TurnLimits(at_once=32, of_caller=1, waiting_of_caller=1)
+UPLOADS = ConcurrencyLimits(at_once=32, of_caller=1, waiting_of_caller=1)
 """Limits the number of update parts that are received at the same time, which together take up to
 128 MiB of memory."""
 SMALL_BYTES = 16 << 10
@@ -206,7 +206,7 @@ async def put_part(
     """Send a part of an update: `part_bytes` bytes of its little-endian float32 numbers; the last
     part can be shorter. A part can be sent again until the update has been sent."""
     size = await rounds.size_of_part(round_name, part)
-    async with context.uploads.turn(rounds.digest):
+    async with context.uploads.acquire(rounds.digest):
         content, _kind = await body.read_bytes(request, size, [BINARY])
         await rounds.put_part(round_name, part, content)
     return Response(status_code=204)
@@ -265,7 +265,7 @@ async def put_answer(
     """Send the client's answer in this phase of secure aggregation. In the phase `masked_input`,
     send the parts first; the answer is then their SHA-256."""
     await rounds.look()  # checks the token before the body
-    async with context.uploads.turn(rounds.digest):
+    async with context.uploads.acquire(rounds.digest):
         content, _kind = await body.read_bytes(request, MAX_MESSAGE_BYTES, [BINARY])
         receipt, is_new = await rounds.answer(round_name, phase, content)
     return fresh(receipt, 201 if is_new else 200)

@@ -17,16 +17,16 @@ from api.context import (
     TheContext,
     TheFaults,
     TheJobs,
-    TheReading,
+    TheQueries,
     refuse_unless_admin,
     use_cases,
 )
 from api.http import body
 from api.http.caching import answer, fresh
+from api.http.concurrency import TOO_MANY
 from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key, named
-from api.http.turns import TOO_MANY
-from api.http.waiting import turn
+from api.http.waiting import limited
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
@@ -116,7 +116,7 @@ async def submit(
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
     _refuse_functions(spec, context.runtime.settings)
     if query.dry_run:
-        async with turn(request):
+        async with limited(request):
             return fresh(await jobs.dry_run(spec, owner=owner, project=DEFAULT_PROJECT), 200)
     job, _created = await jobs.submit(
         spec,
@@ -154,7 +154,7 @@ async def list_jobs(
     others are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
-    async with turn(request) if query.where else nullcontext():
+    async with limited(request) if query.where else nullcontext():
         page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
     if query.brief:
         page.items = [job.model_copy(update={"spec": {}}) for job in page.items]
@@ -265,7 +265,7 @@ async def preempt(
     dependencies=[NoParameters],
     responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
 )
-async def explain(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
+async def explain(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
     """Explain why a job is in its current state, and what it is waiting for."""
-    async with turn(request):
-        return answer(request, await reading.explain(job_id))
+    async with limited(request):
+        return answer(request, await queries.explain(job_id))

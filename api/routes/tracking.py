@@ -11,8 +11,8 @@ from pydantic import Field, StringConstraints
 from api.context import Actor, Caller, NoParameters, PageQuery, Query, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh, revision_tag, wanted_revision
-from api.http.turns import TOO_MANY
-from api.http.waiting import turn
+from api.http.concurrency import TOO_MANY
+from api.http.waiting import limited
 from api.openapi import json_body
 from api.problems import BODY, Refused, declare
 from dray import views
@@ -52,7 +52,7 @@ async def compare(
     if len(job_ids) > MAX_COMPARED:
         detail = f"{len(job_ids)} jobs are too many to compare: at most {MAX_COMPARED} are allowed"
         raise Refused("invalid_parameter", detail, "/jobs")
-    async with turn(request):
+    async with limited(request):
         return answer(request, await tracking.compare(job_ids))
 
 
@@ -69,7 +69,7 @@ async def list_experiments(
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
     """List the experiments by name. An experiment is a value of the label `experiment`."""
-    async with turn(request):
+    async with limited(request):
         return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
 
 
@@ -85,7 +85,7 @@ async def get_experiment(
 ) -> Response:
     """Summarize an experiment: the states of its jobs, and the minimum and maximum of each metric's
     newest values."""
-    async with turn(request):
+    async with limited(request):
         return answer(request, await tracking.experiment(name))
 
 
@@ -114,7 +114,7 @@ async def change_experiment(
     """Pin the job with which the other jobs of the experiment are compared, or remove the pin."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
-    async with turn(request):
+    async with limited(request):
         return fresh(await tracking.pin_baseline(name, wanted.baseline, actor=actor), 200)
 
 

@@ -38,12 +38,12 @@ def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
     try:
         job_id = service.running_job()
         began, values = time.time() - num_points * STEP_S, _values(num_points)
-        for place, key in enumerate(KEYS):
-            _write(service, job_id, key, (place + 1) * values[:-1])
+        for index, key in enumerate(KEYS):
+            _write(service, job_id, key, (index + 1) * values[:-1])
         times: Floats = np.linspace(began, time.time(), num_points - 1)
         _write(service, job_id, TIMES, times)
         # The service stores the end as if it had stored everything before it.
-        newest = {key: (place + 1) * values[-1] for place, key in enumerate(KEYS)}
+        newest = {key: (index + 1) * values[-1] for index, key in enumerate(KEYS)}
         body = {"step": num_points, "total_steps": num_points, "values": newest}
         end = Outcome.of(Cause.SUCCEEDED, "it trained to its end")
         service.record(job_id, [Frame(0, 0, FrameKind.METRICS, time.time(), body)], end)
@@ -125,8 +125,8 @@ def _write_points(database: sqlite3.Connection, run_id: str, num_points: int) ->
     database.executemany(
         "INSERT INTO points VALUES (?, ?)", zip(steps, _values(num_points).tolist(), strict=True)
     )
-    for place, key in enumerate(KEYS):
-        row = {"key": key, "scale": place + 1, "run": run_id, "began": began}
+    for index, key in enumerate(KEYS):
+        row = {"key": key, "scale": index + 1, "run": run_id, "began": began}
         made = f":key, :scale * value, :began + {round(1000 * STEP_S)} * step, :run, step, 0"
         columns = "(key, value, timestamp, run_uuid, step, is_nan)"
         database.execute(f"INSERT INTO metrics {columns} SELECT {made} FROM points", row)

@@ -150,8 +150,8 @@ def _metrics(step: int) -> list[dict[str, Any]]:
     steps = list(range(1, step + 1))
     chunks = []
     for rank in range(workload.NUM_RANKS):
-        for place, name in enumerate(workload.names_of(rank)):
-            values = [workload.value_of(rank, place, step) for step in steps]
+        for index, name in enumerate(workload.names_of(rank)):
+            values = [workload.value_of(rank, index, step) for step in steps]
             about = summarise(steps, values)
             assert about.low is not None
             assert about.high is not None

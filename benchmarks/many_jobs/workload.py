@@ -39,8 +39,8 @@ def names_of(rank: int) -> tuple[str, ...]:
     return RANK_0 if rank == 0 else EVERY_RANK
 
 
-def value_of(rank: int, place: int, step: int) -> float:
-    return 1.0 + math.sin(0.37 * step + place + 10.0 * rank)
+def value_of(rank: int, index: int, step: int) -> float:
+    return 1.0 + math.sin(0.37 * step + index + 10.0 * rank)
 
 
 def cursor_at(step: int) -> dict[str, int]:
@@ -73,7 +73,7 @@ def _frames(steps: range, began: float) -> Iterator[Frame]:
     for rank in range(NUM_RANKS):
         for step in steps:
             names = names_of(rank)
-            values = {name: value_of(rank, place, step) for place, name in enumerate(names)}
+            values = {name: value_of(rank, index, step) for index, name in enumerate(names)}
             body: dict[str, object] = {"step": step, "values": values}
             if rank == 0:
                 body |= {"epoch": 3, "total_steps": TOTAL_STEPS, "samples_per_s": 1000.0}

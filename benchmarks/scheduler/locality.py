@@ -92,7 +92,7 @@ def play(load: float, seed: int, levels: tuple[str, ...], required: str | None =
     while len(seen.waited_s) < NUM_JOBS:
         at_s, has_ended, number, job = heapq.heappop(events)
         if has_ended:
-            cluster.give_back(number)
+            cluster.release(number)
         else:
             seen.broken_up += cluster.broken_up()
             queue.append(job)
@@ -156,17 +156,17 @@ class _Cluster:
                 self._note(decision.slices, seen)
         return started
 
-    def give_back(self, seq: int) -> None:
+    def release(self, seq: int) -> None:
         self._change(self._held.pop(seq), 1)
 
     def broken_up(self) -> list[float]:
         """Return the share of the free GPUs that is broken up. Empty if nothing is free."""
-        rooms: dict[str, int] = {}
+        free_by_rack: dict[str, int] = {}
         for name, free in self._free.items():
             rack = self._domains[name]["rack"]
-            rooms[rack] = rooms.get(rack, 0) + free
-        possible = min(DOMAIN_GPUS["rack"], sum(rooms.values()))
-        return [1 - max(rooms.values()) / possible] if possible else []
+            free_by_rack[rack] = free_by_rack.get(rack, 0) + free
+        possible = min(DOMAIN_GPUS["rack"], sum(free_by_rack.values()))
+        return [1 - max(free_by_rack.values()) / possible] if possible else []
 
     def _note(self, slices: Sequence[Slice], seen: Seen) -> None:
         gpus = slots.count(slices)

@@ -35,8 +35,8 @@ def drawn(of: Mapping[int, Sequence[Row]], seed: int) -> list[Row]:
     arrivals = [float(row["time"]) for row in of[chance.choice(NUMBERS)]]
     times = sorted(max(0.0, at + chance.uniform(-JITTER_S, JITTER_S)) for at in arrivals)
     return [
-        {**chance.choice(pool), "time": at, "name": f"drawn-{place}"}
-        for place, at in enumerate(times)
+        {**chance.choice(pool), "time": at, "name": f"drawn-{index}"}
+        for index, at in enumerate(times)
     ]
 
 

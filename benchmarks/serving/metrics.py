@@ -77,7 +77,7 @@ class Service:
         migrate(self.database)
         self.storage = Storage(settings.storage_url)
         self._jobs = Jobs(self.database, self.storage, self.database.signals, settings)
-        self.reading = Queries(self.database, self.storage, self.database.signals, settings)
+        self.queries = Queries(self.database, self.storage, self.database.signals, settings)
         self._cursor = 0
 
     def running_job(self) -> str:
@@ -115,7 +115,7 @@ class Service:
         """Return the seconds, and the values of the response."""
         began = time.perf_counter()
         found = asyncio.run(
-            self.reading.metrics(
+            self.queries.metrics(
                 job_id, MetricsFilter(after_step=after_step, max_points=ANSWER_POINTS)
             )
         )

@@ -162,7 +162,7 @@ class PlainLoop:
         mesh = init_device_mesh("cpu", (self._size,))
         context = Context(mesh.get_group())
         self._part = lambda piece: (context.part(piece[0]), context.part(piece[1]))
-        self._model.divide_places(context)
+        self._model.divide_sequence(context)
         self._shard_over(mesh)
 
     def _pipeline(self, schedule: Any) -> None:

@@ -37,13 +37,13 @@ class Rank:
         columns: Span = ALL,
         held: Span = ALL,
         samples: Span = ALL,
-        places: Span = ALL,
+        positions: Span = ALL,
     ) -> None:
         """layers: the layers that the rank computes. columns: the part of each layer that it
         computes. held: the part of these columns that it holds while it is not computing.
         samples, places: its part of the batch."""
         self.layers, self.columns, self.held = layers, columns, held
-        self.samples, self.places = samples, places
+        self.samples, self.positions = samples, positions
 
 
 WAYS = {
@@ -52,7 +52,7 @@ WAYS = {
     "data_shard": [Rank(samples=part(r, 4), held=part(r % 2, 2)) for r in range(4)],
     "tensor": [Rank(columns=part(r, 4)) for r in range(4)],
     "pipeline": [Rank(layers=range(r, r + 1)) for r in range(4)],
-    "context": [Rank(places=part(r, 4), held=part(r, 4)) for r in range(4)],
+    "context": [Rank(positions=part(r, 4), held=part(r, 4)) for r in range(4)],
     "pipeline_tensor": [
         Rank(layers=range(r // 2 * 2, r // 2 * 2 + 2), columns=part(r % 2, 2)) for r in range(4)
     ],
@@ -84,7 +84,7 @@ def drawn(rank: Rank, number: int, x: float) -> list[str]:
     y += 8
     height = 3 * HEIGHT
     lines.append(box(x, y, WIDTH, height, NOTHING))
-    (top, bottom), (left, right) = rank.samples, rank.places
+    (top, bottom), (left, right) = rank.samples, rank.positions
     area = (x + WIDTH * left, y + height * top, WIDTH * (right - left), height * (bottom - top))
     lines.append(box(*area, BATCH))
     return lines

@@ -88,8 +88,8 @@ def _not_finite(value: Any) -> str | None:
     else:
         items = enumerate(value) if isinstance(value, list | tuple) else ()
     for key, inner in items:
-        if (place := _not_finite(inner)) is not None:
-            return f"/{str(key).replace('~', '~0').replace('/', '~1')}{place}"
+        if (below := _not_finite(inner)) is not None:
+            return f"/{str(key).replace('~', '~0').replace('/', '~1')}{below}"
     return None
 
 

@@ -73,15 +73,15 @@ def _within(folder: Path, program: Path) -> list[str]:
     folder. Raise SpecError if the folder does not contain the program."""
     from dray.errors import SpecError
 
-    places = [program.absolute(), folder / program]
-    for place in places:
-        if place.is_file() and place.resolve().is_relative_to(folder.resolve()):
-            found = [place.resolve().relative_to(folder.resolve()).as_posix()]
-            given, root = Path(os.path.normpath(place)), os.path.normpath(folder)
-            if given.is_relative_to(root) and given.is_file() and given.samefile(place):
+    candidates = [program.absolute(), folder / program]
+    for candidate in candidates:
+        if candidate.is_file() and candidate.resolve().is_relative_to(folder.resolve()):
+            found = [candidate.resolve().relative_to(folder.resolve()).as_posix()]
+            given, root = Path(os.path.normpath(candidate)), os.path.normpath(folder)
+            if given.is_relative_to(root) and given.is_file() and given.samefile(candidate):
                 found.insert(0, given.relative_to(root).as_posix())
             return found
-    if places[0].is_file():
+    if candidates[0].is_file():
         raise SpecError(
             f"{program} is not in the uploaded folder {folder}: name its folder with --code"
         )

@@ -77,10 +77,10 @@ def further_rules(root: Path) -> list[Rules]:
         users = Path(config).expanduser() / "git" / "ignore"
     found += read_rules(str(root), root / users)
     try:
-        place = os.fsdecode(_git(root, "rev-parse", "--git-path", "info/exclude"))
+        exclude = os.fsdecode(_git(root, "rev-parse", "--git-path", "info/exclude"))
     except GitUnavailable:
-        place = ".git/info/exclude"
-    return [*found, *read_rules(str(root), root / place.removesuffix("\n"))]
+        exclude = ".git/info/exclude"
+    return [*found, *read_rules(str(root), root / exclude.removesuffix("\n"))]
 
 
 def _git(folder: Path, *command: str) -> bytes:

@@ -140,11 +140,10 @@ def _read_project(folder: Path, refused: Sequence[tuple[str, str]]) -> list[str]
             - {"python"},
             "project.dynamic": "dependencies" in project.get("dynamic", ()),
         }
-        for place, has_packages in others.items():
+        for key, has_packages in others.items():
             if has_packages and not listed:
                 raise PackagesUnreadable(
-                    f"{PROJECT} lists its packages in {place}, but only project.dependencies is "
-                    "read"
+                    f"{PROJECT} lists its packages in {key}, but only project.dependencies is read"
                 )
         return listed
     except (OSError, ValueError, AttributeError, TypeError) as error:

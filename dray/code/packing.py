@@ -78,7 +78,7 @@ class PackedCode:
     def read(self, wanted: str) -> bytes:
         """Return the part with the hash `wanted`. Data that was appended to the file after packing,
         for example to a log, is ignored. Raises SpecError if the part itself has changed."""
-        path, start, size = self._places[wanted]
+        path, start, size = self._locations[wanted]
         try:
             with (self.root / path).open("rb") as file:
                 file.seek(start)
@@ -91,10 +91,10 @@ class PackedCode:
 
     def size_of(self, part: str) -> int:
         """Return the size in bytes of the part with this hash."""
-        return self._places[part][2]
+        return self._locations[part][2]
 
     @cached_property
-    def _places(self) -> dict[str, tuple[str, int, int]]:
+    def _locations(self) -> dict[str, tuple[str, int, int]]:
         """Hash of a part -> (path of a file that contains it, offset in the file, size)."""
         return {
             part: (file.path, number * PART_BYTES, part_size(file.size_bytes, number))
@@ -190,9 +190,9 @@ class _Selection:
             return self
         return replace(self, listed=None) if self.is_overruled(folder) else self
 
-    def ignores(self, place: str, path: str, *, is_folder: bool = True) -> bool:
+    def ignores(self, absolute: str, path: str, *, is_folder: bool = True) -> bool:
         """Whether an entry is skipped. `path` is relative to the root of the walk."""
-        last_word = ignore_rules.decision(self.last_words, place, is_folder=is_folder)
+        last_word = ignore_rules.decision(self.last_words, absolute, is_folder=is_folder)
         if last_word is not None or self.ignores_all:
             return self.ignores_all or last_word is True
         if self.listed is not None:
@@ -201,7 +201,7 @@ class _Selection:
             if not is_folder:
                 return True
         # If Git lists no files of a folder, either the folder or all its files are ignored.
-        return ignore_rules.decision(self.rules, place, is_folder=is_folder) is True
+        return ignore_rules.decision(self.rules, absolute, is_folder=is_folder) is True
 
     def _is_listed(self, path: str, *, is_folder: bool) -> bool:
         assert self.listed is not None
@@ -237,12 +237,14 @@ class _Walk:
         if root is None:
             return _Selection(tuple(last_words))
         selection = _Selection((*git_files.further_rules(root), *last_words))
-        place, is_overruled = root, False
+        absolute, is_overruled = root, False
         for name in folder.relative_to(root).parts:
-            selection = selection.with_rules(ignore_rules.rules_in(place))
-            place /= name
-            is_overruled = is_overruled or selection.is_overruled(str(place))
-            selection = selection.below(str(place), is_ignored=selection.ignores(str(place), ""))
+            selection = selection.with_rules(ignore_rules.rules_in(absolute))
+            absolute /= name
+            is_overruled = is_overruled or selection.is_overruled(str(absolute))
+            selection = selection.below(
+                str(absolute), is_ignored=selection.ignores(str(absolute), "")
+            )
         try:
             listed = git_files.list_files(folder)
         except git_files.GitUnavailable as error:
@@ -317,8 +319,8 @@ class _Walk:
             return "is a link, but not to a file in this folder"
         if is_named:
             return None
-        for place in [target, *target.parents[: len(target.relative_to(root).parts) - 1]]:
-            if _never(place, is_folder=place != target) is not None:
+        for absolute in [target, *target.parents[: len(target.relative_to(root).parts) - 1]]:
+            if _never(absolute, is_folder=absolute != target) is not None:
                 return f"is a link to {target.relative_to(root)}, which is not uploaded"
         return None
 
@@ -350,11 +352,11 @@ def _never(path: Path, *, is_folder: bool) -> str | None:
 def _relative(root: Path, path: str) -> str:
     """Return a path of the user relative to the root."""
     given = Path(path)
-    place = given if given.is_absolute() else root / given
+    absolute = given if given.is_absolute() else root / given
     try:
-        relative = PurePosixPath(Path(os.path.normpath(place)).relative_to(root)).as_posix()
+        relative = PurePosixPath(Path(os.path.normpath(absolute)).relative_to(root)).as_posix()
     except ValueError:
         raise SpecError(f"--include {path} is not in {root}") from None
-    if not place.exists():
+    if not absolute.exists():
         raise SpecError(f"--include {path}: no such file in {root}")
     return relative

@@ -89,12 +89,12 @@ def _check_values_of(spec: JobSpec, sweep: Sweep) -> None:
 
 def _is_of(error: Error, name: str, document: Mapping[str, Any]) -> bool:
     """Whether an error concerns the named field itself, regardless of other fields."""
-    field, place = f"/{name.replace('.', '/')}", _pointer(error, document, JobSpec)
+    field, location = f"/{name.replace('.', '/')}", _pointer(error, document, JobSpec)
     if error["type"] == "wrong_together":
         return False
     if error["type"] == "value_error":
-        return place == field
-    return f"{field}/".startswith(f"{place}/")
+        return location == field
+    return f"{field}/".startswith(f"{location}/")
 
 
 def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
@@ -283,12 +283,12 @@ def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
     parts: list[tuple[str, list[type[BaseModel]]]] = [("", [root])]
     for part, models in parts:
         for field in dict.fromkeys(field for model in models for field in model.model_fields):
-            place = f"{part}/{field}"
-            if field == name and place != pointer:
-                return f"did you mean {place!r}?"
+            location = f"{part}/{field}"
+            if field == name and location != pointer:
+                return f"did you mean {location!r}?"
             below = _models_of(models, field)
             if below:
-                parts.append((place, below))
+                parts.append((location, below))
     return None
 
 
@@ -296,12 +296,12 @@ def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
     """Suggest dray's name for a field that other programs name differently: `batch_size` is
     `global_batch_size`."""
     ours = as_ours(name) if len(name) <= 100 else ""
-    place = MEANT.get(ours)
-    if place is None or not issubclass(root, JobSpec):
+    location = MEANT.get(ours)
+    if location is None or not issubclass(root, JobSpec):
         return None
-    part, _, field = place.rpartition("/")
+    part, _, field = location.rpartition("/")
     is_here = part == pointer.rpartition("/")[0]
-    return f"did you mean {(field if is_here else place)!r}?"
+    return f"did you mean {(field if is_here else location)!r}?"
 
 
 def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:

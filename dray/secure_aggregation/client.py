@@ -55,7 +55,7 @@ class MaskingClient:
         # Set when the roster arrives: the other clients, the positions of all clients, and the
         # round's parameters.
         self._others: dict[str, RosterEntry] = {}
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         self._least = 0
         self._transcript = b""
         self._encoding: FixedPoint | None = None
@@ -114,10 +114,10 @@ class MaskingClient:
 
     def _share_keys(self, message: bytes) -> bytes:
         self._take_roster(message)
-        places = len(self._places)
-        key_shares = keys.split(self._masking.private, self._least, places)
-        seed_shares = keys.split(self._seed, self._least, places)
-        pairs = dict(zip(self._places, map(bytes.__add__, key_shares, seed_shares), strict=True))
+        num_clients = len(self._indices)
+        key_shares = keys.split(self._masking.private, self._least, num_clients)
+        seed_shares = keys.split(self._seed, self._least, num_clients)
+        pairs = dict(zip(self._indices, map(bytes.__add__, key_shares, seed_shares), strict=True))
         digests = {
             name: keys.digest_of(pair[:SHARE_BYTES]) + keys.digest_of(pair[SHARE_BYTES:])
             for name, pair in pairs.items()
@@ -166,7 +166,7 @@ class MaskingClient:
             raise MessageRefused(SERVER, str(error)) from None
         self._others, self._least, self._encoding = others, least, encoding
         self._version = version
-        self._places = {name: place for place, name in enumerate(names, 1)}
+        self._indices = {name: index for index, name in enumerate(names, 1)}
         self._transcript = keys.transcript_of(self._settings, message)
 
     def _masked_input(self, message: bytes) -> bytes:
@@ -184,7 +184,7 @@ class MaskingClient:
         self._encoding.add_mask(masked, self._seed, 1)
         for name in delivered:
             seed = self._masking.agree(self._others[name].masking_key, keys.MASKS, self._transcript)
-            comes_first = self._places[self._name] < self._places[name]
+            comes_first = self._indices[self._name] < self._indices[name]
             self._encoding.add_mask(masked, seed, 1 if comes_first else -1)
         self._delivered, self._digests, self._update = delivered, digests, None
         return masked.tobytes()

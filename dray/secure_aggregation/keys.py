@@ -127,23 +127,23 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
     return secret.to_bytes(KEY_BYTES, "big") if secret < 2 ** (8 * KEY_BYTES) else None
 
 
-def value_at(place: int, shares: Mapping[int, bytes]) -> bytes:
+def value_at(index: int, shares: Mapping[int, bytes]) -> bytes:
     """Return the value of the polynomial through these shares, at a position without a share."""
-    factors = _factors(place, tuple(shares))
+    factors = _factors(index, tuple(shares))
     values = (int.from_bytes(share, "big") for share in shares.values())
     value = sum(f * v for f, v in zip(factors, values, strict=True)) % PRIME
     return value.to_bytes(SHARE_BYTES, "big")
 
 
 @lru_cache(maxsize=16)  # the same clients reveal shares of many secrets
-def _factors(place: int, places: tuple[int, ...]) -> list[int]:
-    """Return the factor of each share in the value at `place` (Lagrange interpolation)."""
+def _factors(index: int, indices: tuple[int, ...]) -> list[int]:
+    """Return the factor of each share in the value at `index` (Lagrange interpolation)."""
     factors = []
-    for own in places:
+    for own in indices:
         numerator = denominator = 1
-        for other in places:
+        for other in indices:
             if other != own:
-                numerator = numerator * (other - place) % PRIME
+                numerator = numerator * (other - index) % PRIME
                 denominator = denominator * (other - own) % PRIME
         factors.append(numerator * pow(denominator, -1, PRIME) % PRIME)
     return factors

@@ -75,8 +75,8 @@ class MaskingMessage(BaseModel):
             return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            place = "/".join(str(part) for part in first["loc"])
-            raise MessageRefused(sender, f"{cls.__name__} {place}: {first['msg']}") from None
+            location = "/".join(str(part) for part in first["loc"])
+            raise MessageRefused(sender, f"{cls.__name__} {location}: {first['msg']}") from None
 
 
 class MaskingSettings(MaskingMessage):

@@ -30,10 +30,10 @@ Shares = Mapping[str, bytes]
 class Reconstruction:
     """Reconstructs the secrets of one round."""
 
-    def __init__(self, places: Mapping[str, int], least: int) -> None:
-        """places: position of each client in the roster. least: number of shares required for a
+    def __init__(self, indices: Mapping[str, int], least: int) -> None:
+        """indices: position of each client in the roster. least: number of shares required for a
         secret."""
-        self._places = places
+        self._indices = indices
         self._least = least
         self._subsets_left = MAX_SUBSETS
         self._num_doubts: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Reconstruction:
     def _subsets(self, shares: Shares) -> Iterator[Sequence[str]]:
         """Yield sets of `least` holders, starting with the holders that have the fewest doubts
         against them."""
-        order = sorted(shares, key=lambda name: (self._num_doubts[name], self._places[name]))
+        order = sorted(shares, key=lambda name: (self._num_doubts[name], self._indices[name]))
         yield order[: self._least]
         generator = random.Random(0)
         is_few = comb(len(order), self._least) <= self._subsets_left
@@ -100,8 +100,8 @@ class Reconstruction:
             yield each
 
     def _combine(self, holders: Sequence[str], shares: Shares) -> bytes | None:
-        by_place = {self._places[name]: shares[name] for name in holders}
-        return keys.combine(dict(sorted(by_place.items())))
+        by_index = {self._indices[name]: shares[name] for name in holders}
+        return keys.combine(dict(sorted(by_index.items())))
 
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
@@ -111,8 +111,8 @@ class Reconstruction:
         if has_digests:
             self.blame(owner, "its shares do not all belong to the same secret")
             return
-        known = {self._places[name]: shares[name] for name in holders}
+        known = {self._indices[name]: shares[name] for name in holders}
         for holder in shares.keys() - {*holders}:
-            if keys.value_at(self._places[holder], known) != shares[holder]:
+            if keys.value_at(self._indices[holder], known) != shares[holder]:
                 self._num_doubts[holder] += 1
                 self.disputes.append((owner, holder))

@@ -52,7 +52,7 @@ class MaskingServer:
         any client is allowed to answer."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         self._transcript = b""
         self._encoding: FixedPoint | None = None
         self._sum: Ring | None = None
@@ -211,9 +211,9 @@ class MaskingServer:
 
     def _roster(self, came: list[str]) -> Mapping[str, bytes]:
         self._least = self._settings.least_clients(len(came))
-        self._places = {name: place for place, name in enumerate(came, 1)}
+        self._indices = {name: index for index, name in enumerate(came, 1)}
         self._encoding = FixedPoint.of(self._settings, len(came))
-        self._reconstruction = Reconstruction(self._places, self._least)
+        self._reconstruction = Reconstruction(self._indices, self._least)
         self.version = min(VERSION, *(self._keys[name].version or 1 for name in came))
         entries = [
             RosterEntry(name=name, **self._keys[name].model_dump(exclude={"version"}))
@@ -226,12 +226,12 @@ class MaskingServer:
 
     def _take_shares(self, client: str, message: bytes) -> None:
         found = SharedKeys.from_bytes(message, client)
-        if found.shares.keys() != self._places.keys() - {client}:
+        if found.shares.keys() != self._indices.keys() - {client}:
             raise MessageRefused(
                 client, "its shares are not for exactly the other clients in the roster"
             )
         digested = set() if found.digests is None else found.digests.keys()
-        if digested != (self._places.keys() if self.version > 1 else set()):
+        if digested != (self._indices.keys() if self.version > 1 else set()):
             raise MessageRefused(
                 client, "its digests are not for exactly the clients in the roster"
             )
@@ -292,7 +292,7 @@ class MaskingServer:
                 continue
             for other in self._survivors:
                 seed = pair.agree(self._keys[other].masking_key, keys.MASKS, self._transcript)
-                was_added = self._places[other] < self._places[name]
+                was_added = self._indices[other] < self._indices[name]
                 removals.append((seed, -1 if was_added else 1))
         self.lost_secrets = frozenset(errors)
         if errors:

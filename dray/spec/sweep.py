@@ -311,7 +311,7 @@ class Sweep(Document):
                 message = (
                     f"and {other} would both set the variable {variable(name)}: rename one of them"
                 )
-                raise wrong(_place(name), message)
+                raise wrong(_pointer(name), message)
         return self
 
     def _check_grid(self) -> None:
@@ -323,7 +323,7 @@ class Sweep(Document):
         for name, parameter in self.parameters.items():
             if parameter.log or parameter.num_values is None:
                 raise wrong(
-                    _place(name),
+                    _pointer(name),
                     "has no discrete values, which a grid requires: list the values, or give the "
                     "range a step and no log",
                 )
@@ -340,7 +340,7 @@ class Sweep(Document):
             len(argument)
             + sum(
                 longest[found[1]] - len(found[0])
-                for found in _PLACE_OF_VALUE.finditer(argument)
+                for found in _PLACEHOLDER.finditer(argument)
                 if found[1] in longest
             )
             for argument in arguments
@@ -370,7 +370,7 @@ class Sweep(Document):
             part, dot, _ = name.partition(".")
             if not dot or part not in SWEPT_PARTS or name in FIXED:
                 raise wrong(
-                    _place(name),
+                    _pointer(name),
                     f"is not a field of {', '.join(SWEPT_PARTS)} that a sweep can vary, such as "
                     "train.optimizer.lr",
                 )
@@ -385,15 +385,15 @@ class Sweep(Document):
         dotted = next((name for name in self.parameters if "." in name), None)
         if dotted is not None:
             raise wrong(
-                _place(dotted),
+                _pointer(dotted),
                 "is a name for recipes: names of a script's parameters must not contain a dot",
             )
 
 
-_PLACE_OF_VALUE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 
 
-def _place(name: str) -> str:
+def _pointer(name: str) -> str:
     return f"/sweep/parameters/{name}"
 
 
@@ -447,4 +447,4 @@ def _with_arguments(program: Mapping[str, Any], values: Values) -> dict[str, Any
     def filled(match: re.Match[str]) -> str:
         return as_text(values[match[1]]) if match[1] in values else match[0]
 
-    return {**program, "args": [_PLACE_OF_VALUE.sub(filled, one) for one in arguments]}
+    return {**program, "args": [_PLACEHOLDER.sub(filled, one) for one in arguments]}

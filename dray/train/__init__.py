@@ -44,7 +44,7 @@ from dray.train.reporting import known as known
 from dray.train.reporting import observe as observe
 from dray.train.reporting import store_artifact as store_artifact
 from dray.train.reporting import wait_until_written as wait_until_written
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 
 __all__ = [
     "Checkpoint",

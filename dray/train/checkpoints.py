@@ -21,7 +21,7 @@ from typing import Any
 from dray.input.names import unfit
 from dray.train import files
 from dray.train.spool import Known
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 
 MANIFEST = "manifest.json"
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from dray.train.call_lock import CallLock
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 
 _COPY_BYTES = 1 << 20
 

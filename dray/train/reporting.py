@@ -24,7 +24,7 @@ from dray.train.checkpoints import (
     files_of,
 )
 from dray.train.spool import EVERYTHING, Known, SpoolWriter
-from dray.train.storage_room import StorageError, log, wait_for_room
+from dray.train.storage_faults import StorageError, log, wait_for_space
 
 DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
 MAX_KEY_CHARS = 128
@@ -124,7 +124,7 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
     saved: list[SavedArtifact] = []
     what = f"the artifact {Path(path).name if name is None else name}"
     with _storing():
-        wait_for_room(what, lambda: saved.append(store_artifact(path, name)))
+        wait_for_space(what, lambda: saved.append(store_artifact(path, name)))
     return saved[0]
 
 
@@ -144,7 +144,7 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
         size, sha256 = files.measure(source)
         return SavedArtifact(target, source.absolute().as_uri(), size, sha256)
     before = source.stat()
-    _check_room(target, before.st_size)
+    _check_size(target, before.st_size)
     url = f"{base.rstrip('/')}/{target}"
     size, sha256 = files.store(source, url)
     _saved_bytes[target] = size
@@ -155,7 +155,7 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     return SavedArtifact(target, url, size, sha256)
 
 
-def _check_room(target: str, size: int) -> None:
+def _check_size(target: str, size: int) -> None:
     """Raise ValueError if the artifacts of this process would be too large in total. A file counts
     with its full length, because the storage receives the holes of a sparse file as zeros."""
     limit = int(os.environ.get("DRAY_OUTPUT_LIMIT_BYTES", 0))
@@ -260,7 +260,7 @@ def append(kind: str, body: Mapping[str, Any]) -> float:
 
 def wait_until_written(waiting: Callable[[], None]) -> None:
     """Wait until all reports of this process are on its node's disk. Raises StorageError if the
-    disk has no space for them within `storage_room.WAIT_S` seconds.
+    disk has no space for them within `storage_faults.WAIT_S` seconds.
 
     waiting: called before each pause. Used at the end of a rank.
     """
@@ -269,7 +269,7 @@ def wait_until_written(waiting: Callable[[], None]) -> None:
         if not _is_written():
             raise StorageError("this node's disk has no space for it")
 
-    wait_for_room("the rank's last report", write, waiting=waiting)
+    wait_for_space("the rank's last report", write, waiting=waiting)
 
 
 def _is_written() -> bool:

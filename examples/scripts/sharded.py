@@ -21,7 +21,7 @@ class SumModel(nn.Module):
     def __init__(self, width: int = 64, num_layers: int = 2) -> None:
         super().__init__()
         self.digits = nn.Embedding(10, width)
-        self.places = nn.Embedding(8, width)
+        self.positions = nn.Embedding(8, width)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
             for _ in range(num_layers)
@@ -29,7 +29,7 @@ class SumModel(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        x = self.digits(numbers) + self.places(torch.arange(numbers.shape[1]))
+        x = self.digits(numbers) + self.positions(torch.arange(numbers.shape[1]))
         for layer in self.layers:
             x = layer(x)
         scores: Tensor = self.head(x.mean(dim=1))

@@ -48,7 +48,7 @@ from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import Frame
 from ray_workers.shared.folders import work_dir
-from ray_workers.shared.folders.disk_room import why_full
+from ray_workers.shared.folders.disk_space import why_full
 from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation, observe_ranks
 from ray_workers.shared.node_needs import (
@@ -69,7 +69,7 @@ from ray_workers.shared.paths import (
     temp_dir,
     work_root,
 )
-from ray_workers.shared.processes.machine_pace import WaitMeter
+from ray_workers.shared.processes.machine_speed import WaitMeter
 from ray_workers.shared.processes.procfs import (
     Activity,
     activity_of,
@@ -268,7 +268,7 @@ class NodeAgent:
             return
         key = (entry.job_id, entry.attempt)
         held = [each.group for each in await self._slots() if (each.job_id, each.attempt) == key]
-        await placement_groups.give_back(held)
+        await placement_groups.release_slots(held)
         self._book.remove(*key)
         print(f"slots are clean and released: {entry}", flush=True)  # noqa: T201
 
@@ -308,7 +308,7 @@ class NodeAgent:
         return shown
 
     async def observe(
-        self, job_id: str, attempt: int, with_pace: bool, with_system_metrics: bool
+        self, job_id: str, attempt: int, with_speed: bool, with_system_metrics: bool
     ) -> NodeObservation:
         """Observe an attempt's training processes, including dead ones. Slowness and system metrics
         are included if requested."""
@@ -322,7 +322,7 @@ class NodeAgent:
                 or Opening.SYSTEM_METRICS in silo.opens
             }
         ranks = self._observe_ranks(job_id, attempt)
-        return NodeObservation(tuple(ranks), self._slowness(ranks) if with_pace else None, metrics)
+        return NodeObservation(tuple(ranks), self._slowness(ranks) if with_speed else None, metrics)
 
     def _observe_ranks(self, job_id: str, attempt: int) -> list[RankObservation]:
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
@@ -336,7 +336,7 @@ class NodeAgent:
 
     async def slowness(self, job_id: str, attempt: int) -> float:
         """Return how many times slower than usual the slowest process of an attempt or of Ray runs
-        on this node because it waits for a CPU (`ray_workers.shared.processes.machine_pace`)."""
+        on this node because it waits for a CPU (`ray_workers.shared.processes.machine_speed`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:

@@ -82,14 +82,14 @@ def export_class(actor_class: Any) -> bytes:
     return pickle.dumps(meta.actor_creation_function_descriptor)
 
 
-def use_exported_class(actor_class: Any, place: bytes) -> None:
+def use_exported_class(actor_class: Any, descriptor: bytes) -> None:
     """Create actors of the class from the code that another process of the same Ray job exported.
     With the public API, Ray exports a class once per process that creates an actor, each time under
     a different key, and keeps the code until the job ends."""
     from ray._private.worker import global_worker as worker
 
     meta = actor_class.__ray_metadata__
-    meta.actor_creation_function_descriptor = pickle.loads(place)
+    meta.actor_creation_function_descriptor = pickle.loads(descriptor)
     meta.last_export_cluster_and_job = worker.current_cluster_and_job
 
 

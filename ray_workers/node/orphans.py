@@ -38,7 +38,7 @@ def reap(directory: Path) -> list[Orphan]:
     """
     orphans = []
     for record in session_records.read_sessions(directory):
-        if not record.is_of_this_place:
+        if not record.is_of_this_pid_namespace:
             continue
         if not record.is_of_this_boot:
             session_records.remove_session(directory, record)

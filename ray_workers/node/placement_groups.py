@@ -85,7 +85,7 @@ async def release(
     if kept:
         quarantined = [held.group.id for held in await held_slots() if held.node_ids & kept]
         slots = [group for group in slots if group.id not in quarantined]
-    await give_back(slots)
+    await release_slots(slots)
     return kept
 
 
@@ -128,7 +128,7 @@ async def _quarantine(job_id: str, attempt: int, node_id: str) -> bool:
         return node_id in await asyncio.to_thread(alive_nodes)
 
 
-async def give_back(slots: Sequence[PlacementGroup]) -> None:
+async def release_slots(slots: Sequence[PlacementGroup]) -> None:
     """Remove placement groups, newest first, and wait until Ray lists them as removed."""
     for group in reversed(slots):
         await asyncio.to_thread(remove_placement_group, group)

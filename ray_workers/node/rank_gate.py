@@ -36,7 +36,7 @@ def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
         if silo_gate.has_source(environ):  # the scheduler does not assign such a rank to this node
             raise RuntimeError(silo_gate.FOR_SILOS_ALONE)
         return RankGate(task, passes_output=True, passes_progress=True)
-    task = silo_gate.at_home(task, environ)
+    task = silo_gate.restricted(task, environ)
     silo_gate.note_silo(task)
     passes_output = Opening.LOGS in silo_gate.owner_opens(environ)
     return RankGate(task, passes_output, passes_progress=False)

@@ -14,7 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ray_workers.shared.paths import entries
-from ray_workers.shared.processes.procfs import Session, boot_id, command, place, started_ticks
+from ray_workers.shared.processes.procfs import (
+    Session,
+    boot_id,
+    command,
+    pid_namespace,
+    started_ticks,
+)
 
 SESSIONS = "sessions"
 OWNER = "owner.json"
@@ -40,9 +46,9 @@ class SessionRecord:
     """Whether other jobs may also have memory on these GPUs."""
 
     @property
-    def is_of_this_place(self) -> bool:
+    def is_of_this_pid_namespace(self) -> bool:
         """Whether the record's pids are valid on this host and in this container."""
-        return self.place == place()
+        return self.place == pid_namespace()
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -119,7 +125,7 @@ def write_owner(runtime_dir: Path, raylet: int) -> None:
     """Record this node's raylet, if the process is a raylet."""
     raylet = raylet if command(raylet) == "raylet" else 0
     owner = {
-        "place": place(),
+        "place": pid_namespace(),
         "boot_id": boot_id(),
         "raylet": raylet,
         "started": started_ticks(raylet),
@@ -134,7 +140,7 @@ def is_dead_node(runtime_dir: Path) -> bool:
     try:
         owner = json.loads((runtime_dir / OWNER).read_text())
         boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]
-        if owner["place"] != place():
+        if owner["place"] != pid_namespace():
             return False
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -162,7 +162,7 @@ def keep(task: RankTask, text: str) -> None:
             file.write(text)
 
 
-def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
+def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
     the node unless they are opened, it gets no files of other jobs, and it sends no metrics that
     must not leave the node."""

@@ -122,8 +122,8 @@ class Auroc(Metric):
             self.scores.append(scores)
             self.labels.append(labels)
             return
-        place = (scores / (scores.abs() + MIDDLE_LOG_ODDS)).nan_to_num() + 1
-        bins = (place * (NUM_BINS / 2)).long().clamp(0, NUM_BINS - 1)
+        position = (scores / (scores.abs() + MIDDLE_LOG_ODDS)).nan_to_num() + 1
+        bins = (position * (NUM_BINS / 2)).long().clamp(0, NUM_BINS - 1)
         classes = torch.arange(self._num_classes, device=labels.device)
         rows = (labels[:, None] == classes) * self._num_classes + classes
         found = torch.bincount((rows * NUM_BINS + bins).flatten(), minlength=self.counts.numel())

@@ -130,19 +130,19 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _answer(value: Any, model: Predictor, place: str) -> float:
+def _answer(value: Any, model: Predictor, location: str) -> float:
     if model.labels is not None:
-        return _class_of(value, model.labels, place)
+        return _class_of(value, model.labels, location)
     try:
         number = relative(exact_number(value, model.form.style), model.target_base)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise broken(place, f"the value to predict is {shortened(value)}, not a finite number")
+        raise broken(location, f"the value to predict is {shortened(value)}, not a finite number")
     return number
 
 
-def _class_of(value: Any, labels: Any, place: str) -> int:
+def _class_of(value: Any, labels: Any, location: str) -> int:
     """Return the number of a class. A class whose name is a number can be written as 1 or 1.0."""
     names = [str(value).strip()]
     try:
@@ -152,7 +152,7 @@ def _class_of(value: Any, labels: Any, place: str) -> int:
     for name in names:
         if name in labels:
             return int(labels.index(name))
-    raise broken(place, f"has the class {shortened(value)}; the job knows {listed(labels)}")
+    raise broken(location, f"has the class {shortened(value)}; the job knows {listed(labels)}")
 
 
 def _is_missing(value: Any) -> bool:

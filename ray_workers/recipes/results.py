@@ -44,9 +44,9 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for key, value in state.items():
-        place = value.untyped_storage().data_ptr()
-        found[key] = value.clone() if place in seen else value
-        seen.add(place)
+        address = value.untyped_storage().data_ptr()
+        found[key] = value.clone() if address in seen else value
+        seen.add(address)
     return found
 
 

@@ -365,7 +365,7 @@ NOT_PREPARED = (
 
 
 @dataclass(frozen=True)
-class Seat:
+class ProcessSpec:
     """The fields of a `RankTask` that differ between the processes of an attempt."""
 
     rank: int
@@ -397,7 +397,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class RankTask(Seat, RankSpec):
+class RankTask(ProcessSpec, RankSpec):
     """Everything that a training process needs. The process receives it as JSON when it is
     forked."""
 
@@ -417,23 +417,23 @@ class RankTask(Seat, RankSpec):
     """URL of this rank's data, if the rank is a silo."""
 
     @classmethod
-    def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
-        """Return the task of the process that takes this seat in the attempt."""
+    def of(cls, attempt: AttemptSpec, process: ProcessSpec) -> RankTask:
+        """Return the task of this process of the attempt."""
         base = (
             f"{attempt.storage_url.rstrip('/')}/{attempt_prefix(attempt.job_id, attempt.attempt)}"
         )
-        is_silo = attempt.silo_sources and seat.rank
+        is_silo = attempt.silo_sources and process.rank
         return cls(
             **{field.name: getattr(attempt, field.name) for field in fields(RankSpec)},
-            **vars(seat),
+            **vars(process),
             world_size=attempt.world_size,
             num_nodes=len({part.node_id for part in attempt.slices}),
             checkpoint_url=f"{base}/checkpoints",
             artifact_url=f"{base}/artifacts",
             folder_url=folder_url(attempt.storage_url, attempt.job_id),
-            device="cuda" if attempt.bundle_of(seat.rank).get("GPU") else "cpu",
+            device="cuda" if attempt.bundle_of(process.rank).get("GPU") else "cpu",
             env={},
-            silo_source=attempt.silo_sources[seat.rank - 1] if is_silo else None,
+            silo_source=attempt.silo_sources[process.rank - 1] if is_silo else None,
         )
 
     @property

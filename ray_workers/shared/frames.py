@@ -281,10 +281,10 @@ class ErrorReport(Report):
     traceback: Traceback
     raised_at: MaybeNumber
     """Unix time in seconds by the node's clock. The report may arrive much later."""
-    seat: MaybeCount
+    seat: MaybeCount  # plain: ok
     """Identifies the process, together with `incarnation`; None in reports forged by a user's
     program. The spool can be for a different rank: a process without an assigned rank is named by
-    its seat."""
+    its worker index."""
     incarnation: MaybeCount
 
 

@@ -45,6 +45,6 @@ class GroupTraits:
     role_names: tuple[str, ...]
     """The role of each rank, as returned by `dray.ranks.role_names`."""
     has_peer_ports: bool
-    """Whether each rank reserves a port before any process is started (`Seat.peers`)."""
+    """Whether each rank reserves a port before any process is started (`ProcessSpec.peers`)."""
     hang_limit_s: float | None
     """Seconds without progress after which a script counts as hung, if its document sets this."""

@@ -36,8 +36,8 @@ def socket_factory(host: str, allowed: AllowedHosts) -> Callable[[AddressInfo], 
         raise RefusedAddress(host, reason)
 
     def make(info: AddressInfo) -> socket.socket:
-        family, kind, protocol, _, place = info
-        address = ipaddress.ip_address(str(place[0]).split("%", 1)[0])
+        family, kind, protocol, _, sockaddr = info
+        address = ipaddress.ip_address(str(sockaddr[0]).split("%", 1)[0])
         if not allowed.has_name(host):
             reason = refused_address(address, allowed)
             if reason is not None:

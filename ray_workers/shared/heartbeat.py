@@ -47,7 +47,7 @@ class RankPhase(IntEnum):
     UPDATE = 4
     EVALUATE = 5
     SAVE = 6
-    STAND_BY = 7
+    STANDBY = 7
     """The group is broken, and the rank waits for an assignment to the next group."""
     FINISH = 8
     FORMING = 9
@@ -138,6 +138,7 @@ class RankObservation:
     """A training process as its node sees it."""
 
     rank: int
+    """The worker's index in a node's answer; `GroupMonitor` replaces it by the current rank."""
     incarnation: int
     status: RankStatus
     age_s: float
@@ -279,13 +280,13 @@ def stack_path(prefix: str) -> Path:
     return Path(f"{prefix}.stack")
 
 
-def _place_path(prefix: str) -> Path:
+def _assignment_path(prefix: str) -> Path:
     return Path(f"{prefix}.place")
 
 
-def prefix_of(folder: Path, rank: int, incarnation: int) -> str:
+def prefix_of(folder: Path, worker_index: int, incarnation: int) -> str:
     """Return the path prefix of a process's files."""
-    return str(folder / f"r{rank}.{incarnation}")
+    return str(folder / f"r{worker_index}.{incarnation}")
 
 
 def parse_status(data: bytes) -> RankStatus:
@@ -325,11 +326,13 @@ def observe_ranks(folder: Path) -> list[RankObservation]:
         seen = read_status(path)
         if seen is None:
             continue
-        rank, incarnation = path.stem.removeprefix("r").split(".")
+        worker_index, incarnation = path.stem.removeprefix("r").split(".")
         fields = stat_fields(seen.pid) if seen.pid else []
         state = fields[0].decode() if fields and fields[0] not in DEAD else ""
         age_s = max(0.0, time.monotonic() - seen.since)
-        observations.append(RankObservation(int(rank), int(incarnation), seen, age_s, state))
+        observations.append(
+            RankObservation(int(worker_index), int(incarnation), seen, age_s, state)
+        )
     return observations
 
 
@@ -349,13 +352,13 @@ def figures_of_earlier_processes(prefix: str) -> list[UnreportedStep]:
     return [figures for page in pages for figures in unreported_steps(page.read_bytes())]
 
 
-def announce(prefix: str, place: RankAssignment) -> None:
+def announce(prefix: str, assignment: RankAssignment) -> None:
     """Assign a process to a rank in the next generation of its group."""
-    target = _place_path(prefix)
+    target = _assignment_path(prefix)
     partial = target.with_suffix(".place.partial")
-    partial.write_text(json.dumps(asdict(place)))
+    partial.write_text(json.dumps(asdict(assignment)))
     partial.replace(target)
-    _poke(prefix, _Word.WANTED, place.generation)
+    _poke(prefix, _Word.WANTED, assignment.generation)
 
 
 def ask_to_leave(prefix: str) -> None:
@@ -365,7 +368,7 @@ def ask_to_leave(prefix: str) -> None:
 
 def announced(prefix: str) -> RankAssignment:
     """Return the latest assignment that was announced to the process."""
-    return RankAssignment(**json.loads(_place_path(prefix).read_text()))
+    return RankAssignment(**json.loads(_assignment_path(prefix).read_text()))
 
 
 def _poke(prefix: str, word: _Word, value: int) -> None:

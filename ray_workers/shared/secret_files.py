@@ -53,11 +53,11 @@ def _read(folder: str | None, name: str, owner: str | None) -> str:
         )
     if not _NAME.fullmatch(name):
         raise SecretUnavailable("the name of a secret must consist of letters, digits and _")
-    place = Path(folder)
+    parent = Path(folder)
     if is_owners(folder, name, owner):
-        place = place / OWNERS / str(owner)
+        parent = parent / OWNERS / str(owner)
     try:
-        fd = os.open(place / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(parent / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise SecretUnavailable(
             f"the secret {name} can't be read on this node: {error.strerror}"

@@ -24,18 +24,18 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation, TimeCategory
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.asked_end import AskedEnd
 from ray_workers.supervision.fault_injection import FaultInjector
-from ray_workers.supervision.lone_ranks import LoneRanks
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.resizing import Resizing
 from ray_workers.supervision.rules import collective_hangs, recovery_rules, script_hangs
-from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of, failed_by_echo
+from ray_workers.supervision.rules.failure_attribution import RankExit, all_lost_a_peer, errors_of
 from ray_workers.supervision.rules.group_policy import (
     Action,
+    AddWorkers,
     Confirm,
     End,
     EndHang,
@@ -44,12 +44,12 @@ from ray_workers.supervision.rules.group_policy import (
     GroupObservation,
     GroupPolicy,
     Inject,
-    TakeIn,
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
+from ray_workers.supervision.standalone_ranks import StandaloneRanks
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
@@ -65,7 +65,7 @@ class GroupMonitor:
         drills: FaultInjector,
         recovery: RecoveryController,
         resizing: Resizing,
-        pace: MachinePace,
+        speed: MachineSpeed,
         timings: Timings,
     ) -> None:
         self._spec = spec
@@ -75,16 +75,16 @@ class GroupMonitor:
         self._drills = drills
         self._recovery = recovery
         self._resizing = resizing
-        self._lone_ranks = LoneRanks(spec, group, reporter, pace, timings)
-        self._pace = pace
+        self._standalone_ranks = StandaloneRanks(spec, group, reporter, speed, timings)
+        self._speed = speed
         self._timings = timings
         self._traits = spec.traits
         self._script_hangs = ScriptHangWatch(
-            *(spec, group, nodes, pace, timings),
+            *(spec, group, nodes, speed, timings),
             newest=self._newest,
             is_expected_to_stand=self._is_expected_to_stand,
         )
-        self._silence = SilenceWatch(spec, group, pace, timings)
+        self._silence = SilenceWatch(spec, group, speed, timings)
         self._policy = GroupPolicy(timings, spec.traits, is_elastic=spec.min_workers is not None)
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
@@ -144,15 +144,15 @@ class GroupMonitor:
         handled: set[asyncio.Future[RankExit]] = set()
         while (running := self._exits() - handled) and self._awaited() - handled:
             timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            taken_in = asyncio.ensure_future(self._recovery.taken_in.wait())
-            either: set[asyncio.Future[Any]] = {*ends, *running, taken_in}
+            workers_added = asyncio.ensure_future(self._recovery.workers_added.wait())
+            either: set[asyncio.Future[Any]] = {*ends, *running, workers_added}
             try:
                 done, _ = await asyncio.wait(
                     either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
             finally:
-                taken_in.cancel()
-            self._recovery.taken_in.clear()
+                workers_added.cancel()
+            self._recovery.workers_added.clear()
             for end in ends:
                 if end in done:
                     return end.result()
@@ -173,7 +173,7 @@ class GroupMonitor:
                 if outcome := await self._lost_at_the_end(lost):
                     return outcome
                 if self._hang_outcome is None:
-                    await self._let_echoes_end()
+                    await self._await_secondary_failures()
                 return self._hang_outcome
         return None
 
@@ -191,7 +191,7 @@ class GroupMonitor:
         """Whether the group can recover in place. A script must have called `train.prepare`."""
         if not self._traits.recovers_in_place or not self._traits.is_script:
             return self._traits.recovers_in_place
-        running = {(member.seat, member.incarnation) for member in self._group.running}
+        running = {(member.index, member.incarnation) for member in self._group.running}
         return recovery_rules.are_prepared(self._observations, running)
 
     async def _recovers(self, lost: Sequence[Member]) -> bool:
@@ -199,13 +199,13 @@ class GroupMonitor:
             await self.observe()
         vanished = any(member.end.exit_code is None for member in lost)
         kind = LossKind.LOST if vanished else LossKind.KILLED
-        seats = {member.seat for member in lost}
-        if seats & self._hung:
+        indices = {member.index for member in lost}
+        if indices & self._hung:
             kind = LossKind.HANG
         began_at = self._drills.injected_at({member.rank for member in lost}, time.time())
         if not self._recovers_in_place:
             return await self._restarts(lost, kind, began_at)
-        self._hung -= seats
+        self._hung -= indices
         recovers = await self._recovery.recover(lost, kind=kind, began_at=began_at)
         if recovers and self.asked.is_leaving:
             await self._group.ask_to_leave()  # rank 0 might be a new process
@@ -213,10 +213,10 @@ class GroupMonitor:
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
         """Restart ranks of a script that form no group. Return whether they were restarted."""
-        report = await self._lone_ranks.restart(lost, kind=kind, began_at=began_at)
+        report = await self._standalone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
-        self._hung -= {member.seat for member in lost}
+        self._hung -= {member.index for member in lost}
         self._hang_outcome = None
         self._drills.passed(report)
         return True
@@ -241,7 +241,7 @@ class GroupMonitor:
         # Servers do not end as long as the new ranks are connected to them.
         left = [m for m in self._group.running if m.rank not in ranks | self._traits.unawaited]
         if others := {m.exit for m in left if m.exit}:
-            await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
+            await asyncio.wait(others, timeout=self._speed.stretched(self._timings.secondary_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"ranks {names} were lost" if len(ranks) > 1 else f"rank {names} was lost"
         broke = broke if ranks else "the group was about to change its size"
@@ -268,7 +268,7 @@ class GroupMonitor:
         """Return the ends of the ranks that have ended with code 0."""
         return [end for end in self._group.ended() if end.exit_code == 0]
 
-    async def _let_echoes_end(self) -> None:
+    async def _await_secondary_failures(self) -> None:
         """Give the other ranks a moment to fail on their own, so that their errors are reported.
 
         Does nothing if the group recovers in place, because the ranks then wait for a round that
@@ -276,20 +276,20 @@ class GroupMonitor:
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:
-            await asyncio.wait(running, timeout=self._pace.stretched(self._timings.echo_s))
+            await asyncio.wait(running, timeout=self._speed.stretched(self._timings.secondary_s))
             if self._traits.is_script:
-                await self._let_the_culprit_end()
+                await self._await_root_cause()
 
-    async def _let_the_culprit_end(self) -> None:
+    async def _await_root_cause(self) -> None:
         """Wait for another rank of a script to fail, as long as all failed ranks have only lost a
         peer. That peer might close its connections long before it reports its own error."""
-        deadline = time.monotonic() + self._pace.stretched(self._timings.culprit_s)
+        deadline = time.monotonic() + self._speed.stretched(self._timings.root_cause_s)
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]
             failed = [end for end in self._group.ended() if end.exit_code != 0]
-            ranks = {(m.seat, m.incarnation): m.rank for m in self._group.placed}
+            ranks = {(m.index, m.incarnation): m.rank for m in self._group.placed}
             errors = errors_of(await self._nodes.errors(), ranks)
-            if not running or not failed_by_echo(failed, errors):
+            if not running or not all_lost_a_peer(failed, errors):
                 return
             await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
@@ -327,8 +327,8 @@ class GroupMonitor:
     def _pause_s(self) -> float:
         if self._drills.waiting or self._recovery.state.regrouping is not None:
             # On an overloaded machine, frequent observations would slow down the group.
-            return self._pace.stretched(self._timings.quick_look_period_s)
-        if self._may_only_be_stopped and not self._memory.suspicion.places:
+            return self._speed.stretched(self._timings.quick_look_period_s)
+        if self._may_only_be_stopped and not self._memory.suspicion.suspects:
             return self._timings.script_period_s
         return self._timings.look_period_s
 
@@ -350,7 +350,7 @@ class GroupMonitor:
     async def _decide(self) -> Outcome | None:
         await self.observe()
         seen = self._seen()
-        actions, self._memory = self._policy.decide(seen, self._memory, self._pace.time())
+        actions, self._memory = self._policy.decide(seen, self._memory, self._speed.time())
         for action in actions:
             outcome = await self._act(action, seen)
             if outcome is not None:
@@ -368,17 +368,17 @@ class GroupMonitor:
             drills=self._drills.waiting,
             is_leaving=self.asked.is_leaving,
             is_ending_hang=bool(self._hung),
-            slowness=self._pace.slowness,
+            slowness=self._speed.slowness,
         )
 
     async def _act(self, action: Action, seen: GroupObservation) -> Outcome | None:
         """Carry out an action. Returns an Outcome if it ends the attempt. `seen` is the observation
         on which the action is based."""
         if isinstance(action, Gather | EndHang | End):
-            self._pace.ran_out()
+            self._speed.ran_out()
         match action:
-            case TakeIn(grant):
-                self._resizing.take_in(grant)
+            case AddWorkers(grant):
+                self._resizing.add_workers(grant)
             case Confirm():
                 self._confirm(seen)
             case Inject(drill, step):
@@ -410,11 +410,11 @@ class GroupMonitor:
 
         `cause` is USER_ERROR for a script, which might hang every time it runs.
         """
-        seats = {member.seat: member.rank for member in self._group.running}
+        rank_of = {member.index: member.rank for member in self._group.running}
         blamed = {observation.rank for observation in hang.culprits}
         culprits = [(m, m.incarnation) for m in self._group.running if m.rank in blamed]
-        by_seat = await self._nodes.stacks(list(seats))
-        stacks = {seats[seat]: text for seat, text in by_seat.items()}
+        by_index = await self._nodes.stacks(list(rank_of))
+        stacks = {rank_of[index]: text for index, text in by_index.items()}
         report = hang_report(hang, ranks, collective_hangs.with_absences(stacks))
         if self._traits.is_script:
             report = script_hangs.with_collectives(report)
@@ -425,16 +425,16 @@ class GroupMonitor:
         # In the meantime, these members might have ended or have been assigned other ranks.
         running = [(member, member.incarnation) for member in self._group.running]
         killed = [member for member, number in culprits if (member, number) in running]
-        self._hung |= {member.seat for member in killed}
+        self._hung |= {member.index for member in killed}
         if not self._recovers_in_place:
             self._hang_outcome = hang.outcome(str(report.phase), cause)
         for member in killed:
-            await self._nodes.signal(member.node_id, member.seat, signal.SIGKILL)
+            await self._nodes.signal(member.node_id, member.index, signal.SIGKILL)
         return None
 
     def _newest(self) -> list[RankObservation]:
         """Return the latest observations of running processes that have a rank, sorted by rank."""
-        ranks = {(m.seat, m.incarnation): m.rank for m in self._group.running}
+        ranks = {(m.index, m.incarnation): m.rank for m in self._group.running}
         seen = [
             replace(observation, rank=ranks[observation.rank, observation.incarnation])
             for observation in self._observations
@@ -446,4 +446,4 @@ class GroupMonitor:
         member = next((m for m in self._group.running if m.rank == rank), None)
         if member is None:
             return False
-        return await self._nodes.signal(member.node_id, member.seat, number)
+        return await self._nodes.signal(member.node_id, member.index, number)

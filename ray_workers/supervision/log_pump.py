@@ -134,14 +134,14 @@ class LogPump:
     async def lines_lost_at_the_end(self) -> int:
         """Return how many of the last lines were lost because the disk did not have space in time.
         Must be called after `finish`."""
-        deadline = time.monotonic() + self._timings.log_room_limit_s
+        deadline = time.monotonic() + self._timings.log_space_limit_s
         while True:
             self._drain(vital=True)
             self._spool.close()
             lost = len(self._tail) + self._spool.num_waiting
             if not lost or time.monotonic() > deadline:
                 return lost
-            await asyncio.sleep(self._timings.log_room_period_s)
+            await asyncio.sleep(self._timings.log_space_period_s)
 
     def finish(self) -> None:
         """Read the remaining output in the pipe after the process has ended.

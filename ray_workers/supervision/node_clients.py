@@ -15,7 +15,7 @@ from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation
 from ray_workers.shared.names import agent_name
-from ray_workers.shared.processes.machine_pace import USUAL, MachinePace
+from ray_workers.shared.processes.machine_speed import USUAL, MachineSpeed
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.supervision.rules.timings import Timings
@@ -37,12 +37,12 @@ class NodeClients:
         self,
         spec: AttemptSpec,
         agents: dict[str, Any],
-        pace: MachinePace,
+        speed: MachineSpeed,
         system_metrics: SystemMetricsReporter,
         timings: Timings,
     ) -> None:
         """`agents` are the node agents by node id; `know` and `forget` modify this dict."""
-        self._pace = pace
+        self._speed = speed
         self._system_metrics = system_metrics
         self._timings = timings
         self._key = (spec.job_id, spec.attempt)
@@ -50,18 +50,18 @@ class NodeClients:
         self._limits = SilenceLimits(spec.silence_limit_s)
         self._silence = Silence()
         self._silent_at = -math.inf
-        self._pace_at = -math.inf
+        self._speed_at = -math.inf
 
     async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
         """Call a node's agent and return its answer. Raises TimeoutError or Ray's error if there is
         none.
 
-        `limit_s` is the limit at the machines' usual pace.
+        `limit_s` is the limit at the machines' usual speed.
         """
         if self.is_silent(node_id):
             self._silent_at = time.monotonic()
         call = getattr(self._agents[node_id], method).remote(*self._key, *arguments)
-        return await self._silence.ask(node_id, self._pace.stretched(limit_s), call)
+        return await self._silence.ask(node_id, self._speed.stretched(limit_s), call)
 
     def is_silent(self, node_id: str) -> bool:
         """Whether the node's agent has been unresponsive long enough to be reported to users."""
@@ -124,12 +124,12 @@ class NodeClients:
     async def observations(self) -> list[RankObservation]:
         """Return observations of all processes that have a heartbeat page, including ended
         processes. Nodes that do not answer are skipped."""
-        with_pace = self._pace_is_older_than(self._timings.pace_period_s)
+        with_speed = self._speed_is_older_than(self._timings.speed_period_s)
         with_metrics = self._system_metrics.take_wish()
-        answers: list[NodeObservation] = await self._all("observe", with_pace, with_metrics)
-        if with_pace and answers:
-            self._pace.learn(max(one.slowness or USUAL for one in answers))
-            self._pace_at = time.monotonic()
+        answers: list[NodeObservation] = await self._all("observe", with_speed, with_metrics)
+        if with_speed and answers:
+            self._speed.learn(max(one.slowness or USUAL for one in answers))
+            self._speed_at = time.monotonic()
         if with_metrics:
             self._system_metrics.report(answer.system_metrics for answer in answers)
         return [one for answer in answers for one in answer.ranks]
@@ -138,14 +138,14 @@ class NodeClients:
         """Return the activity so far of every living process, by rank and incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
-    async def keep_pace(self) -> None:
+    async def refresh_speed(self) -> None:
         """Measure how slow the machines are, unless a recent observation has done so. If no agent
         answers, the last known speed is kept."""
-        if self._pace_is_older_than(self._timings.pace_limit_s):
+        if self._speed_is_older_than(self._timings.speed_limit_s):
             await self.observations()
 
-    def _pace_is_older_than(self, age_s: float) -> bool:
-        return time.monotonic() - self._pace_at >= age_s
+    def _speed_is_older_than(self, age_s: float) -> bool:
+        return time.monotonic() - self._speed_at >= age_s
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """Return the stack traces of these ranks that are available."""

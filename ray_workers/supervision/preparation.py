@@ -12,7 +12,7 @@ from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import Slice
 from ray_workers.shared.heartbeat import RankPhase
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.rules.recovery_rules import MOST_STARTS
 from ray_workers.supervision.rules.timings import Timings
@@ -31,14 +31,14 @@ class Preparation:
         group: WorkerGroup,
         nodes: NodeClients,
         prepare: Callable[[Collection[str]], Awaitable[None]],
-        pace: MachinePace,
+        speed: MachineSpeed,
         timings: Timings,
     ) -> None:
         """`prepare` prepares nodes for ranks, or raises CodeUnavailable or CodeUnfetchable."""
         self._group = group
         self._nodes = nodes
         self._prepare = prepare
-        self._pace = pace
+        self._speed = speed
         self._timings = timings
 
     async def dead_nodes(self, members: Sequence[Member] = ()) -> Set[str]:
@@ -77,7 +77,7 @@ class Preparation:
     async def restart_until_ready(self, member: Member, round_number: int) -> Set[str]:
         """Like `restart`, but try only once, and wait until the process is ready to get a rank."""
         starting = self._restart_once([member], round_number)
-        if dead := await self._pace.within(self._timings.replace_limit_s, starting):
+        if dead := await self._speed.within(self._timings.replace_limit_s, starting):
             return dead
         await self.until_ready([member])
         return set()
@@ -90,18 +90,18 @@ class Preparation:
         await self._prepare(node_ids)
         # A rank actor that is stopped while starting never answers.
         limit_s = self._timings.grow_limit_s + self._timings.replace_limit_s
-        return await self._pace.within(limit_s, self._group.add(slices, round_number))
+        return await self._speed.within(limit_s, self._group.add(slices, round_number))
 
     async def until_ready(self, members: Sequence[Member]) -> None:
         """Wait until all members are ready to get a rank. Raises ForkFailed or TimeoutError."""
-        await self._pace.within(self._timings.ready_limit_s, self._until_ready(members))
+        await self._speed.within(self._timings.ready_limit_s, self._until_ready(members))
 
     async def _until_ready(self, members: Sequence[Member]) -> None:
-        waiting = {(member.seat, member.incarnation) for member in members}
+        waiting = {(member.index, member.incarnation) for member in members}
         while waiting:
             if not all(member.is_running for member in members):
                 raise ForkFailed("a new worker ended before it was ready")
             await asyncio.sleep(self._timings.ready_period_s)
             for observation in await self._nodes.observations():
-                if observation.status.phase is RankPhase.STAND_BY:
+                if observation.status.phase is RankPhase.STANDBY:
                     waiting.discard((observation.rank, observation.incarnation))

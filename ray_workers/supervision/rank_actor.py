@@ -160,12 +160,12 @@ class RankActor:
     async def ping(self) -> None:
         """Do nothing. The call returns unless the actor's process is stopped."""
 
-    async def announce(self, place: RankAssignment) -> None:
+    async def announce(self, assignment: RankAssignment) -> None:
         """Announce the rank in the next rendezvous round to the process."""
-        self._place = place
+        self._assignment = assignment
         # If another assignment is announced while this call waits for the page, that one is
         # written.
-        await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._place))
+        await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._assignment))
 
     async def ask_to_leave(self) -> None:
         """Ask the process to save a checkpoint after its current step, and to end."""

@@ -18,7 +18,7 @@ from typing import Any
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
 from ray_workers.shared.heartbeat import RankStatus
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
 from ray_workers.supervision.reporter import Reporter
@@ -62,7 +62,7 @@ class RecoveryController:
         reporter: Reporter,
         on_resize: Callable[[], None],
         preparation: Preparation,
-        pace: MachinePace,
+        speed: MachineSpeed,
         timings: Timings,
     ) -> None:
         """`on_resize` is called whenever the number of slots that the attempt holds changes."""
@@ -72,12 +72,12 @@ class RecoveryController:
         self._reporter = reporter
         self.on_resize = on_resize
         self._preparation = preparation
-        self._pace = pace
+        self._speed = speed
         self._timings = timings
         self.least = least_ranks(spec)
         """Minimum number of workers with which the group trains."""
         self.state = RecoveryState()
-        self.taken_in = asyncio.Event()
+        self.workers_added = asyncio.Event()
         """Set when newcomers have been assigned a rank, so that the monitor also waits for their
         ends."""
         self.one_at_a_time = asyncio.Lock()
@@ -91,7 +91,7 @@ class RecoveryController:
         """Lost members whose processes are being replaced while the others train."""
         self._asks_until = 0.0
         """Until when slots are requested to replace slots on lost nodes, on the clock of
-        `MachinePace.time`."""
+        `MachineSpeed.time`."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Continue without the lost members, or with new processes for them. Returns False if the
@@ -105,7 +105,7 @@ class RecoveryController:
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
-            ranks = {(member.seat, member.incarnation): member.rank for member in lost}
+            ranks = {(member.index, member.incarnation): member.rank for member in lost}
             ends = [member.end for member in lost]
             why_not = recovery_rules.refused(
                 ends,
@@ -135,15 +135,15 @@ class RecoveryController:
         # A lost node can't report the steps of its processes any more.
         regrouping = self.state.regrouping
         furthest_step = 0 if regrouping is None else regrouping.furthest_step
-        began = self._pace.time()
+        began = self._speed.time()
         while True:
             observations = await self._nodes.observations()
-            running = {(member.seat, member.incarnation) for member in self._group.running}
+            running = {(member.index, member.incarnation) for member in self._group.running}
             num = recovery_rules.num_holders(observations, running, furthest_step=furthest_step)
             observed = {(one.rank, one.incarnation) for one in observations}
             if num or running <= observed:
                 return num
-            if self._pace.is_over(began, self._timings.holders_limit_s):
+            if self._speed.is_over(began, self._timings.holders_limit_s):
                 return 0
             await asyncio.sleep(self._timings.ask_again_pause_s)
 
@@ -156,7 +156,7 @@ class RecoveryController:
         furthest_step = max((one.status.step for one in observations), default=0)
         self.state = self.state.begin([end.rank for end in lost], began_at, furthest_step)
         if kind is not None:
-            why_slow = self._pace.why()
+            why_slow = self._speed.why()
             self._reporter.report(
                 recovery_rules.loss_report(lost, kind, self.state.round, self._traits, why_slow)
             )
@@ -172,25 +172,25 @@ class RecoveryController:
         """Form the round that results from a change, and announce it unless the group has to wait
         for workers. Returns False if the group can't continue. Raises one of NOT_STARTED."""
         limit_s = self._timings.replace_limit_s
-        found, is_smaller = await self._pace.within(limit_s, self._make_ready(change))
+        found, is_smaller = await self._speed.within(limit_s, self._make_ready(change))
         if isinstance(found, str):
             print(f"not recovered in place: {found}", flush=True)  # noqa: T201
             return False
         self._assign(found)
         if change.ready:
-            self.taken_in.set()
+            self.workers_added.set()
         if change.how is not None:
             self.report_size(change.how)
         if is_smaller:
             self._goes_on_smaller()
-        self.state = self.state.lack(found.num_awaited, self._pace.time())
+        self.state = self.state.lack(found.num_awaited, self._speed.time())
         if found.is_whole:
             members = self._members(found.members)
             await self._group.announce(self.state.round, members, self.state.batch_size)
-            self.state = replace(self.state, announced_at=self._pace.time())
+            self.state = replace(self.state, announced_at=self._speed.time())
         if change.leaving:
             slots = [member.slots for member in change.leaving]
-            await self._group.give_back([each for each in self._group.slots if each in slots])
+            await self._group.release_slots([each for each in self._group.slots if each in slots])
         for member in self._members(found.rejoining):
             self.do(self._rejoin(member))
         return True
@@ -221,22 +221,22 @@ class RecoveryController:
 
     def _roster(self, change: GroupChange) -> GroupRoster:
         workers = [
-            Worker(member.seat, member.rank, member.node_id, _state_of(member, change))
+            Worker(member.index, member.rank, member.node_id, _state_of(member, change))
             for member in self._group.members
         ]
-        leaving = {member.seat for member in change.leaving}
+        leaving = {member.index for member in change.leaving}
         return GroupRoster(workers, self.least, change.dead_nodes, leaving)
 
-    def _members(self, seats: Sequence[int]) -> list[Member]:
-        by_seat = {member.seat: member for member in self._group.members}
-        return [by_seat[seat] for seat in seats]
+    def _members(self, indices: Sequence[int]) -> list[Member]:
+        by_index = {member.index: member for member in self._group.members}
+        return [by_index[index] for index in indices]
 
     def _assign(self, found: NextRound) -> None:
         """Assign ranks to the members of the round, and remove the ranks of all other members.
         Existing ranks are kept until the round is announced."""
-        seats = set(found.members)
+        indices = set(found.members)
         for member in self._group.placed:
-            member.is_placed = member.seat in seats
+            member.is_placed = member.index in indices
         rank = max((member.rank for member in self._group.placed), default=-1)
         for member in self._members(found.members):
             if not member.is_placed:
@@ -252,13 +252,17 @@ class RecoveryController:
     def _goes_on_smaller(self) -> None:
         self.report_size("continues without the workers of a lost node")
         if self._traits.goes_on_without_lost:
-            self._asks_until = self._pace.time() + self._timings.stand_by_limit_s
+            self._asks_until = self._speed.time() + self._timings.standby_limit_s
             self.do(self._ask_no_more())
 
     async def _ask_no_more(self) -> None:
         """Continue without workers that did not get slots in time, because the service withholds
         slots from the whole queue while a group lacks workers."""
-        while self._pace.time() < self._asks_until or self.state.grants or self.state.is_taking_in:
+        while (
+            self._speed.time() < self._asks_until
+            or self.state.grants
+            or self.state.is_adding_workers
+        ):
             await asyncio.sleep(self._timings.ready_period_s)
         if self._num_lacking:
             self.least = len(self._group.members)
@@ -271,7 +275,7 @@ class RecoveryController:
         if regrouping is None:
             return None
         self.state = replace(self.state, regrouping=None, without_a_step=0)
-        self._pace.caught_up()
+        self._speed.caught_up()
         if not regrouping.ranks:
             return None
         resumed = max((rank.resumed_step for rank in ranks), default=0)
@@ -301,7 +305,7 @@ class RecoveryController:
             for _ in range(recovery_rules.MOST_STARTS):
                 if await self._has_rejoined(member):
                     return
-                await asyncio.sleep(self._timings.give_back_pause_s)
+                await asyncio.sleep(self._timings.release_rest_pause_s)
         finally:
             self._rejoining.remove(member)
         self.report_size("continues without a lost worker, whose process can't be restarted")

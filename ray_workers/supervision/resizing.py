@@ -36,7 +36,7 @@ class Resizing:
         self._timings = timings
         self._newest = 0
         """The number of the latest grant or recall."""
-        self._is_giving_rest = False
+        self._is_releasing_rest = False
         """Whether a task is running that releases slots whose processes have ended."""
 
     def grow(self, grant: Grant) -> None:
@@ -46,24 +46,24 @@ class Resizing:
             state = self._recovery.state
             self._recovery.state = replace(state, grants=(*state.grants, grant))
 
-    def take_in(self, grant: Grant) -> None:
+    def add_workers(self, grant: Grant) -> None:
         """Start workers in the slots of the first grant, and give them ranks once they are
         ready."""
 
         def is_done(_: asyncio.Task[None]) -> None:
-            self._recovery.state = replace(self._recovery.state, is_taking_in=False)
+            self._recovery.state = replace(self._recovery.state, is_adding_workers=False)
 
         state = self._recovery.state
-        self._recovery.state = replace(state, grants=state.grants[1:], is_taking_in=True)
-        self._recovery.do(self._take_in(grant)).add_done_callback(is_done)
+        self._recovery.state = replace(state, grants=state.grants[1:], is_adding_workers=True)
+        self._recovery.do(self._add_workers(grant)).add_done_callback(is_done)
 
-    async def _take_in(self, grant: Grant) -> None:
+    async def _add_workers(self, grant: Grant) -> None:
         try:
             newcomers = await self._start_newcomers(grant)
         except (*NOT_STARTED, CodeUnavailable, CodeUnfetchable, ValueError) as error:
             self._recovery.settled_command = grant.number
             self._recovery.report_size(f"could not add more slots ({error})")
-            self._give_rest_back()
+            self._release_rest()
             return
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
@@ -83,7 +83,7 @@ class Resizing:
         try:
             await self._preparation.until_ready(newcomers)
         except BaseException:
-            await self._group.give_back([m.slots for m in newcomers])
+            await self._group.release_slots([m.slots for m in newcomers])
             raise
         return newcomers
 
@@ -91,9 +91,9 @@ class Resizing:
         """Release the recalled slots as soon as possible. A repeated recall is ignored."""
         if recall.number > self._newest:
             self._newest = recall.number
-            self._recovery.do(self._give_back(recall))
+            self._recovery.do(self._release_slots(recall))
 
-    async def _give_back(self, recall: Recall) -> None:
+    async def _release_slots(self, recall: Recall) -> None:
         """Form a round without the workers in these slots, and end these workers. The other workers
         leave the current round between two steps, and need nothing from these workers."""
         async with self._recovery.one_at_a_time:
@@ -112,7 +112,7 @@ class Resizing:
                 await self._recovery.resize(GroupChange(leaving=members))
             finally:
                 self._recovery.report_size(f"shrinks by {len(members)}")
-                self._give_rest_back()
+                self._release_rest()
 
     async def _goes_on_without(self) -> bool:
         """Whether the group can form a round without some of its ranks."""
@@ -120,7 +120,7 @@ class Resizing:
             return False
         if not self._traits.is_script:
             return True
-        running = {(member.seat, member.incarnation) for member in self._group.running}
+        running = {(member.index, member.incarnation) for member in self._group.running}
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
 
     def _change_batch(self, asked: Grant | Recall) -> None:
@@ -128,20 +128,20 @@ class Resizing:
         if asked.batch_size is not None:
             self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
 
-    def _give_rest_back(self) -> None:
+    def _release_rest(self) -> None:
         """Schedule the release of slots whose processes have not ended yet."""
-        if not self._is_giving_rest and any(slots.is_going for slots in self._group.slots):
-            self._is_giving_rest = True
-            self._recovery.do(self._give_rest_back_later())
+        if not self._is_releasing_rest and any(slots.is_going for slots in self._group.slots):
+            self._is_releasing_rest = True
+            self._recovery.do(self._release_rest_later())
 
-    async def _give_rest_back_later(self) -> None:
+    async def _release_rest_later(self) -> None:
         while any(slots.is_going for slots in self._group.slots):
-            await asyncio.sleep(self._timings.give_back_pause_s)
+            await asyncio.sleep(self._timings.release_rest_pause_s)
             try:
-                was_given = await self._group.give_back_rest()
+                was_released = await self._group.release_rest()
             except Exception:
                 traceback.print_exc()  # Ray might be busy
                 continue
-            if was_given:
+            if was_released:
                 self._recovery.report_size("released slots whose processes have ended")
-        self._is_giving_rest = False
+        self._is_releasing_rest = False

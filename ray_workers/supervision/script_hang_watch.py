@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.heartbeat import RankObservation
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.rules import script_hangs
 from ray_workers.supervision.rules.hang_detector import Hang
@@ -24,7 +24,7 @@ class ScriptHangWatch:
         spec: AttemptSpec,
         group: WorkerGroup,
         nodes: NodeClients,
-        pace: MachinePace,
+        speed: MachineSpeed,
         timings: Timings,
         *,
         newest: Callable[[], list[RankObservation]],
@@ -34,7 +34,7 @@ class ScriptHangWatch:
         ranks wait for each other because of a recovery."""
         self._group = group
         self._nodes = nodes
-        self._pace = pace
+        self._speed = speed
         self._timings = timings
         self._limit_s = spec.traits.hang_limit_s
         self._newest = newest
@@ -64,9 +64,9 @@ class ScriptHangWatch:
         ranks = tuple(self._newest())
         if not ranks or len(ranks) != len(self._group.placed):
             return None
-        own = {(m.seat, m.incarnation): m.rank for m in self._group.running}
+        own = {(m.index, m.incarnation): m.rank for m in self._group.running}
         done = {own[key]: each for key, each in activity.items() if key in own}
-        return ScriptLook(self._pace.time(), ranks, done)
+        return ScriptLook(self._speed.time(), ranks, done)
 
     async def _judge(self, look: ScriptLook, signs: Signs) -> Hang | None:
         """Return the hang, if there are enough signs. This reads the stacks of all ranks twice."""
@@ -92,6 +92,6 @@ class ScriptHangWatch:
         return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank(), idle)
 
     async def _stacks_by_rank(self) -> dict[int, str]:
-        seats = {member.seat: member.rank for member in self._group.running}
-        stacks = await self._nodes.stacks(list(seats))
-        return {seats[seat]: text for seat, text in stacks.items() if seat in seats}
+        rank_of = {member.index: member.rank for member in self._group.running}
+        stacks = await self._nodes.stacks(list(rank_of))
+        return {rank_of[index]: text for index, text in stacks.items() if index in rank_of}

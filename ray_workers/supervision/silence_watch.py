@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 from ray_workers.node import compat_ray
 from ray_workers.node.ray_calls import end_actor
 from ray_workers.shared.contracts import AttemptSpec, ProcessKind, SilentProcess
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -29,13 +29,13 @@ class SilenceWatch:
     """Pings the rank actors and the store of one group while it runs."""
 
     def __init__(
-        self, spec: AttemptSpec, group: WorkerGroup, pace: MachinePace, timings: Timings
+        self, spec: AttemptSpec, group: WorkerGroup, speed: MachineSpeed, timings: Timings
     ) -> None:
         self._group = group
-        self._pace = pace
+        self._speed = speed
         self._timings = timings
         self._limits = SilenceLimits(spec.silence_limit_s)
-        self._silence = Silence(pace)
+        self._silence = Silence(speed)
 
     async def run(self) -> None:
         """Ping the processes until cancelled. After that, no process counts as silent."""
@@ -47,7 +47,7 @@ class SilenceWatch:
                         traceback.print_exception(answer)
                 await asyncio.sleep(self._timings.ping_period_s)
         finally:
-            self._silence = Silence(self._pace)
+            self._silence = Silence(self._speed)
 
     def silent(self) -> tuple[SilentProcess, ...]:
         """Return the silent processes to report to users. For each node, only the rank actor that
@@ -70,7 +70,7 @@ class SilenceWatch:
         if self._silence.seconds(name) <= self._limits.rank_actor_s:
             return False
         self._silence.answered(name)
-        self._pace.ran_out()
+        self._speed.ran_out()
         print(f"ends {name}, silent for {self._limits.rank_actor_s:g} s", flush=True)  # noqa: T201
         return True
 

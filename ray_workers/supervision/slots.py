@@ -65,7 +65,7 @@ class AttemptSlots:
             await self.ask(spec.slices, spec.start_timeout_s, roles=spec.roles)
             return
         kept = [s for part in spec.slices for s in await self._acquire_apart(part, deadline)]
-        await self.give_back([slots for slots in self.held if slots not in kept])
+        await self.release_slots([slots for slots in self.held if slots not in kept])
         self.held = kept
 
     async def _acquire_apart(self, part: Slice, deadline: float) -> list[Slots]:
@@ -86,7 +86,7 @@ class AttemptSlots:
                     f"on a different GPU of one node, within {self._spec.start_timeout_s:g} s"
                 ) from None
             again = [slots for slots, gpu in found if kept.setdefault(gpu, slots) is not slots]
-            await self.give_back(again)
+            await self.release_slots(again)
             await self._block(part.node_id, len(again), set(kept), deadline)
         return list(kept.values())
 
@@ -99,7 +99,7 @@ class AttemptSlots:
         with contextlib.suppress(SlotsUnavailable, TimeoutError):
             found = await self._acquire_seen(node_id, number, part, soon)
             blocking = [slots for slots, gpu in found if gpu in gpus]
-        await self.give_back([s for s in self.held if s not in known and s not in blocking])
+        await self.release_slots([s for s in self.held if s not in known and s not in blocking])
 
     async def _acquire_seen(
         self, node_id: str, number: int, bundle: Mapping[str, float], deadline: float
@@ -158,7 +158,7 @@ class AttemptSlots:
         finally:
             ray.kill(looks)
 
-    async def give_back(self, slots: Sequence[Slots]) -> None:
+    async def release_slots(self, slots: Sequence[Slots]) -> None:
         """Release slots in which nothing is running."""
-        await placement_groups.give_back([each.group for each in slots])
+        await placement_groups.release_slots([each.group for each in slots])
         self.held = [each for each in self.held if each not in slots]

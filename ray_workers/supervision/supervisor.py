@@ -35,7 +35,7 @@ from ray_workers.shared.contracts import (
 from ray_workers.shared.frames import LedgerReport
 from ray_workers.shared.heartbeat import TimeCategory
 from ray_workers.shared.names import agent_name, repr_name, supervisor_name
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision import rank_actor
 from ray_workers.supervision.fault_injection import FaultInjector
@@ -70,10 +70,10 @@ class Supervisor:
         # classes.
         compat_ray.use_exported_class(rank_actor.RankActor, rank_actor_code)
         self._spec = spec
-        self._pace = pace = MachinePace()
+        self._speed = speed = MachineSpeed()
         self._timings = timings = Timings()
         own_node_id = ray.get_runtime_context().get_node_id()
-        self._group = WorkerGroup(spec, own_node_id, own_address(), pace, timings)
+        self._group = WorkerGroup(spec, own_node_id, own_address(), speed, timings)
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
         self._started_at: float | None = None
@@ -90,14 +90,14 @@ class Supervisor:
             spec.spool_limit_bytes,
         )
         self._system_metrics = SystemMetricsReporter(self._reporter, spec.system_metrics_s)
-        self._nodes = NodeClients(spec, self._agents, pace, self._system_metrics, timings)
+        self._nodes = NodeClients(spec, self._agents, speed, self._system_metrics, timings)
         self._folders = ScriptFolders(spec, self._nodes, timings, self._reporter.report)
         self._drills = FaultInjector(self._reporter)
         parts = (spec, self._group, self._nodes, self._reporter)
-        starts = Preparation(self._group, self._nodes, self._prepare, pace, timings)
-        recovery = RecoveryController(*parts, self._book_slots, starts, pace, timings)
+        starts = Preparation(self._group, self._nodes, self._prepare, speed, timings)
+        recovery = RecoveryController(*parts, self._book_slots, starts, speed, timings)
         self._resizing = Resizing(spec, self._group, self._nodes, recovery, starts, timings)
-        self._monitor = GroupMonitor(*parts, self._drills, recovery, self._resizing, pace, timings)
+        self._monitor = GroupMonitor(*parts, self._drills, recovery, self._resizing, speed, timings)
         self._ledger = SlotTimeLedger()
         self._task = asyncio.ensure_future(self._run())
 
@@ -114,7 +114,7 @@ class Supervisor:
             read, unread = await self._read(cursor, max_bytes, deadline - time.monotonic())
             over = ended and not read.more and await self._are_not_awaited(unread)
             if over and unread and self._outcome is not None:
-                ranks = [m.seat for m in self._group.members if m.node_id in unread]
+                ranks = [m.index for m in self._group.members if m.node_id in unread]
                 self._outcome = _without_reports(self._outcome, len(unread), ranks)
             news = read.data or over or self._phase is not phase
             if news or time.monotonic() >= deadline:
@@ -216,7 +216,9 @@ class Supervisor:
         self._changed.set()
 
     async def _run(self) -> None:
-        chores = [asyncio.ensure_future(chore) for chore in (self._keep_books(), self._keep_pace())]
+        chores = [
+            asyncio.ensure_future(chore) for chore in (self._keep_books(), self._refresh_speed())
+        ]
         try:
             outcome = await self._train()
         except SlotsUnavailable as error:
@@ -240,7 +242,7 @@ class Supervisor:
         is_of_node = self._nodes.was_one_silent or await self._group.has_lost_a_node()
         if outcome.cause is Cause.WORKER_LOST and is_of_node:
             outcome = replace(outcome, cause=Cause.NODE_LOST)
-        outcome = with_role(excused(outcome, self._pace.overrun), self._spec.traits.role_names)
+        outcome = with_role(excused(outcome, self._speed.overrun), self._spec.traits.role_names)
         lost, ran_s = dict(self._group.log_lines_lost), self._ran_s()
         self._outcome = replace(outcome, log_lines_lost=lost, ran_s=ran_s)
         self._enter(Phase.ENDED)
@@ -248,10 +250,10 @@ class Supervisor:
     def _ran_s(self) -> float | None:
         return None if self._started_at is None else time.monotonic() - self._started_at
 
-    async def _keep_pace(self) -> None:
+    async def _refresh_speed(self) -> None:
         while True:
-            await self._nodes.keep_pace()
-            await asyncio.sleep(self._timings.pace_period_s)
+            await self._nodes.refresh_speed()
+            await asyncio.sleep(self._timings.speed_period_s)
 
     async def _keep_books(self) -> None:
         """Periodically report how the slots and the machines are used."""
@@ -297,7 +299,7 @@ class Supervisor:
         building.result()
         outcome = await self._monitor.watch()
         ended = self._group.ended()  # before this supervisor ends the others
-        ranks = {(m.seat, m.incarnation): m.rank for m in self._group.placed}
+        ranks = {(m.index, m.incarnation): m.rank for m in self._group.placed}
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()
         under_nccl = bool(self._spec.bundle.get("GPU")) and len(self._group.placed) > 1
@@ -332,9 +334,9 @@ class Supervisor:
             code.cancel()
         limit_s = self._timings.start_limit_s
         try:
-            await self._pace.within(limit_s, self._group.start())
+            await self._speed.within(limit_s, self._group.start())
         except TimeoutError:
-            message = f"the group did not start within {limit_s:g} s{self._pace.why()}"
+            message = f"the group did not start within {limit_s:g} s{self._speed.why()}"
             raise ForkFailed(message) from None
         if self._spec.traits.is_script:
             self._enter(Phase.RUNNING)  # scripts do not have to report steps

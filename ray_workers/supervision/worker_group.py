@@ -29,14 +29,14 @@ from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
     Outcome,
+    ProcessSpec,
     RankTask,
-    Seat,
     Slice,
 )
 from ray_workers.shared.heartbeat import RankAssignment, prefix_of
 from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
@@ -47,7 +47,7 @@ from ray_workers.supervision.slots import AttemptSlots, Slots
 class Member:
     """A worker: its slot, the actor that holds the slot, and the current process in it."""
 
-    seat: int
+    index: int
     """The worker's number for the whole attempt, which is never reused."""
     rank: int
     """The worker's current number in the group. Ranks have no gaps."""
@@ -88,10 +88,10 @@ class WorkerGroup:
         spec: AttemptSpec,
         own_node_id: str,
         own_address: str,
-        pace: MachinePace,
+        speed: MachineSpeed,
         timings: Timings,
     ) -> None:
-        self._pace = pace
+        self._speed = speed
         self._timings = timings
         self._spec = spec
         self._own_node_id = own_node_id
@@ -99,7 +99,7 @@ class WorkerGroup:
         self._store: ForkedProcess | None = None
         self._store_port, self._store_secret = 0, b""
         self._peers: tuple[str, ...] = ()
-        self._num_seats_ever = 0
+        self._num_workers_ever = 0
         self._slots = AttemptSlots(spec, timings)
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.members: list[Member] = []
@@ -170,19 +170,19 @@ class WorkerGroup:
         seen = Counter[str]()
         created = []
         for slots, bundle in [(s, n) for s in of_group for n in range(s.part.num_workers)]:
-            node_id, seat = slots.part.node_id, self._num_seats_ever
-            self._num_seats_ever += 1
-            actor = self._create_actor(seat, 0, slots, bundle)
-            ranks = (seat, seat, seen[node_id], node_ranks[node_id])
+            node_id, index = slots.part.node_id, self._num_workers_ever
+            self._num_workers_ever += 1
+            actor = self._create_actor(index, 0, slots, bundle)
+            ranks = (index, index, seen[node_id], node_ranks[node_id])
             seen[node_id] += 1
             created.append(Member(*ranks, slots, bundle, sizes[node_id], actor))
             self.members.append(created[-1])
         return created
 
-    def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
+    def _create_actor(self, index: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
-        kind = kind_of(seat, self._spec.traits.role_names)
-        name = rank_name(spec.job_id, spec.attempt, kind, seat, incarnation)
+        kind = kind_of(index, self._spec.traits.role_names)
+        name = rank_name(spec.job_id, spec.attempt, kind, index, incarnation)
         resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
@@ -212,39 +212,39 @@ class WorkerGroup:
 
     def _task(self, member: Member) -> RankTask:
         spec = self._spec
-        place = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
-        has_place = member.incarnation == 0 or member.seat in self._spec.traits.restarted_alone
-        stream = "metrics" if has_place else "early"  # the stream of a rank starts with its rank
-        key = spool_reader.spool_key(member.seat, member.incarnation, stream)
-        seat = Seat(
-            rank=member.seat,
+        attempt_key = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
+        has_rank = member.incarnation == 0 or member.index in self._spec.traits.restarted_alone
+        stream = "metrics" if has_rank else "early"  # the stream of a rank starts with its rank
+        key = spool_reader.spool_key(member.index, member.incarnation, stream)
+        process = ProcessSpec(
+            rank=member.index,
             incarnation=member.incarnation,
             local_rank=member.local_rank,
             local_world_size=member.local_world_size,
             node_rank=member.node_rank,
             master_addr=self._own_address,
             master_port=self._store_port,
-            spool_dir=str(paths.spool_dir(*place) / key),
-            temp_dir=str(paths.temp_dir(*place)),
+            spool_dir=str(paths.spool_dir(*attempt_key) / key),
+            temp_dir=str(paths.temp_dir(*attempt_key)),
             work_dir=str(paths.work_root(spec.deployment_id) / spec.job_id),
-            folders_dir=str(paths.folders_dir(*place)),
-            page_prefix=prefix_of(paths.page_dir(*place), member.seat, member.incarnation),
-            generation=0 if has_place else AWAITING,
+            folders_dir=str(paths.folders_dir(*attempt_key)),
+            page_prefix=prefix_of(paths.page_dir(*attempt_key), member.index, member.incarnation),
+            generation=0 if has_rank else AWAITING,
             peers=self._peers,
         )
-        return RankTask.of(spec, seat)
+        return RankTask.of(spec, process)
 
     async def _exit_of(self, member: Member) -> RankExit:
         try:
             ended: RankExit = await member.actor.wait.remote()
         except RayActorError:
-            self.log_lines_lost[member.seat] = None
+            self.log_lines_lost[member.index] = None
             return RankExit.of(member.rank, None)
-        lost = self.log_lines_lost.get(member.seat, 0)
+        lost = self.log_lines_lost.get(member.index, 0)
         if ended.log_lines_lost and lost is not None:
-            self.log_lines_lost[member.seat] = lost + ended.log_lines_lost
+            self.log_lines_lost[member.index] = lost + ended.log_lines_lost
         if ended.is_stuck:
-            self._pace.ran_out()
+            self._speed.ran_out()
         return ended
 
     @property
@@ -281,7 +281,7 @@ class WorkerGroup:
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
                     ray.kill(member.actor)
-                member.actor = self._create_actor(member.seat, number, member.slots, member.bundle)
+                member.actor = self._create_actor(member.index, number, member.slots, member.bundle)
             await self._start_process(member, number)
 
         await asyncio.gather(*map(replace_one, members))
@@ -295,14 +295,14 @@ class WorkerGroup:
         self._node_ids |= {part.node_id for part in slices}
         known = list(self.slots)
         try:
-            limit_s = self._pace.stretched(self._timings.grow_limit_s)
+            limit_s = self._speed.stretched(self._timings.grow_limit_s)
             asked = await self._slots.ask(slices, limit_s, is_held=False)
             members = [m for slots in asked for m in self._create_members([slots])]
             for member in members:
                 member.is_placed = False
             await asyncio.gather(*(self._start_process(m, round_number) for m in members))
         except BaseException:
-            await self.give_back([slots for slots in self.slots if slots not in known])
+            await self.release_slots([slots for slots in self.slots if slots not in known])
             raise
         for slots in asked:
             slots.is_held = True
@@ -317,33 +317,33 @@ class WorkerGroup:
                 ray.kill(member.actor)
         self.members = [member for member in self.members if member not in members]
         await asyncio.gather(*(member.exit for member in members if member.exit is not None))
-        await self._slots.give_back(lost)
+        await self._slots.release_slots(lost)
         return members
 
-    async def give_back(self, slots: Sequence[Slots]) -> None:
+    async def release_slots(self, slots: Sequence[Slots]) -> None:
         """End the processes in these slots, and release the slots once the processes have ended. If
         processes do not end in time, the attempt keeps their slots (`is_going`) until
-        `give_back_rest`, or until `release` at the end."""
+        `release_rest`, or until `release` at the end."""
         going = [member for member in self.members if member.slots in slots]
         self.members = [member for member in self.members if member not in going]
         for each in slots:
             each.is_going = True
         self._going += going
         await _end_actors(going)
-        await self.give_back_rest()
+        await self.release_rest()
 
-    async def give_back_rest(self) -> bool:
+    async def release_rest(self) -> bool:
         """Release the slots that are marked as going and in which no process is running. Returns
         whether there were any."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
-        nodes, seats = {member.node_id for member in going}, [member.seat for member in going]
+        nodes, indices = {member.node_id for member in going}, [member.index for member in going]
         key = (self._spec.job_id, self._spec.attempt)
-        busy = await placement_groups.busy_nodes(*key, nodes, seats)
+        busy = await placement_groups.busy_nodes(*key, nodes, indices)
         free = [each for each in slots if each.part.node_id not in busy]
         for each in slots:
             each.is_held = each not in free
-        await self._slots.give_back(free)
+        await self._slots.release_slots(free)
         self._going = [member for member in self._going if member.slots in self.slots]
         return bool(free)
 
@@ -354,7 +354,7 @@ class WorkerGroup:
         batch size, if the service has chosen one."""
         for rank, member in enumerate(members):
             member.rank = rank
-        limit_s = self._pace.stretched(self._timings.announce_limit_s)
+        limit_s = self._speed.stretched(self._timings.announce_limit_s)
         announced = (
             result_within(
                 limit_s,
@@ -376,7 +376,7 @@ class WorkerGroup:
             for member in self.running:
                 member.actor.terminate.remote()
         else:
-            limit_s = self._pace.stretched(self._timings.announce_limit_s)
+            limit_s = self._speed.stretched(self._timings.announce_limit_s)
             asked = [
                 result_within(limit_s, m.actor.ask_to_leave.remote())
                 for m in self.running

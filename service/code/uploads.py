@@ -32,7 +32,7 @@ from dray.code.manifest import (
 from service.config.settings import Settings
 from service.db.models import CodeRow
 from service.db.repositories.submission import code as repository
-from service.db.repositories.submission.code import PartPlace
+from service.db.repositories.submission.code import PartLocation
 from service.db.session import Database
 from service.domain.errors import BadUpload, CodeNotFound, StorageUnavailable, UploadTooLarge
 from service.storage.quota import refuse_if_full
@@ -52,7 +52,7 @@ class StoredFile:
     path: str
     size_bytes: int
     is_executable: bool
-    parts: tuple[tuple[str, PartPlace], ...]
+    parts: tuple[tuple[str, PartLocation], ...]
     """(SHA-256, location) of each part."""
 
 
@@ -84,16 +84,16 @@ class CodeUploads:
         now = self._clock()
         wanted = {part for file in files for part in file.parts}
 
-        def look(session: Session) -> tuple[CodeRow | None, dict[str, PartPlace]]:
+        def look(session: Session) -> tuple[CodeRow | None, dict[str, PartLocation]]:
             if (row := repository.use(session, owner, identity, now)) is not None:
                 return row, {}
             refuse_if_full(session)
-            return None, _kept_places(session, owner, wanted, now)
+            return None, _kept_locations(session, owner, wanted, now)
 
-        row, places = await self._database.write(look)
-        missing = sorted(wanted - places.keys())
+        row, locations = await self._database.write(look)
+        missing = sorted(wanted - locations.keys())
         if row is None and not missing:
-            row = await self._complete(files, identity, owner, total, places, now)
+            row = await self._complete(files, identity, owner, total, locations, now)
         if row is not None:
             missing = []
         return views.Code(
@@ -137,19 +137,19 @@ class CodeUploads:
         identity: str,
         owner: str,
         total: int,
-        places: Mapping[str, PartPlace],
+        locations: Mapping[str, PartLocation],
         now: datetime,
     ) -> CodeRow | None:
         """Write the description of stored parts. Return None if a part has been deleted in the
         meantime."""
         for number, file in enumerate(files):
             for index, part in enumerate(file.parts):
-                if places[part].size_bytes != part_size(file.size_bytes, index):
+                if locations[part].size_bytes != part_size(file.size_bytes, index):
                     raise BadUpload(
                         f"the size of {file.path!r} does not agree with its parts",
                         pointer=f"/files/{number}/size_bytes",
                     )
-        text = _description(files, places)
+        text = _description(files, locations)
         # The key is unique, so that deleting older code with the same id doesn't delete this
         # description.
         key = f"{_folder(owner)}/{identity}-{secrets.token_hex(8)}.json"
@@ -164,7 +164,7 @@ class CodeUploads:
             created_at=now,
             used_at=now,
         )
-        packs = {place.pack for place in places.values()} | {key}
+        packs = {location.pack for location in locations.values()} | {key}
 
         def store(session: Session) -> CodeRow | None:
             # Read the clock again, since writing the description may have taken long.
@@ -204,19 +204,21 @@ class CodeUploads:
                     hint="complete an upload with POST /v1/code, or wait: such parts are deleted "
                     "an hour after the upload",
                 )
-            return set(_kept_places(session, owner, set(parts), now))
+            return set(_kept_locations(session, owner, set(parts), now))
 
         existing = await self._database.write(look)
         new = {sha256: data for sha256, data in parts.items() if sha256 not in existing}
         if not new:
             return
         key = f"{_folder(owner)}/packs/{secrets.token_hex(16)}"
-        places, start = {}, 0
+        locations, start = {}, 0
         for sha256, data in new.items():
-            places[sha256] = PartPlace(key, start, len(data))
+            locations[sha256] = PartLocation(key, start, len(data))
             start += len(data)
         await self._write_object(key, b"".join(new.values()), owner, now)
-        await self._database.write(lambda session: repository.insert_parts(session, owner, places))
+        await self._database.write(
+            lambda session: repository.insert_parts(session, owner, locations)
+        )
 
     async def files(self, owner: str, identity: str) -> list[StoredFile]:
         """Return the files of the code. Raise CodeNotFound and StorageUnavailable."""
@@ -230,7 +232,7 @@ class CodeUploads:
                 size_bytes=file["size_bytes"],
                 is_executable=file["is_executable"],
                 parts=tuple(
-                    (p["sha256"], PartPlace(p["pack"], p["start"], p["size_bytes"]))
+                    (p["sha256"], PartLocation(p["pack"], p["start"], p["size_bytes"]))
                     for p in file["parts"]
                 ),
             )
@@ -240,8 +242,10 @@ class CodeUploads:
     async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
         """Yield a file's bytes, part by part. Raise StorageUnavailable, also if a part is
         damaged."""
-        for sha256, place in file.parts:
-            yield await self._read(place.pack, sha256, place.start, place.start + place.size_bytes)
+        for sha256, location in file.parts:
+            yield await self._read(
+                location.pack, sha256, location.start, location.start + location.size_bytes
+            )
 
     async def _read(self, key: str, sha256: str, start: int = 0, end: int | None = None) -> bytes:
         """Read bytes from an object, and verify their hash."""
@@ -279,14 +283,13 @@ def code_not_found(identity: str) -> CodeNotFound:
     )
 
 
-def _kept_places(
+def _kept_locations(
     session: Session, owner: str, parts: set[str], now: datetime
-) -> dict[str, PartPlace]:
-    """Return the locations of the parts that are already stored, and restart their retention
-    period."""
-    places = repository.places(session, owner, parts)
-    kept = repository.renew(session, {place.pack for place in places.values()}, now)
-    return {part: place for part, place in places.items() if place.pack in kept}
+) -> dict[str, PartLocation]:
+    """Return the locations of those parts that are stored, and restart their retention time."""
+    locations = repository.locations(session, owner, parts)
+    kept = repository.renew(session, {location.pack for location in locations.values()}, now)
+    return {part: location for part, location in locations.items() if location.pack in kept}
 
 
 def _first_wrong(parts: Mapping[str, bytes]) -> str | None:
@@ -295,7 +298,7 @@ def _first_wrong(parts: Mapping[str, bytes]) -> str | None:
     )
 
 
-def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) -> bytes:
+def _description(files: Sequence[FileEntry], locations: Mapping[str, PartLocation]) -> bytes:
     """Return the description that nodes read: each file with the locations and hashes of its
     parts."""
     described = [
@@ -306,9 +309,9 @@ def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) ->
             "parts": [
                 {
                     "sha256": part,
-                    "pack": places[part].pack,
-                    "start": places[part].start,
-                    "size_bytes": places[part].size_bytes,
+                    "pack": locations[part].pack,
+                    "start": locations[part].start,
+                    "size_bytes": locations[part].size_bytes,
                 }
                 for part in file.parts
             ],

@@ -25,9 +25,9 @@ def _as_text(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def encode_cursor(scope: str, place: Any) -> str:
-    """Encode `place`, which is JSON data, as a string. scope: name of the listing."""
-    packed = zlib.compress(json.dumps(place, separators=(",", ":")).encode(), 6)
+def encode_cursor(scope: str, position: Any) -> str:
+    """Encode `position`, which is JSON data, as a string. scope: name of the listing."""
+    packed = zlib.compress(json.dumps(position, separators=(",", ":")).encode(), 6)
     return _as_text(_check(scope, packed) + packed)
 
 

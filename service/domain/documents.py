@@ -27,8 +27,8 @@ def read(spec: Mapping[str, Any]) -> JobSpec:
     try:
         return check(upcast(spec))
     except Fault as fault:
-        place = f"{fault.pointer} " if fault.pointer else ""
-        raise DocumentRefused(f"this release of dray rejects it: {place}{fault.detail}") from None
+        prefix = f"{fault.pointer} " if fault.pointer else ""
+        raise DocumentRefused(f"this release of dray rejects it: {prefix}{fault.detail}") from None
     except ValueError as error:
         raise DocumentRefused(str(error)) from None
 

@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 RATES: Final = ("samples_per_s", "earliest_end_at", "latest_end_at", "marks")
 """Fields of the progress that are only valid while the job is training."""
 MAX_MARKS = 24
-MIN_PACES = 4
+MIN_INTERVALS = 4
 """A job has no expected end if it has fewer measured paces than this, or if they span less than
 `MIN_S`."""
 MIN_S = 5.0
 SURE = 1.3
-"""Error of the mean pace that the range covers, in standard deviations."""
+"""Error of the mean step time that the range covers, in standard deviations."""
 FEW = 4.0
 """The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
 uncertain."""
@@ -83,19 +83,19 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     pace of the newer half, and this pace extrapolated by the trend from the older to the newer
     half.
     """
-    if len(marks) <= MIN_PACES or marks[-1].at_s - marks[0].at_s < MIN_S:
+    if len(marks) <= MIN_INTERVALS or marks[-1].at_s - marks[0].at_s < MIN_S:
         return None
     left = max(0, total_steps - marks[-1].step)
-    mean, spread = _pace(marks), _spread(marks)
+    mean, spread = _seconds_per_step(marks), _spread(marks)
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
     # The distance from the middle of the newer half to the middle of the remaining steps, in
     # halves.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
-    paces = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
-    low = min(mean * left - error, *(pace * left for pace in paces))
-    high = max(mean * left + error, *(pace * left for pace in paces))
+    steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
+    low = min(mean * left - error, *(step_s * left for step_s in steps_s))
+    high = max(mean * left + error, *(step_s * left for step_s in steps_s))
     wider = 1 + MARGIN * math.log2(2 + left / measured)
     return TimeLeft(max(0.0, low / wider), high * wider)
 
@@ -115,7 +115,7 @@ def end_between(
     return earliest, latest
 
 
-def _pace(marks: Sequence[Mark]) -> float:
+def _seconds_per_step(marks: Sequence[Mark]) -> float:
     """Return the mean time per step, in seconds."""
     return (marks[-1].at_s - marks[0].at_s) / (marks[-1].step - marks[0].step)
 
@@ -124,14 +124,14 @@ def _spread(marks: Sequence[Mark]) -> float:
     """Return the error of the duration of n steps, divided by sqrt(n). Several interval widths are
     used: wide intervals reveal long fast or slow phases, and narrow intervals reveal pauses."""
     return max(
-        _error(marks[::-width][::-1]) for width in (1, 2, 4) if len(marks) > MIN_PACES * width
+        _error(marks[::-width][::-1]) for width in (1, 2, 4) if len(marks) > MIN_INTERVALS * width
     )
 
 
 def _error(marks: Sequence[Mark]) -> float:
-    pace, number = _pace(marks), len(marks) - 1
+    step_s, number = _seconds_per_step(marks), len(marks) - 1
     squares = sum(
-        (after.at_s - before.at_s - pace * (after.step - before.step)) ** 2
+        (after.at_s - before.at_s - step_s * (after.step - before.step)) ** 2
         for before, after in itertools.pairwise(marks)
     )
     steps = marks[-1].step - marks[0].step
@@ -142,4 +142,4 @@ def _halves(marks: Sequence[Mark]) -> tuple[float, float]:
     """Return the pace of the older and of the newer half of the steps."""
     half = (marks[0].step + marks[-1].step) / 2
     middle = min(range(1, len(marks) - 1), key=lambda n: abs(marks[n].step - half))
-    return _pace(marks[: middle + 1]), _pace(marks[middle:])
+    return _seconds_per_step(marks[: middle + 1]), _seconds_per_step(marks[middle:])

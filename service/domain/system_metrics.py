@@ -99,11 +99,13 @@ def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
     if all(earlier < later for earlier, later in pairwise(times)):
         return SystemSamples(times, columns)
     first: dict[int, int] = {}
-    for place, time in enumerate(times):
-        first.setdefault(time, place)
+    for index, time in enumerate(times):
+        first.setdefault(time, index)
     ordered = sorted(first)
-    places = [first[time] for time in ordered]
-    return SystemSamples(ordered, {s: [column[p] for p in places] for s, column in columns.items()})
+    indices = [first[time] for time in ordered]
+    return SystemSamples(
+        ordered, {s: [column[p] for p in indices] for s, column in columns.items()}
+    )
 
 
 def thinned(samples: SystemSamples, count: int) -> SystemSamples:
@@ -135,7 +137,7 @@ def of_report(
     values; the values map each metric to one value for each rank."""
     found: dict[int, dict[Series, list[float]]] = {}
     for ranks, values in columns:
-        for place, rank in enumerate(ranks):
+        for index, rank in enumerate(ranks):
             of_row = found.setdefault(first_rank(rank), {})
-            of_row.update({(key, rank): [column[place]] for key, column in values.items()})
+            of_row.update({(key, rank): [column[index]] for key, column in values.items()})
     return {rank: SystemSamples([time], found[rank]) for rank in sorted(found)}

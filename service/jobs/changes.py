@@ -56,8 +56,8 @@ class JobChanges:
             row = found(session, job_id, lock=True)
             _refuse_state(row, wanted)
             _check_rules(session, row, wanted, is_admin=is_admin)
-            change = _Placing(session, row, actor, now)
-            change.place(wanted)
+            change = _JobChange(session, row, actor, now)
+            change.move(wanted)
             change.hold(wanted.held)
             if change.is_any:
                 notify(session, QUEUE)
@@ -97,7 +97,7 @@ def _check_rules(
         )
 
 
-class _Placing:
+class _JobChange:
     """Applies the changes to one locked job."""
 
     def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:
@@ -107,7 +107,7 @@ class _Placing:
         self._now = now
         self.is_any = False
 
-    def place(self, wanted: JobChangeRequest) -> None:
+    def move(self, wanted: JobChangeRequest) -> None:
         row = self._row
         if wanted.queue is not None and wanted.queue != row.queue:
             data = {"from": row.queue, "to": wanted.queue}

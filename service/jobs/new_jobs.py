@@ -38,7 +38,7 @@ def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
     return spec.model_copy(update={"federated": bare}), [one.source for one in federated.silos]
 
 
-def at_home(request: policy.Request, spec: JobSpec) -> policy.Request:
+def with_pinned_nodes(request: policy.Request, spec: JobSpec) -> policy.Request:
     """Return the request with each silo's worker on a node that has the silo's labels."""
     silos = None if spec.federated is None else spec.federated.silos
     homes = tuple(tuple(sorted(label_resources(silo.node_labels))) for silo in silos or ())
@@ -78,9 +78,9 @@ def refuse_impossible(
 
 def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[policy.Node]) -> str:
     """Return the pointer to the field of a request that these nodes could never satisfy."""
-    if (homeless := policy.homeless_worker(request, usable)) is not None:
-        is_silo = homeless < len(request.homes)
-        return f"/federated/silos/{homeless}/node_labels" if is_silo else "/resources"
+    if (unplaceable := policy.unplaceable_worker(request, usable)) is not None:
+        is_silo = unplaceable < len(request.homes)
+        return f"/federated/silos/{unplaceable}/node_labels" if is_silo else "/resources"
     alike = replace(request, num_workers=request.num_alike, roles=())
     if request.roles and policy.can_ever_fit(alike, usable) is None:
         role = policy.lacking_role(request, usable)

@@ -125,7 +125,7 @@ class Queries:
 
         Raises BadCursor for a cursor of another job's logs.
         """
-        begin = log_reader.decode_places(job_id, cursor)
+        begin = log_reader.decode_positions(job_id, cursor)
         limit = max(1, min(limit, MAX_LINES))
 
         def work(
@@ -137,12 +137,12 @@ class Queries:
             )
 
         over, chunks = await self._database.read(work)
-        lines, places, more = await in_storage_thread(
+        lines, positions, more = await in_storage_thread(
             log_reader.page, self._storage, chunks, begin, limit
         )
         return views.LogPage(
             items=lines,
-            next_cursor=log_reader.encode_places(job_id, places),
+            next_cursor=log_reader.encode_positions(job_id, positions),
             complete=over and not more,
         )
 

@@ -201,7 +201,7 @@ class Jobs:
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
             raise prepared.resolved.refusal
-        request = new_jobs.at_home(slots.request_of_job(spec), spec)
+        request = new_jobs.with_pinned_nodes(slots.request_of_job(spec), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
         new_jobs.refuse_impossible(session, spec, request, self._settings)

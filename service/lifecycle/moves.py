@@ -57,8 +57,8 @@ def _write_messages(session: Session) -> None:
 
 def _messages(session: Session, moves: Iterable[Move]) -> list[dict[str, Any]]:
     job_ids = {move["job_id"] for move in moves}
-    places = repository.places_of_jobs(session, job_ids)
-    hooks = repository.enabled_for(session, {row.owner for row in places.values()})
+    rows = repository.owners_of_jobs(session, job_ids)
+    hooks = repository.enabled_for(session, {row.owner for row in rows.values()})
     states = {state for hook in hooks for state in hook.states}
     wanted = [move for move in moves if move["to_state"] in states]
     if not wanted:
@@ -68,13 +68,13 @@ def _messages(session: Session, moves: Iterable[Move]) -> list[dict[str, Any]]:
         (hook, move)
         for move in wanted
         for hook in hooks
-        if hook.all_users or hook.owner == places[move["job_id"]].owner
+        if hook.all_users or hook.owner == rows[move["job_id"]].owner
         if is_notified(
             hook.states,
             hook.queue,
             hook.labels,
             of=move["to_state"],
-            in_queue=places[move["job_id"]].queue,
+            in_queue=rows[move["job_id"]].queue,
             with_labels=labels[move["job_id"]],
         )
     ]

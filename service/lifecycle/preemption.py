@@ -83,7 +83,7 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
     )
 
 
-def make_room(
+def preempt_for(
     session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
 ) -> bool:
     """Ask an attempt on behalf of another job; return False if it no longer holds slots."""

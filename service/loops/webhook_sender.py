@@ -49,9 +49,9 @@ logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 32
 """Maximum number of messages that are sent concurrently, each of a different webhook."""
-MAX_IN_TURN = 10
+MAX_PER_BATCH = 10
 """Maximum number of messages of a webhook in one turn."""
-MAX_TURN_S = 10.0
+MAX_BATCH_S = 10.0
 """Seconds after which a turn sends no further messages, so that a slow receiver can't delay other
 webhooks."""
 KEPT_FOR = timedelta(days=7)
@@ -103,7 +103,7 @@ class WebhookSender:
         self._chance = chance
         self._serving: dict[str, asyncio.Task[None]] = {}
         """The task that is sending messages, by webhook."""
-        self._turns: dict[str, float] = {}
+        self._last_served: dict[str, float] = {}
         """When each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}
         """Until when a webhook rests after a failure in this process, by the same clock. Otherwise,
@@ -147,10 +147,10 @@ class WebhookSender:
             for webhook_id, paused_until, due_at in found
             if due_at is not None and webhook_id not in {*self._serving, *unauthorized}
         }
-        self._turns = {each: at for each, at in self._turns.items() if each in ready_at}
+        self._last_served = {each: at for each, at in self._last_served.items() if each in ready_at}
         self._resting = {each: at for each, at in self._resting.items() if at > now_s}
         ready = [each for each, at in ready_at.items() if at <= now and each not in self._resting]
-        ready.sort(key=lambda each: (self._turns.get(each, 0.0), ready_at[each]))
+        ready.sort(key=lambda each: (self._last_served.get(each, 0.0), ready_at[each]))
         for webhook_id in ready[: MAX_AT_ONCE - len(self._serving)]:
             task = asyncio.create_task(self._serve(webhook_id), name=f"webhook {webhook_id}")
             self._serving[webhook_id] = task
@@ -200,7 +200,7 @@ class WebhookSender:
 
     def _served(self, webhook_id: str, task: asyncio.Task[None]) -> None:
         del self._serving[webhook_id]
-        now_s = self._turns[webhook_id] = asyncio.get_running_loop().time()
+        now_s = self._last_served[webhook_id] = asyncio.get_running_loop().time()
         if not task.cancelled() and task.exception() is not None:
             self._resting[webhook_id] = now_s + self._timings.webhook_period_s
             logger.error(
@@ -212,8 +212,8 @@ class WebhookSender:
         """Send the webhook's messages one after the other, until its turn ends or a message
         fails."""
         clock = asyncio.get_running_loop().time
-        until = clock() + MAX_TURN_S
-        for _ in range(MAX_IN_TURN):
+        until = clock() + MAX_BATCH_S
+        for _ in range(MAX_PER_BATCH):
             message = await self._database.read(
                 lambda s, now: self._next_message(s, webhook_id, now)
             )

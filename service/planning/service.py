@@ -32,8 +32,8 @@ from service.planning.model.memory import pieces_of
 from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes, Unknown, shapes_of
 from service.planning.model.sync_choice import SyncCandidate, SyncChoice, choose_sync
-from service.planning.model.sync_costs import RankPaces
-from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
+from service.planning.model.sync_costs import RankSpeeds
+from service.planning.sync_facts import Nodes, facts_of, nodes_for, speeds_of
 
 TOLERANCE = 0.15
 """Relative error of a plan's memory, verified by tests. A job is rejected if it needs more than the
@@ -129,12 +129,12 @@ def _look_up(
 class _Around:
     """Information for `sync: auto` in addition to the document."""
 
-    paces: RankPaces
+    speeds: RankSpeeds
     nodes: Nodes
 
 
 def _look_around(session: Session, spec: JobSpec) -> _Around:
-    return _Around(paces_of(session, spec), nodes_for(session, spec))
+    return _Around(speeds_of(session, spec), nodes_for(session, spec))
 
 
 def _sync_choice(
@@ -145,7 +145,7 @@ def _sync_choice(
         shapes = shapes_of(spec)
     except Unknown as unknown:
         return choose_sync(spec, f"no other kind can be compared with it: {unknown}")
-    facts = facts_of(spec, shapes, machine, around.paces, around.nodes, is_measured=is_measured)
+    facts = facts_of(spec, shapes, machine, around.speeds, around.nodes, is_measured=is_measured)
     return choose_sync(spec, facts)
 
 

@@ -19,13 +19,13 @@ from service.planning.model.memory import traces_of
 from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes
 from service.planning.model.sync_choice import SyncFacts
-from service.planning.model.sync_costs import RankPaces, Work
+from service.planning.model.sync_costs import RankSpeeds, Work
 from service.telemetry import metric_reader
 
 LOOKED_AT, COUNTED = 50, 3
-"""Number of latest succeeded jobs to examine, and number of jobs whose paces are read."""
+"""Number of latest succeeded jobs to examine, and number of jobs whose speeds are read."""
 MOST_RANKS = 64
-"""Maximum number of ranks of a job whose paces are read."""
+"""Maximum number of ranks of a job whose speeds are read."""
 LEAST_STEPS = 10
 SAMPLED_STEPS = 100
 LEAST_COMPUTE_S = 1e-3
@@ -38,7 +38,7 @@ def facts_of(
     spec: JobSpec,
     shapes: Shapes,
     machine: Machine,
-    paces: RankPaces,
+    speeds: RankSpeeds,
     nodes: Nodes,
     *,
     is_measured: bool = False,
@@ -65,7 +65,7 @@ def facts_of(
         compute_s=max(LEAST_COMPUTE_S, step_time(alike, shapes, machine).compute_s),
         bandwidth_bytes_per_s=bandwidth,
         latency_s=machine.latency_s,
-        paces=paces,
+        speeds=speeds,
     )
     return SyncFacts(work, network, is_measured, nodes.num_needed, nodes.may_be_spot)
 
@@ -82,26 +82,26 @@ def nodes_for(session: Session, spec: JobSpec) -> Nodes:
     bundle = slots.request_of(spec.resources).bundle
     able = [node for node in node_table.usable(session) or () if slots.fits(bundle, node.total)]
     left, needed = spec.resources.num_workers, 0
-    for room in sorted((slots.fits(bundle, node.total) for node in able), reverse=True):
+    for number in sorted((slots.fits(bundle, node.total) for node in able), reverse=True):
         if left > 0:
-            left, needed = left - room, needed + 1
+            left, needed = left - number, needed + 1
     is_spot = any(SPOT.keys() <= node.total.keys() for node in able)
     return Nodes(needed if left <= 0 else None, is_spot)
 
 
-def paces_of(session: Session, spec: JobSpec) -> RankPaces:
-    """Return the paces of the recent job of the same recipe whose ranks differ the least.
+def speeds_of(session: Session, spec: JobSpec) -> RankSpeeds:
+    """Return the speeds of the recent job of the same recipe whose ranks differ the least.
 
     A few jobs are compared, so that a rank that was slow only once has no effect.
     """
-    found: list[RankPaces] = []
+    found: list[RankSpeeds] = []
     for job_id, document in repository.newest_succeeded(session, LOOKED_AT):
         if _is_alike(document, spec):
-            paces = _measured(session, job_id, document["resources"]["num_workers"])
-            found += [] if paces is None else [paces]
+            speeds = _measured(session, job_id, document["resources"]["num_workers"])
+            found += [] if speeds is None else [speeds]
         if len(found) == COUNTED:
             break
-    return min(found, key=lambda paces: paces.slowest, default=RankPaces())
+    return min(found, key=lambda speeds: speeds.slowest, default=RankSpeeds())
 
 
 def _is_alike(document: Mapping[str, Any], spec: JobSpec) -> bool:
@@ -115,7 +115,7 @@ def _is_alike(document: Mapping[str, Any], spec: JobSpec) -> bool:
     )
 
 
-def _measured(session: Session, job_id: str, num_ranks: int) -> RankPaces | None:
+def _measured(session: Session, job_id: str, num_ranks: int) -> RankSpeeds | None:
     seconds = []
     for rank in range(min(num_ranks, MOST_RANKS)):
         series = metric_reader.read(
@@ -128,4 +128,4 @@ def _measured(session: Session, job_id: str, num_ranks: int) -> RankPaces | None
         return None
     middle = statistics.median_low(seconds)
     speeds = [middle / each for each in seconds]
-    return RankPaces(max(seconds) / middle, statistics.mean(speeds), job_id)
+    return RankSpeeds(max(seconds) / middle, statistics.mean(speeds), job_id)

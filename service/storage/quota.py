@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.folders.disk_room import why_full
+from ray_workers.shared.folders.disk_space import why_full
 from service.config.settings import Settings
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE
@@ -47,7 +47,7 @@ class StorageWatch:
         used = None
         if self._quota is not None:
             used = await self._database.read(repository.used_bytes)
-        problem = why_no_room(used=used, free=free, quota=self._quota, min_free=self._min_free)
+        problem = why_no_space(used=used, free=free, quota=self._quota, min_free=self._min_free)
 
         def work(session: Session) -> bool:
             touch(session)
@@ -96,7 +96,7 @@ def _folder_of(database: Database) -> Path | None:
     return Path(database.url.database).absolute().parent
 
 
-def why_no_room(
+def why_no_space(
     *, used: int | None, free: int | None, quota: int | None, min_free: int | None
 ) -> str | None:
     """Return the reason why no job should be accepted or started; None while there is space. Sizes

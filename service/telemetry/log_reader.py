@@ -81,15 +81,15 @@ def page(
     streams = [_lines(storage, s, begin.get(s, 0), chunks) for s, chunks in sorted(found.items())]
     merged = heapq.merge(*streams, key=lambda entry: entry[0])
     taken = list(islice(merged, limit + 1))
-    places = dict(begin)
+    positions = dict(begin)
     lines = []
-    for (attempt, _, rank), place, (seconds, text) in taken[:limit]:
-        places[attempt, rank] = place + 1
+    for (attempt, _, rank), position, (seconds, text) in taken[:limit]:
+        positions[attempt, rank] = position + 1
         time = datetime.fromtimestamp(seconds, UTC)
         lines.append(views.LogLine(attempt=attempt, rank=rank, time=time, text=text))
     # `find` takes no chunk beyond the limit, and an unreadable chunk is a single line.
     is_cut = any(_num_lines(chunks, begin.get(s, 0)) > limit for s, chunks in found.items())
-    return lines, places, is_cut or len(taken) > limit
+    return lines, positions, is_cut or len(taken) > limit
 
 
 def _num_lines(chunks: Sequence[Chunk], begin: int) -> int:
@@ -114,10 +114,10 @@ def _lines(
             text = f"[dray] {chunk.num_lines} lines are missing here: their file in the storage "
             text += "was deleted or changed"
             lines, first = [(max(newest, 0.0), text)], first + chunk.num_lines - 1
-        for place, line in enumerate(lines[: chunk.num_lines], first):
-            if place >= begin:
+        for position, line in enumerate(lines[: chunk.num_lines], first):
+            if position >= begin:
                 newest = max(newest, line[0])
-                yield (attempt, newest, rank), place, line
+                yield (attempt, newest, rank), position, line
 
 
 def _lines_of(storage: Storage, chunk: Chunk) -> list[Line] | None:
@@ -143,20 +143,20 @@ def _is_line(line: Line) -> bool:
     return isinstance(seconds, float | int) and 0 <= seconds <= MAX_TIME_S and type(text) is str
 
 
-def encode_places(job_id: str, places: Mapping[Stream, int]) -> str:
-    return encode_cursor(f"logs:{job_id}", [[a, r, n] for (a, r), n in sorted(places.items())])
+def encode_positions(job_id: str, positions: Mapping[Stream, int]) -> str:
+    return encode_cursor(f"logs:{job_id}", [[a, r, n] for (a, r), n in sorted(positions.items())])
 
 
-def decode_places(job_id: str, cursor: str | None) -> dict[Stream, int]:
-    """Decode a cursor. Raises BadCursor if `encode_places` did not make it for this job."""
+def decode_positions(job_id: str, cursor: str | None) -> dict[Stream, int]:
+    """Decode a cursor. Raises BadCursor if `encode_positions` did not make it for this job."""
     if cursor is None:
         return {}
     data = decode_cursor(f"logs:{job_id}", cursor)
     try:
-        places = {(attempt, rank): lines for attempt, rank, lines in data}
-        numbers = [number for (a, r), n in places.items() for number in (a, r, n)]
+        positions = {(attempt, rank): lines for attempt, rank, lines in data}
+        numbers = [number for (a, r), n in positions.items() for number in (a, r, n)]
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
             raise ValueError(data)
     except (TypeError, ValueError) as error:
         raise BadCursor("the cursor does not belong to this job's logs") from error
-    return places
+    return positions

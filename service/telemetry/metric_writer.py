@@ -165,14 +165,14 @@ class MetricStore:
             return reported
         known = repository.metric_keys(self._session, self._job.id) - {TIMES}
         unknown = sorted(reported - known - {TIMES})
-        room = max(0, MAX_KEYS - len(known))
-        admitted = set(unknown[:room])
+        num_free = max(0, MAX_KEYS - len(known))
+        admitted = set(unknown[:num_free])
         self._job.num_metric_keys = len(known) + len(admitted)
-        if len(unknown) > room:
+        if len(unknown) > num_free:
             self._remark_once(
                 "metric_keys_limit",
                 f"the job reports more than {MAX_KEYS} different metrics; "
-                f"{unknown[room]!r} and further ones are not stored",
+                f"{unknown[num_free]!r} and further ones are not stored",
             )
         return (reported & (known | {TIMES})) | admitted
 

@@ -52,13 +52,13 @@ class _Resolver(AbstractResolver):
         return [
             ResolveResult(
                 hostname=host,
-                host=str(place[0]),
+                host=str(sockaddr[0]),
                 port=port,
                 family=each_family,
                 proto=protocol,
                 flags=socket.AI_NUMERICHOST,
             )
-            for each_family, _, protocol, _, place in found
+            for each_family, _, protocol, _, sockaddr in found
         ]
 
     async def close(self) -> None:

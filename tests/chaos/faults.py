@@ -44,8 +44,8 @@ for _ in range(int(sys.argv[1])):
 """
 
 
-def send(scene: Scene, seat: int, number: int) -> None:
-    os.kill(pid_of(scene, seat), number)
+def send(scene: Scene, worker_index: int, number: int) -> None:
+    os.kill(pid_of(scene, worker_index), number)
 
 
 def out_of_memory(scene: Scene) -> None:
@@ -70,39 +70,39 @@ def kill_worker_parent(scene: Scene) -> None:
 
 def kill_replacement(scene: Scene) -> None:
     """Kill a rank, and then its replacement as soon as it runs."""
-    seat, dead = killed(scene)
-    replacement = await_replacement(scene, seat, dead)
+    worker_index, dead = killed(scene)
+    replacement = await_replacement(scene, worker_index, dead)
     os.kill(replacement, signal.SIGKILL)
 
 
 def kill_survivor(scene: Scene) -> None:
     """Kill a rank, and then a different rank as soon as the first one's replacement runs."""
-    seat, dead = killed(scene)
-    await_replacement(scene, seat, dead)
-    survivors = [one for one in scene.seats() if one != seat]
+    worker_index, dead = killed(scene)
+    await_replacement(scene, worker_index, dead)
+    survivors = [one for one in scene.worker_indices() if one != worker_index]
     send(scene, scene.rng.choice(survivors), signal.SIGKILL)
 
 
 def killed(scene: Scene) -> tuple[int, int]:
     """Kill a rank. Return its seat and its pid."""
-    seat = scene.other()
-    pid = pid_of(scene, seat)
+    worker_index = scene.other()
+    pid = pid_of(scene, worker_index)
     os.kill(pid, signal.SIGKILL)
-    return seat, pid
+    return worker_index, pid
 
 
-def await_replacement(scene: Scene, seat: int, dead: int) -> int:
+def await_replacement(scene: Scene, worker_index: int, dead: int) -> int:
     found: list[int] = []
 
     def replaced() -> bool:
-        pid = training_pids(scene.job_id).get(seat, dead)
+        pid = training_pids(scene.job_id).get(worker_index, dead)
         found.append(pid)
         return pid != dead
 
     try:
         eventually(replaced, within_s=REPLACED_WITHIN_S)
     except AssertionError:
-        raise Missed(f"seat {seat} was never replaced") from None
+        raise Missed(f"worker {worker_index} was never replaced") from None
     return found[-1]
 
 

@@ -238,8 +238,8 @@ def turns(seed: int, ground: str, only: str = "") -> Iterator[Turn]:
             dealt.append(last.deal(LAST, victim))
         until = LONG_UNTIL if victim in LONG else 1.0
         strikes = tuple(
-            Strike(blow, round(until * (place + rng.uniform(0.3, 0.9)) / (len(dealt) + 0.5), 3))
-            for place, blow in enumerate(dealt)
+            Strike(blow, round(until * (index + rng.uniform(0.3, 0.9)) / (len(dealt) + 0.5), 3))
+            for index, blow in enumerate(dealt)
         )
         bystander = BYSTANDERS[number % len(BYSTANDERS)]
         yield Turn(number, victim, bystander, strikes, rng.randrange(1 << 30))

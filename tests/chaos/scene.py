@@ -63,9 +63,11 @@ class Scene:
     outside: OutsideClients | None = None
     """The job's clients outside of the cluster, if it has any."""
 
-    def seats(self) -> list[int]:
+    def worker_indices(self) -> list[int]:
         """Return the seats of the running ranks, in order of rank."""
-        found = sorted(seat for seat in training_pids(self.job_id) if seat != STORE)
+        found = sorted(
+            worker_index for worker_index in training_pids(self.job_id) if worker_index != STORE
+        )
         if not found:
             raise Missed("no rank has a process")
         return found
@@ -73,16 +75,16 @@ class Scene:
     def first(self) -> int:
         """Return the seat of rank 0, which saves, reports, and aggregates the updates of silos and
         clients."""
-        return self.seats()[0]
+        return self.worker_indices()[0]
 
     def other(self) -> int:
         """Return the seat of a rank other than 0 if there are several. For a job with silos, this
         is a silo."""
-        seats = self.seats()
-        return self.rng.choice(seats[1:] or seats)
+        worker_indices = self.worker_indices()
+        return self.rng.choice(worker_indices[1:] or worker_indices)
 
     def any(self) -> int:
-        return self.rng.choice(self.seats())
+        return self.rng.choice(self.worker_indices())
 
     def node_agent(self) -> int:
         """Return the pid of the agent on a node with a rank of the job."""
@@ -112,8 +114,8 @@ class Scene:
             raise Missed(f"there is no actor {role}") from None
 
 
-def pid_of(scene: Scene, seat: int) -> int:
-    pid = training_pids(scene.job_id).get(seat)
+def pid_of(scene: Scene, worker_index: int) -> int:
+    pid = training_pids(scene.job_id).get(worker_index)
     if pid is None:
-        raise Missed(f"seat {seat} has no process")
+        raise Missed(f"worker {worker_index} has no process")
     return pid

@@ -252,7 +252,7 @@ class FakeAttempt(Attempt):
         for part in recall.slices:
             self.held.remove(part)
             self._taken.remove((part, self.spec.bundle))
-            self.nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
+            self.nodes[part.node_id].release(self.spec.bundle, part.num_workers)
         left = sum(part.num_workers for part in self.held)
         for rank in sorted(self._ranks)[left:]:
             self._processes.pop(rank).cancel()
@@ -420,7 +420,7 @@ class FakeAttempt(Attempt):
         """End the processes, and only then release the slots."""
         await self._end_processes(exit_code)
         for part, bundle in self._taken:
-            self.nodes[part.node_id].give_back(bundle, part.num_workers)
+            self.nodes[part.node_id].release(bundle, part.num_workers)
         self.held, self._taken = [], []
         self._pulse.beat()
 

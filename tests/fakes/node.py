@@ -114,7 +114,7 @@ class FakeNode:
             self.held[name] = self.held.get(name, 0.0) + times * need
         return True
 
-    def give_back(self, bundle: Mapping[str, float], times: int) -> None:
+    def release(self, bundle: Mapping[str, float], times: int) -> None:
         for name, need in bundle.items():
             self.held[name] -= times * need
 

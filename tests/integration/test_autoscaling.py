@@ -80,7 +80,7 @@ while not Path(sys.argv[1]).exists():
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def root() -> Iterator[Path]:
     """A folder with a short name, because the paths of sockets are inside it."""
     with tempfile.TemporaryDirectory(prefix="as-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
@@ -88,12 +88,12 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not here")
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_nodes_come_for_a_job_and_go_when_it_has_ended(version: str, place: Path) -> None:
+def test_nodes_come_for_a_job_and_go_when_it_has_ended(version: str, root: Path) -> None:
     why_not = subprocess.run([*ALONE, "true"], capture_output=True, text=True)
     if why_not.returncode:
         pytest.skip(f"this machine makes no namespaces: {why_not.stderr.strip()}")
-    program = (sys.executable, "-m", __name__, str(place), version)
-    environment = {**os.environ, "TMPDIR": str(place), "RAY_TMPDIR": str(place)}
+    program = (sys.executable, "-m", __name__, str(root), version)
+    environment = {**os.environ, "TMPDIR": str(root), "RAY_TMPDIR": str(root)}
     ended = subprocess.run(
         [*ALONE, *AS_INIT, *program],
         cwd=ROOT,
@@ -108,45 +108,45 @@ def test_nodes_come_for_a_job_and_go_when_it_has_ended(version: str, place: Path
     assert said[-1].endswith("the nodes are gone")
 
 
-def in_namespaces(place: Path, version: str) -> None:
+def in_namespaces(root: Path, version: str) -> None:
     """Run as the child of the first process of its namespaces."""
     assert os.getppid() == 1, "Ray's start would end this machine's other Rays"
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    _give_ray_its_defaults(place)
+    _give_ray_its_defaults(root)
     began = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.1f}{SAID}{line}", flush=True)
 
-    cluster = _start_ray(place, version)
+    cluster = _start_ray(root, version)
     say(f"Ray runs with the autoscaler {version}")
-    service = Service(place / "home", _settings(place))
+    service = Service(root / "home", _settings(root))
     service.process = service.spawn()
     try:
         with Client(service.url) as client:
             eventually(lambda: _cluster(client).connected, why="the service never met Ray")
-            _scale(client, place, say)
+            _scale(client, root, say)
     except BaseException as error:
         error.add_note(_state(service))
-        error.add_note(_monitor_log(place))
+        error.add_note(_monitor_log(root))
         raise
     finally:
         service.stop()
         cluster.shutdown()
 
 
-def _give_ray_its_defaults(place: Path) -> None:
+def _give_ray_its_defaults(root: Path) -> None:
     """Mount a copy of the provider's folder, with the file that the wheel lacks, over it."""
     import yaml
     from ray.autoscaler._private import fake_multi_node
 
-    folder, copy = Path(fake_multi_node.__file__).parent, place / "provider"
+    folder, copy = Path(fake_multi_node.__file__).parent, root / "provider"
     shutil.copytree(folder, copy)
     (copy / "example.yaml").write_text(yaml.safe_dump(EXAMPLE))
     subprocess.run(["mount", "--bind", str(copy), str(folder)], check=True)
 
 
-def _start_ray(place: Path, version: str) -> Any:
+def _start_ray(root: Path, version: str) -> Any:
     from ray.cluster_utils import AutoscalingCluster
 
     worker = {"resources": NODE | STORE, "node_config": {}, "min_workers": 0, "max_workers": MOST}
@@ -154,11 +154,11 @@ def _start_ray(place: Path, version: str) -> Any:
         {"CPU": 0} | STORE, {"worker": worker}, autoscaler_v2=version == "v2"
     )
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    cluster.start(override_env={"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(place)})
+    cluster.start(override_env={"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(root)})
     return cluster
 
 
-def _settings(place: Path) -> dict[str, str]:
+def _settings(root: Path) -> dict[str, str]:
     return {
         "DRAY_RAY_ADDRESS": f"127.0.0.1:{HEAD_PORT}",
         "DRAY_AUTOSCALE_NODES": f"{MOST}x CPU={NODE['CPU']}",
@@ -174,12 +174,12 @@ def _cluster(client: Client) -> views.Cluster:
         return views.Cluster(connected=False, nodes=[])
 
 
-def _scale(client: Client, place: Path, say: Any) -> None:
-    (place / "waits.py").write_text(WAITS)
-    over = place / "over"
+def _scale(client: Client, root: Path, say: Any) -> None:
+    (root / "waits.py").write_text(WAITS)
+    over = root / "over"
     job = client.submit(
         {
-            "script": {"entrypoint": str(place / "waits.py"), "args": [str(over)]},
+            "script": {"entrypoint": str(root / "waits.py"), "args": [str(over)]},
             "resources": {"num_workers": 4},
         }
     )
@@ -222,8 +222,8 @@ def _state(service: Service) -> str:
     return "\n".join(map(str, [*said, *events, *log[-40:]]))
 
 
-def _monitor_log(place: Path) -> str:
-    logs = sorted(place.glob("ray/session_latest/logs/monitor*"))
+def _monitor_log(root: Path) -> str:
+    logs = sorted(root.glob("ray/session_latest/logs/monitor*"))
     return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
 
 

@@ -69,7 +69,7 @@ def namespace() -> tuple[str, ...]:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     """A folder with a short name, because the paths of sockets are inside it."""
     with tempfile.TemporaryDirectory(prefix="kill-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
@@ -78,13 +78,13 @@ def place() -> Iterator[Path]:
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not here")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_script_that_signals_everything_is_survived_by_all_and_uncharged(
-    number: signal.Signals, namespace: tuple[str, ...], place: Path
+    number: signal.Signals, namespace: tuple[str, ...], folder: Path
 ) -> None:
-    program = (sys.executable, "-m", __name__, str(place), str(int(number)))
+    program = (sys.executable, "-m", __name__, str(folder), str(int(number)))
     ended = subprocess.run(
         [*namespace, *program],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(place)},
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -93,20 +93,20 @@ def test_a_script_that_signals_everything_is_survived_by_all_and_uncharged(
     assert ended.stdout.splitlines()[-1] == "all went on"
 
 
-def in_namespace(place: Path, number: int) -> None:
+def in_namespace(folder: Path, number: int) -> None:
     """Run as the first process of a PID namespace."""
     assert os.getpid() == 1, "the signal would reach this machine's other processes"
-    program = place / "trains.py"
+    program = folder / "trains.py"
     program.write_text(TRAINS)
     # A fault that is charged would end the jobs.
-    service = Service(place / "home", {"DRAY_LOCAL_SLOTS": "2", "DRAY_INFRA_RETRIES": "0"})
+    service = Service(folder / "home", {"DRAY_LOCAL_SLOTS": "2", "DRAY_INFRA_RETRIES": "0"})
     threading.Thread(target=_bury, args=(service,), daemon=True).start()
     service.start()
     with service.client as client:
-        quiet = client.submit(script(program, "0", str(place))).id
+        quiet = client.submit(script(program, "0", str(folder))).id
         wait_for_step(client, quiet, 3)
         eventually(lambda: client.checkpoints(quiet), why="the quiet job has saved nothing")
-        killer = client.submit(script(program, str(number), str(place))).id
+        killer = client.submit(script(program, str(number), str(folder))).id
     assert service.process is not None
     service.process.wait(timeout=PATIENCE_S)
     print(f"the service ended with {service.process.returncode}", flush=True)

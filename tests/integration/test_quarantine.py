@@ -23,7 +23,7 @@ from ray_workers.shared.processes.procfs import (
     carry_mark,
     command,
     new_mark,
-    place,
+    pid_namespace,
     started_ticks,
 )
 from tests.integration.harness import Service, assert_nothing_left, eventually, script
@@ -51,7 +51,7 @@ def stuck_process(job_id: str) -> Iterator[None]:
         start_new_session=True,
     )
     record = SessionRecord(
-        place=place(),
+        place=pid_namespace(),
         boot_id=boot_id(),
         server_pid=os.getpid(),
         server_started=started_ticks(os.getpid()) or 0,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SHA = hashlib.sha256(b"").hexdigest()
 TOLD = spool_key(SUPERVISOR_RANK, 0, "metrics")
 """Key of the spool with the supervisor's reports."""
-STAND_BY_S = 30.0
+STANDBY_S = 30.0
 """How long a group waits for the workers it needs to continue training."""
 PAUSE = "pause"
 """The error of a plan that stops making steps but doesn't end."""
@@ -122,7 +122,7 @@ class SimAttempt(Attempt):
         """Release the slots, after the processes have exited."""
         self.alive = False
         for part in self.held:
-            self._give_back(part)
+            self._release(part)
         self.held = []
         self.cluster.pulse.beat()
 
@@ -146,7 +146,7 @@ class SimAttempt(Attempt):
                     self._checkpoint()
                 return self.order
             if self.lacking:
-                await self._stand_by()
+                await self._wait_for_slots()
                 continue
             for _ in range(self.sim.chance.randint(1, 3)):
                 failed = self._take_step()
@@ -156,9 +156,9 @@ class SimAttempt(Attempt):
         self._emit(FrameKind.LOG, {"line": 1, "text": "done"})
         return Outcome.of(Cause.SUCCEEDED, "every rank succeeded")
 
-    async def _stand_by(self) -> None:
+    async def _wait_for_slots(self) -> None:
         """Wait until no workers are missing or it is ordered to end, at most STAND_BY_S."""
-        deadline = asyncio.get_running_loop().time() + STAND_BY_S
+        deadline = asyncio.get_running_loop().time() + STANDBY_S
         while self.lacking and self.order is None:
             if not await self.cluster.pulse.wait(deadline):
                 self.end_as(Outcome.of(Cause.NODE_LOST, "no replacement was to be had"))
@@ -254,7 +254,7 @@ class SimAttempt(Attempt):
         if not self._trains or self.num_held <= 1:
             return
         last = self.held.pop()
-        self._give_back(Slice(last.node_id, 1))
+        self._release(Slice(last.node_id, 1))
         if last.num_workers > 1:
             self.held.append(Slice(last.node_id, last.num_workers - 1))
         self.cluster.pulse.beat()
@@ -302,7 +302,7 @@ class SimAttempt(Attempt):
         for part in recall.slices:
             if part in self.held and len(self.held) > 1:
                 self.held.remove(part)
-                self._give_back(part)
+                self._release(part)
         self.sim.note(f"{self.key} gives {recall.slices} back")
         self._resize()
 
@@ -314,8 +314,8 @@ class SimAttempt(Attempt):
         self.held.append(part)
         return True
 
-    def _give_back(self, part: Slice) -> None:
-        self.nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
+    def _release(self, part: Slice) -> None:
+        self.nodes[part.node_id].release(self.spec.bundle, part.num_workers)
 
     def _resize(self) -> None:
         """Start a new generation, which is reported after a delay."""

@@ -149,8 +149,8 @@ class Promises:
             await self._each_step_once(job_id, name, state)
 
     async def _each_step_once(self, job_id: str, name: str, state: str) -> None:
-        reading = self._world.some_process().runtime.reading
-        series = (await reading.metrics(job_id)).series.get("train/loss")
+        queries = self._world.some_process().runtime.queries
+        series = (await queries.metrics(job_id)).series.get("train/loss")
         steps = series.steps if series else []
         if steps != sorted(set(steps)):
             raise Broken(f"I5: the served series of {job_id} repeats: {steps}")

@@ -130,7 +130,7 @@ def test_if_an_older_word_freed_a_grant_its_slots_would_be_given_twice(
     steps = _fault_points(story, folder)
 
     def freed(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
-        return Resized(Holding(tuple(kept), holding.grants), None)
+        return Resized(Holding(tuple(kept), holding.resize_number), None)
 
     monkeypatch.setattr(resizing, "resized", freed)
     with pytest.raises(Broken, match="I3"):

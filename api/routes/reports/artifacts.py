@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheContext, TheReading
+from api.context import Caller, NoParameters, TheContext, TheQueries
 from api.http.caching import answer
 from api.http.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
@@ -30,9 +30,9 @@ _PROBLEMS = declare(
     dependencies=[NoParameters],
     responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
-async def artifacts(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
+async def artifacts(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
     """List the files that a job has stored as results."""
-    return answer(request, await reading.artifacts(job_id))
+    return answer(request, await queries.artifacts(job_id))
 
 
 @router.head(
@@ -52,13 +52,13 @@ async def artifacts(request: Request, reading: TheReading, _: Caller, job_id: st
 async def artifact(
     request: Request,
     context: TheContext,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     job_id: str,
     artifact_id: str,
 ) -> Response:
     """Download a file, or a range of it. The ETag is the SHA-256 of the complete file."""
-    found, url = await reading.artifact(job_id, artifact_id)
+    found, url = await queries.artifact(job_id, artifact_id)
     storage = context.runtime.storage
     return download(request, storage, await locate(storage, found, url))
 

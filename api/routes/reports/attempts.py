@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheReading
+from api.context import Caller, NoParameters, TheQueries
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["attempts"])
     dependencies=[NoParameters],
     responses=declare("invalid_parameter", "job_not_found"),
 )
-async def attempts(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
+async def attempts(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
     """List the attempts of a job, with their world size, the step from which they resumed, and the
     reason why they ended."""
-    return answer(request, await reading.attempts(job_id))
+    return answer(request, await queries.attempts(job_id))

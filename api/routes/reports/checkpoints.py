@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from api.context import Caller, NoParameters, TheContext, TheReading
+from api.context import Caller, NoParameters, TheContext, TheQueries
 from api.http.caching import answer
 from api.http.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
@@ -36,10 +36,10 @@ _PROBLEMS = declare(
     dependencies=[NoParameters],
     responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
-async def checkpoints(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
+async def checkpoints(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
     """List the committed checkpoints with their step, size and hash, and mark the best and the
     latest checkpoint."""
-    return answer(request, await reading.checkpoints(job_id))
+    return answer(request, await queries.checkpoints(job_id))
 
 
 @router.get(
@@ -50,10 +50,10 @@ async def checkpoints(request: Request, reading: TheReading, _: Caller, job_id: 
     responses=_PROBLEMS,
 )
 async def files(
-    request: Request, reading: TheReading, _: Caller, job_id: str, step: Step
+    request: Request, queries: TheQueries, _: Caller, job_id: str, step: Step
 ) -> Response:
     """List the files of a checkpoint, as recorded in its manifest."""
-    return answer(request, await reading.checkpoint_files(job_id, step))
+    return answer(request, await queries.checkpoint_files(job_id, step))
 
 
 @router.head(
@@ -73,7 +73,7 @@ async def files(
 async def file(
     request: Request,
     context: TheContext,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     job_id: str,
     step: Step,
@@ -81,10 +81,10 @@ async def file(
 ) -> Response:
     """Download a file of a checkpoint, or a range of it. The ETag is the SHA-256 of the complete
     file."""
-    return download(request, context.runtime.storage, await locate(reading, job_id, step, path))
+    return download(request, context.runtime.storage, await locate(queries, job_id, step, path))
 
 
-async def locate(reading: Queries, job_id: str, step: int, path: str) -> StoredFile:
+async def locate(queries: Queries, job_id: str, step: int, path: str) -> StoredFile:
     """Return the file. Raises CheckpointNotFound if the checkpoint or the file doesn't exist."""
-    found, key = await reading.checkpoint_file(job_id, step, path)
+    found, key = await queries.checkpoint_file(job_id, step, path)
     return StoredFile(key, found.size_bytes, found.sha256, found.path)

@@ -82,31 +82,31 @@ async def use(request: Request, context: TheContext, links: TheLinks, secret: st
 async def _content(
     request: Request, context: Context, job_id: str, wanted: DownloadRequest
 ) -> Response:
-    storage, reading = context.runtime.storage, context.runtime.reading
+    storage, queries = context.runtime.storage, context.runtime.queries
     if wanted.artifact is not None:
-        artifact, url = await reading.artifact(job_id, wanted.artifact)
+        artifact, url = await queries.artifact(job_id, wanted.artifact)
         return download(request, storage, await artifacts.locate(storage, artifact, url))
     if wanted.checkpoint is not None:
         step, path = wanted.checkpoint.step, wanted.checkpoint.path
-        return download(request, storage, await checkpoints.locate(reading, job_id, step, path))
+        return download(request, storage, await checkpoints.locate(queries, job_id, step, path))
     log = wanted.log
     assert log is not None, "one of the three is given"
-    first = await _page(reading, job_id, log, None)
+    first = await _page(queries, job_id, log, None)
     name = f"{job_id}.log" if log.rank is None else f"{job_id}-rank-{log.rank}.log"
-    lines = _lines(reading, job_id, log, first)
+    lines = _lines(queries, job_id, log, first)
     return StreamingResponse(lines, headers=attachment(name), media_type=BINARY)
 
 
 async def _page(
-    reading: Queries, job_id: str, log: LogRequest, cursor: str | None
+    queries: Queries, job_id: str, log: LogRequest, cursor: str | None
 ) -> views.LogPage:
-    return await reading.logs(
+    return await queries.logs(
         job_id, rank=log.rank, attempt=log.attempt, cursor=cursor, limit=MAX_LINES
     )
 
 
 async def _lines(
-    reading: Queries, job_id: str, log: LogRequest, page: views.LogPage
+    queries: Queries, job_id: str, log: LogRequest, page: views.LogPage
 ) -> AsyncIterator[bytes]:
     """Yield the lines of this page and all following pages."""
     while page.items:
@@ -115,4 +115,4 @@ async def _lines(
             for line in page.items
         ]
         yield "".join(f"{text}\n" for text in texts).encode("utf-8", "replace")
-        page = await _page(reading, job_id, log, page.next_cursor)
+        page = await _page(queries, job_id, log, page.next_cursor)

@@ -71,7 +71,7 @@ async def events(
     async def look() -> tuple[views.EventPage, bool]:
         # Read the state first: if the job has already ended, the page includes its last events.
         over = query.wait_s > 0 and (await runtime.jobs.get(job_id)).state.is_terminal
-        return await runtime.reading.events(job_id, after_seq=seq, limit=query.limit), over
+        return await runtime.queries.events(job_id, after_seq=seq, limit=query.limit), over
 
     page, _over = await long_poll(
         context,
@@ -100,7 +100,7 @@ async def _stream(
 ) -> Response:
     """Respond with a stream. Reads once before the stream begins, so that an error becomes a
     problem document."""
-    newest_seq, over = await context.runtime.reading.newest_event(job_id)
+    newest_seq, over = await context.runtime.queries.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
     if last_seq is None or after_seq > newest_seq:
@@ -122,12 +122,12 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     """Yield frames until the job has ended and all of its events have been sent. Events about slots
     can follow the end of the job. Starlette closes the generator when the client disconnects."""
-    reading = context.runtime.reading
+    queries = context.runtime.queries
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
         while not context.stopping.is_set() and context.authority.knows(request):
             try:
-                page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
+                page = await queries.events(job_id, after_seq=after_seq, limit=PAGE)
             except Exception as error:
                 logger.warning("the event stream of %s ended early: %s", job_id, error)
                 return  # the client reconnects with Last-Event-ID

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Caller, Query, TheContext, TheReading
+from api.context import Caller, Query, TheContext, TheQueries
 from api.http.caching import answer
 from api.http.waiting import MAX_WAIT_S, long_poll
 from api.problems import declare
@@ -38,7 +38,7 @@ class LogsQuery(Query):
 async def logs(
     request: Request,
     context: TheContext,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     job_id: str,
     query: Annotated[LogsQuery, QueryParameters()],
@@ -46,7 +46,7 @@ async def logs(
     """Read a page of log lines."""
 
     async def look() -> views.LogPage:
-        return await reading.logs(
+        return await queries.logs(
             job_id, rank=query.rank, attempt=query.attempt, cursor=query.cursor, limit=query.limit
         )
 

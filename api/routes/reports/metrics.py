@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import Caller, Query, TheReading
+from api.context import Caller, Query, TheQueries
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
@@ -30,13 +30,13 @@ class SystemMetricsQuery(SystemMetricsFilter, Query): ...
 )
 async def metrics(
     request: Request,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     job_id: str,
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
     """Return series over all attempts; each (key, rank, step) appears once."""
-    return answer(request, await reading.metrics(job_id, query))
+    return answer(request, await queries.metrics(job_id, query))
 
 
 @router.get(
@@ -47,14 +47,14 @@ async def metrics(
 )
 async def system_metrics(
     request: Request,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
     """Return the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest
     rank on a node also has the usage of the node."""
-    return answer(request, await reading.system_metrics(job_id, query))
+    return answer(request, await queries.system_metrics(job_id, query))
 
 
 @router.get(
@@ -64,7 +64,7 @@ async def system_metrics(
     responses=declare("job_not_found"),
 )
 async def newest_system_metrics(
-    request: Request, reading: TheReading, _: Caller, job_id: str
+    request: Request, queries: TheQueries, _: Caller, job_id: str
 ) -> Response:
     """Return the newest sample of the resource usage of every rank."""
-    return answer(request, await reading.newest_system_metrics(job_id))
+    return answer(request, await queries.newest_system_metrics(job_id))

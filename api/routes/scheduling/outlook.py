@@ -8,10 +8,10 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Caller, NoParameters, Query, TheReading
+from api.context import Caller, NoParameters, Query, TheQueries
 from api.http.caching import answer
-from api.http.turns import TOO_MANY
-from api.http.waiting import turn
+from api.http.concurrency import TOO_MANY
+from api.http.waiting import limited
 from api.problems import declare
 from dray import views
 
@@ -35,12 +35,12 @@ class DecisionsQuery(Query):
 )
 async def list_decisions(
     request: Request,
-    reading: TheReading,
+    queries: TheQueries,
     _: Caller,
     query: Annotated[DecisionsQuery, QueryParameters()],
 ) -> Response:
     """List the scheduler's rounds of the last hours that changed something, newest first."""
-    return answer(request, await reading.decisions(before=query.before, limit=query.limit))
+    return answer(request, await queries.decisions(before=query.before, limit=query.limit))
 
 
 @router.get(
@@ -50,11 +50,11 @@ async def list_decisions(
     dependencies=[NoParameters],
     responses=declare("invalid_parameter", "decision_not_found", TOO_MANY),
 )
-async def replay(request: Request, reading: TheReading, _: Caller, number: Number) -> Response:
+async def replay(request: Request, queries: TheQueries, _: Caller, number: Number) -> Response:
     """Show the state that the scheduler saw in a round and the decision that it made, and run the
     policy on that state again."""
-    async with turn(request):
-        return answer(request, await reading.decision(number))
+    async with limited(request):
+        return answer(request, await queries.decision(number))
 
 
 @router.get(
@@ -64,6 +64,6 @@ async def replay(request: Request, reading: TheReading, _: Caller, number: Numbe
     dependencies=[NoParameters],
     responses=declare("invalid_parameter"),
 )
-async def forecasts(request: Request, reading: TheReading, _: Caller) -> Response:
+async def forecasts(request: Request, queries: TheQueries, _: Caller) -> Response:
     """Show how accurate the forecasts of starts and ends were in the last 7 days."""
-    return answer(request, await reading.forecast_errors())
+    return answer(request, await queries.forecast_errors())

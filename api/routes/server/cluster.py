@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheReading
+from api.context import Caller, NoParameters, TheQueries
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
@@ -19,6 +19,6 @@ router = APIRouter(prefix="/v1", tags=["cluster"])
     dependencies=[NoParameters],
     responses=declare("invalid_parameter"),
 )
-async def cluster(request: Request, reading: TheReading, _: Caller) -> Response:
+async def cluster(request: Request, queries: TheQueries, _: Caller) -> Response:
     """Show the cluster as the service last saw it."""
-    return answer(request, await reading.cluster())
+    return answer(request, await queries.cluster())

@@ -165,12 +165,12 @@ def looks(rank: int, way: Way) -> tuple[str, str]:
 
 def graph(way: Way) -> list[str]:
     middle, radius, size = GRAPH / 2, 62, 19
-    places = [(middle + x * radius, HEIGHT / 2 + y * radius) for x, y in (
+    positions = [(middle + x * radius, HEIGHT / 2 + y * radius) for x, y in (
         (-1, -1), (1, -1), (1, 1), (-1, 1)
     )]  # fmt: skip
     lines = []
     for one, other in way.edges:
-        (x, y), (to_x, to_y) = places[one], places[other]
+        (x, y), (to_x, to_y) = positions[one], positions[other]
         length = math.hypot(to_x - x, to_y - y)
         dx, dy = (to_x - x) / length, (to_y - y) / length
         from_x, from_y = x + dx * size, y + dy * size
@@ -180,7 +180,7 @@ def graph(way: Way) -> list[str]:
         wings = [(end_x - dy * 3.5, end_y + dx * 3.5), (end_x + dy * 3.5, end_y - dx * 3.5)]
         corners = "L".join(f"{a:.1f} {b:.1f}" for a, b in ((tip_x, tip_y), *wings))
         lines.append(f'<path class="tip" d="M{corners}Z"/>')
-    for rank, (x, y) in enumerate(places):
+    for rank, (x, y) in enumerate(positions):
         kind, _ = looks(rank, way)
         lines.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>')
         short = "S" if kind == "server" else str(rank)

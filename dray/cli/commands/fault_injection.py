@@ -174,8 +174,8 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
     if rank.since_s is not None:
         parts.append(f"for {rank.since_s:.1f} s")
     write(f"  {'; '.join(parts)}")
-    if place := output.innermost_of_user(stack):
-        write(f"    at {place}")
+    if location := output.innermost_of_user(stack):
+        write(f"    at {location}")
     for line in (stack if every_frame else output.of_the_program(stack)).splitlines():
         write(f"    {line}")
 

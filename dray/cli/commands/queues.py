@@ -237,11 +237,11 @@ def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Jo
         for reference in jobs:
             with failures.noted():
                 job = change(client, client.resolve(reference))
-                write_json_line(job) if as_json else write_text(_place(job))
+                write_json_line(job) if as_json else write_text(_state_line(job))
     failures.end()
 
 
-def _place(job: Job) -> str:
+def _state_line(job: Job) -> str:
     """Return a line such as `job-1 QUEUED in night, priority 50: is held by ann; ...`."""
     return f"{job.id} {job.state} in {job.queue}, priority {job.priority}: {job.reason.message}"
 

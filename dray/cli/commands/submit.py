@@ -392,7 +392,7 @@ def _forecast(
 ) -> None:
     """If a server answers, write whether and when it would start the job."""
     from dray._http.transport import Retry
-    from dray.cli.commands.reading import write_explanation
+    from dray.cli.commands.reports import write_explanation
     from dray.cli.display.output import warn, write_text
     from dray.errors import TransportError
 

@@ -173,7 +173,7 @@ def show_job(job: views.Job) -> None:
         ("state", job.state),
         ("reason", f"{job.reason.message} ({job.reason.code})"),
         *(("warning", warning.message) for warning in job.warnings),
-        ("queue", _place(job)),
+        ("queue", _queue_position(job)),
         ("attempt", job.attempt),
         ("workers", job.world_size),
         *([("ranks", ranks)] if ranks else []),
@@ -208,9 +208,9 @@ def show_array(array: views.JobArray) -> None:
         write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
 
 
-def _place(job: views.Job) -> str:
-    place = "" if job.position is None else f", position {job.position}"
-    return f"{job.queue}, priority {job.priority}{place}"
+def _queue_position(job: views.Job) -> str:
+    position = "" if job.position is None else f", position {job.position}"
+    return f"{job.queue}, priority {job.priority}{position}"
 
 
 def _how_far(job: views.Job) -> str:

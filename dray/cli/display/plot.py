@@ -78,9 +78,9 @@ def chart(curves: Sequence[Curve], style: Style) -> list[Line]:
     gutter = max(map(len, labels.values()))
     columns = max(10, style.width - gutter - 2)
     canvas = _Canvas(columns, style.height)
-    for place, runs in enumerate(pieces):
+    for index, runs in enumerate(pieces):
         for run in runs:
-            canvas.draw(place, [axes_point(axes, point, canvas) for point in run])
+            canvas.draw(index, [axes_point(axes, point, canvas) for point in run])
     bar = "┤" if style.unicode else "|"
     for row in range(style.height):
         label = labels.get(row, "")
@@ -93,11 +93,11 @@ def axes_point(axes: _Axes, point: tuple[int, float], canvas: _Canvas) -> tuple[
     return axes.column(step, canvas.columns * 2), axes.row(value, canvas.rows * 4)
 
 
-def _legend(curves: Sequence[Curve], place: int, style: Style) -> str:
-    curve = curves[place]
+def _legend(curves: Sequence[Curve], index: int, style: Style) -> str:
+    curve = curves[index]
     last = curve.values[-1] if curve.values else None
     now = "" if last is None else f"  last {number(last)}"
-    mark = "" if len(curves) == 1 or style.colours else f"{_letter(place)} "
+    mark = "" if len(curves) == 1 or style.colours else f"{_letter(index)} "
     return f"{mark}{curve.key}{now}{'  (log)' if style.log else ''}"
 
 

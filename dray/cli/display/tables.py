@@ -92,12 +92,12 @@ def _replace_column(
 
 def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> None:
     """Write a line for each value, and a blank line between rows."""
-    room = max(map(display_width, headings)) + len(GAP)
+    width = max(map(display_width, headings)) + len(GAP)
     for number, row in enumerate(texts):
         if number:
             write_drawn("")
         for heading, text in zip(headings, row, strict=True):
-            for line in terminal.wrapped(f"{heading:<{room}}{text}", terminal.width(), GAP):
+            for line in terminal.wrapped(f"{heading:<{width}}{text}", terminal.width(), GAP):
                 write_drawn(line)
 
 

@@ -129,14 +129,14 @@ def _bar(console: Console) -> AbstractContextManager[Screen]:
             text = terminal.clean(status(job) if progress else job.reason.message)
             # The bar shrinks to make space for the text, and the text is truncated at the
             # terminal's edge.
-            room = console.width - len(job.state) - _BESIDES
-            bar.bar_width = max(1, min(_BAR, room - terminal.display_width(text)))
+            width = console.width - len(job.state) - _BESIDES
+            bar.bar_width = max(1, min(_BAR, width - terminal.display_width(text)))
             self.update(
                 self.task_ids[0],
                 state=str(job.state),
                 completed=progress.step if progress else 0,
                 total=(progress.total_steps if progress else None),
-                status=shortened(text, max(1, room - bar.bar_width)),
+                status=shortened(text, max(1, width - bar.bar_width)),
             )
 
     return Bar(

@@ -129,7 +129,7 @@ def _lines(
         if part is not None and not off:
             yield from _comment(part, name, margin)
         below = f"{path}.{name}" if path else name
-        is_part = isinstance(value, Mapping) and any(place == below for place, _ in known)
+        is_part = isinstance(value, Mapping) and any(known_path == below for known_path, _ in known)
         if not is_part:
             yield f"{mark}{name}: {_scalar(value)}"
         elif is_off:

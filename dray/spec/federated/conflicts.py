@@ -68,8 +68,8 @@ def _check_silos(given: Federated, silos: list[Silo]) -> None:
     )
 
 
-def _check_real_clients(given: Federated, place: str) -> None:
-    message = f"is only for simulations, and must be unset with {place}"
+def _check_real_clients(given: Federated, option: str) -> None:
+    message = f"is only for simulations, and must be unset with {option}"
     refuse_set(given, AT, SIMULATED, f"{message}, whose clients are real")
     message += " in this version: the noise is derived from the job's seed, which the clients know"
     refuse_set(given, AT, ("privacy",), message)

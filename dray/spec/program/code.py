@@ -71,7 +71,7 @@ class RemoteCode(Document):
         return self.git or self.url or ""
 
     @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _one_source(self) -> Self:
         if (self.git is None) == (self.url is None):
             raise wrong("/script/code", "requires either git and commit, or url and sha256")
         wanted, foreign = ("commit", "sha256") if self.git else ("sha256", "commit")

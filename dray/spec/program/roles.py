@@ -90,7 +90,7 @@ def serves(roles: Roles, name: str) -> bool:
     return name in SERVING or ("chief" in roles and name not in ("chief", "evaluator"))
 
 
-def lone_ranks(framework: Framework, roles: Roles) -> frozenset[int]:
+def standalone_ranks(framework: Framework, roles: Roles) -> frozenset[int]:
     """Return the ranks that are restarted without the rest of the job when their process is
     killed."""
     names = [name for name in roles if _restarts_alone(framework, roles, name)]

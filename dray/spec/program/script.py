@@ -79,9 +79,9 @@ class Script(Document):
         return roles_of.serving_ranks(self.roles)
 
     @property
-    def lone_ranks(self) -> frozenset[int]:
+    def standalone_ranks(self) -> frozenset[int]:
         """Ranks that are restarted without the rest of the job when their process is killed."""
-        return roles_of.lone_ranks(self.framework, self.roles)
+        return roles_of.standalone_ranks(self.framework, self.roles)
 
     def for_rank(self, rank: int) -> Script:
         """Return the script with the program and arguments of this rank."""

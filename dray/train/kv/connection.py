@@ -114,15 +114,15 @@ class TensorConnection:
         self._read_into(memoryview(data))
         return bytes(data)
 
-    def _read_into(self, room: memoryview) -> None:
-        while room:
+    def _read_into(self, buffer: memoryview) -> None:
+        while buffer:
             try:
-                count = self._socket.recv_into(room)
+                count = self._socket.recv_into(buffer)
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
             if not count:
                 raise ConnectionLost("a worker or parameter server has closed the connection")
-            room = room[count:]
+            buffer = buffer[count:]
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ class DividedSession(TrainingSession):
         super().__init__(group, [model], [optimizer], tracked, seed=seed)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def shard(self) -> tuple[int, int]:
         """Ranks along the tensor axis get the same samples and random numbers."""
         return self.group.rank // self._axes.tensor, self._axes.num_shares
 

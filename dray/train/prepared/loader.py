@@ -59,15 +59,15 @@ class PreparedLoader:
             if session.is_over or position.batch >= self._plan.num_batches(epoch):
                 session.ended_epoch()
                 return
-            place = session.place
-            if samples is None or shared_as != place:
-                samples, shared_as = self._samples_from(position, place), place
+            shard = session.shard
+            if samples is None or shared_as != shard:
+                samples, shared_as = self._samples_from(position, shard), shard
             batch = next(samples)
-            share = self._plan.share(epoch, position.batch, *place)
-            if session.needs_even_shares and share.num_global % place[1]:
+            share = self._plan.share(epoch, position.batch, *shard)
+            if session.needs_even_shares and share.num_global % shard[1]:
                 raise ValueError(
                     f"a batch has {share.num_global} samples, but a sharded model needs equal "
-                    f"shares for {place[1]} ranks: make batch_size a multiple of {place[1]}, and "
+                    f"shares for {shard[1]} ranks: make batch_size a multiple of {shard[1]}, and "
                     "set drop_last=True"
                 )
             session.began_batch(share.num_counted, share.num_global)
@@ -77,10 +77,10 @@ class PreparedLoader:
             else:
                 position = LoaderPosition(epoch, position.batch + 1)
 
-    def _samples_from(self, position: LoaderPosition, place: tuple[int, int]) -> Iterator[Any]:
+    def _samples_from(self, position: LoaderPosition, shard: tuple[int, int]) -> Iterator[Any]:
         loader = self._loader
         shares = RemainingShares(
-            self._plan, self._session.seed, position.epoch, position.batch, *place
+            self._plan, self._session.seed, position.epoch, position.batch, *shard
         )
         options: dict[str, Any] = {}
         if loader.num_workers:

@@ -19,7 +19,7 @@ import torch
 from dray.train import reporting
 from dray.train.prepared.copies import changed
 from dray.train.prepared.session import TrainingSession
-from dray.train.storage_room import log
+from dray.train.storage_faults import log
 
 FILE = "prepared.pt"
 

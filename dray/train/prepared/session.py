@@ -82,7 +82,7 @@ class TrainingSession(BatchState):
     """Whether all ranks' shares of a batch must have the same number of samples."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def shard(self) -> tuple[int, int]:
         """(index, count) of this rank's share of each batch."""
         return self.group.rank, self.group.world_size
 
@@ -301,8 +301,8 @@ class TrainingSession(BatchState):
         before, the ranks that are in an exchange start the batch again.
         """
         group = self.group
-        place = (group.rank, group.world_size)
-        is_moved = self._loaded_as is not None and self._loaded_as != place
+        shard = (group.rank, group.world_size)
+        is_moved = self._loaded_as is not None and self._loaded_as != shard
         has_state = self._ops != NO_STATE
         is_whole = has_state and self._is_anchor_whole()
         in_batch = self._is_pending and self._count.num_global > 0
@@ -400,7 +400,7 @@ class TrainingSession(BatchState):
     def began_batch(self, counted: int, num_global: int) -> None:
         """Called for each batch. counted, num_global: samples on this rank, and on all ranks."""
         self._count.begin(counted, num_global)
-        self._loaded_as = self.place
+        self._loaded_as = self.shard
         self._seed_generators("step")
         self.group.enter(LoopPhase.COMPUTE, self.steps + 1)
 
@@ -412,7 +412,7 @@ class TrainingSession(BatchState):
 
     def _seed_generators(self, name: str) -> None:
         epoch, batch = self.position.epoch, self.position.batch
-        seed_generators(derive_seed(name, self.seed, epoch, batch, *self.place))
+        seed_generators(derive_seed(name, self.seed, epoch, batch, *self.shard))
 
     def redo(self) -> LoaderPosition:
         """Return to the batch that is handed out again; returns its position."""

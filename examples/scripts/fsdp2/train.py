@@ -26,7 +26,7 @@ class Reverser(nn.Module):
     def __init__(self, width: int = 32, num_layers: int = 2) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
-        self.places = nn.Embedding(LENGTH, width)
+        self.positions = nn.Embedding(LENGTH, width)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
             for _ in range(num_layers)
@@ -34,7 +34,7 @@ class Reverser(nn.Module):
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places(torch.arange(LENGTH))
+        x = self.tokens(tokens) + self.positions(torch.arange(LENGTH))
         for layer in self.layers:
             x = layer(x)
         scores: Tensor = self.head(x)

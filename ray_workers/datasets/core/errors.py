@@ -8,7 +8,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.datasets.core.types import TransferError
 from ray_workers.shared.paths import UntrustedFolder
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
@@ -33,9 +33,9 @@ _PANIC = "PanicException"
 """Name of the exception of Rust libraries, which does not derive from Exception."""
 
 
-def broken(place: str, fault: str) -> DataError:
-    """Return a DataError. place: a source, or a source with a line or sample."""
-    return DataError(f"{printable(place)}: {printable(fault)}")
+def broken(location: str, fault: str) -> DataError:
+    """Return a DataError. location: a source, or a source with a line or sample."""
+    return DataError(f"{printable(location)}: {printable(fault)}")
 
 
 def printable(text: str) -> str:
@@ -45,7 +45,7 @@ def printable(text: str) -> str:
 
 
 @contextlib.contextmanager
-def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
+def reading(location: str, fault: str = "can't be read") -> Iterator[None]:
     """Convert any error that is raised while reading data to a DataError.
 
     Libraries raise errors of any type (OverflowError, struct.error, KeyError) for unexpected bytes,
@@ -61,8 +61,8 @@ def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
             raise
         if _is_of_node(error):
             words = f"could not be read on this node: {error}"
-            raise StorageError(f"{printable(place)} {words}") from error
-        raise _broken_by(error, place, fault) from error
+            raise StorageError(f"{printable(location)} {words}") from error
+        raise _broken_by(error, location, fault) from error
 
 
 def _is_of_node(error: BaseException) -> bool:
@@ -71,11 +71,11 @@ def _is_of_node(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _NO_THREAD in str(error)
 
 
-def _broken_by(error: BaseException, place: str, fault: str) -> DataError:
+def _broken_by(error: BaseException, location: str, fault: str) -> DataError:
     words = next(iter(str(error).splitlines()), "")[:MAX_FAULT_CHARS].rstrip(". ")
     name = type(error).__name__
     reason = f"{name}: {words}" if words else name
-    return broken(place, f"{fault} ({reason}); correct or replace the data")
+    return broken(location, f"{fault} ({reason}); correct or replace the data")
 
 
 def listed(names: Iterable[str]) -> str:
@@ -107,10 +107,10 @@ class Budget:
     the disk."""
 
     def __init__(
-        self, place: str, limit_bytes: int, setting: str = "DRAY_DATA_CACHE_LIMIT_BYTES"
+        self, location: str, limit_bytes: int, setting: str = "DRAY_DATA_CACHE_LIMIT_BYTES"
     ) -> None:
         """setting: name of the setting that determines the limit, for the error message."""
-        self._place = place
+        self._location = location
         self._setting = setting
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
@@ -124,7 +124,7 @@ class Budget:
         self._left_bytes -= size_bytes
         if self._left_bytes < 0:
             raise broken(
-                self._place,
+                self._location,
                 f"unpacked, it needs more than {self._limit_bytes:,} bytes, the limit for a node "
                 f"({self._setting})",
             )

@@ -35,7 +35,7 @@ _READ_WHOLE = (
 def plain_file(shop: Workshop) -> tuple[Path, str]:
     """Return (path, place) of the source's only file, decompressed if it is gzip."""
     (file,) = shop.files
-    return gunzipped(file, shop.scratch / "plain", shop.budget), file.place
+    return gunzipped(file, shop.scratch / "plain", shop.budget), file.location
 
 
 def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
@@ -45,10 +45,10 @@ def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
         begins = source.read(10)
     for packing, pattern in _PACKINGS.items():
         if pattern.match(begins):
-            raise broken(file.place, f"is compressed as {packing}: decompress it, or use gzip")
+            raise broken(file.location, f"is compressed as {packing}: decompress it, or use gzip")
     if not begins.startswith(_GZIP):
         return file.path
-    with reading(file.place, "can't be unpacked completely"), gzip.open(file.path) as packed:
+    with reading(file.location, "can't be unpacked completely"), gzip.open(file.path) as packed:
         _copy(packed, target, budget)
     return target
 
@@ -56,7 +56,7 @@ def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
 def unpack_member(file: SourceFile, name: str, target: Path, budget: Budget) -> Path:
     """Write one member of a zip archive to `target`. Raises DataError."""
     with (
-        reading(file.place, "is not a zip archive, or is incomplete"),
+        reading(file.location, "is not a zip archive, or is incomplete"),
         zipfile.ZipFile(file.path) as archive,
         archive.open(name) as packed,
     ):
@@ -69,13 +69,13 @@ def unpack_archive(
 ) -> None:
     """Write the members with these suffixes to `folder`. Raises DataError if the file is not a zip
     or tar archive, or if a member would be written outside the folder."""
-    with reading(file.place, "is not a zip or tar archive, or is incomplete"):
+    with reading(file.location, "is not a zip or tar archive, or is incomplete"):
         if zipfile.is_zipfile(file.path):
             with zipfile.ZipFile(file.path) as archive:
-                _unpack_zip(archive, file.place, folder, budget, suffixes)
+                _unpack_zip(archive, file.location, folder, budget, suffixes)
         else:
             with tarfile.open(file.path, "r:*", tarinfo=_Member) as members:
-                _unpack_tar(members, file.place, folder, budget, suffixes)
+                _unpack_tar(members, file.location, folder, budget, suffixes)
 
 
 def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
@@ -83,20 +83,20 @@ def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
     file modes, only the owner's execute permission is kept. Raises DataError if the file is not a
     tar archive, or if a member is a link or a device or would be written outside the folder."""
     with (
-        reading(file.place, "is not a tar archive, or is incomplete"),
+        reading(file.location, "is not a tar archive, or is incomplete"),
         tarfile.open(file.path, "r:*", tarinfo=_Member) as members,
     ):
-        return _unpack_tar(members, file.place, folder, budget, None)
+        return _unpack_tar(members, file.location, folder, budget, None)
 
 
 def _unpack_zip(
-    archive: zipfile.ZipFile, place: str, folder: Path, budget: Budget, suffixes: tuple[str, ...]
+    archive: zipfile.ZipFile, location: str, folder: Path, budget: Budget, suffixes: tuple[str, ...]
 ) -> None:
     for member in archive.infolist():
         kind = stat.S_IFMT(member.external_attr >> 16)
         if kind == stat.S_IFLNK:
-            raise broken(place, f"the member {shortened(member.filename)} is a link")
-        path = _path_of(member.filename, place, suffixes)
+            raise broken(location, f"the member {shortened(member.filename)} is a link")
+        path = _path_of(member.filename, location, suffixes)
         if path is not None and not member.is_dir():
             with archive.open(member) as packed:
                 _copy(packed, folder / path, budget)
@@ -123,7 +123,7 @@ class _Member(tarfile.TarInfo):
 
 def _unpack_tar(
     archive: tarfile.TarFile,
-    place: str,
+    location: str,
     folder: Path,
     budget: Budget,
     suffixes: tuple[str, ...] | None,
@@ -133,16 +133,18 @@ def _unpack_tar(
     written = []
     for member in archive:
         if member.size < 0:  # set by an extended header
-            raise broken(place, f"the member {shortened(member.name)} has the size {member.size}")
+            raise broken(
+                location, f"the member {shortened(member.name)} has the size {member.size}"
+            )
         if member.issym() or member.islnk():
-            raise broken(place, f"the member {shortened(member.name)} is a link")
-        path = _path_of(member.name, place, suffixes)
+            raise broken(location, f"the member {shortened(member.name)} is a link")
+        path = _path_of(member.name, location, suffixes)
         if member.isdir() or path is None:
             budget.spend_member()
             continue
         packed = archive.extractfile(member)
         if packed is None:
-            raise broken(place, f"the member {shortened(member.name)} is not a regular file")
+            raise broken(location, f"the member {shortened(member.name)} is not a regular file")
         with packed:
             _copy(packed, folder / path, budget)
         if suffixes is None:
@@ -151,17 +153,17 @@ def _unpack_tar(
     return written
 
 
-def _path_of(name: str, place: str, suffixes: tuple[str, ...] | None) -> Path | None:
+def _path_of(name: str, location: str, suffixes: tuple[str, ...] | None) -> Path | None:
     """Return the member's path within the folder; None if the member should be skipped."""
     path = PurePosixPath(name)
     if "\\" in name:
         raise broken(
-            place,
+            location,
             f"the member {shortened(name)} has a backslash in its name: pack the archive with "
             "/ between folders",
         )
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise broken(place, f"the member {shortened(name)} would lead out of the archive")
+        raise broken(location, f"the member {shortened(name)} would lead out of the archive")
     if suffixes is None:
         return Path(path)
     counts = all(map(is_data, path.parts)) and path.suffix.lower() in suffixes

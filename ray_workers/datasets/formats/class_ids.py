@@ -16,13 +16,13 @@ WHITE = 255
 BLOCK_BYTES = 8 << 20
 
 
-def note(seen: dict[int, str], mask: npt.NDArray[Any], place: str) -> None:
+def note(seen: dict[int, str], mask: npt.NDArray[Any], location: str) -> None:
     """Record for each value the first mask that contains it. Raises DataError if a value does not
     fit in a byte."""
     for value in np.unique(mask).tolist():
         if not 0 <= value <= WHITE:
-            raise broken(place, f"has a pixel with the value {value}; {_MEANING}")
-        seen.setdefault(int(value), place)
+            raise broken(location, f"has a pixel with the value {value}; {_MEANING}")
+        seen.setdefault(int(value), location)
 
 
 def settle(shop: Workshop, seen: Mapping[int, str], given: Sequence[str] | None) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def settle(shop: Workshop, seen: Mapping[int, str], given: Sequence[str] | None)
     if len(seen) < 2:
         (value,) = seen
         raise broken(
-            shop.place,
+            shop.location,
             f"has only one class, but needs two: every pixel of its masks is {value}",
         )
     if set(seen) == {0, WHITE} and (given is None or len(given) == 2):

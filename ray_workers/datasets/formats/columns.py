@@ -265,7 +265,7 @@ class Column:
         if self.num_rows and gaps.count == self.num_rows:
             advice = "" if what == "target" else "; leave it out of data.features"
             fault = f"the {what} {shortened(self.name)} has no values{advice}"
-            raise broken(file.place, fault)
+            raise broken(file.location, fault)
         if gaps.first is not None and self.missing == "error":
             ways = "drop, which skips such rows"
             if what != "target":
@@ -329,7 +329,7 @@ class Column:
         if len(self.values) > limit:
             self.refuse_bad_cell(file)
             raise broken(
-                file.place,
+                file.location,
                 f"the column {shortened(self.name)} has more than {limit:,} different names; "
                 f"{advice}",
             )

@@ -55,23 +55,23 @@ class SplitFile:
     """None if the set is not split."""
 
 
-def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[SplitFile]:
+def members(files: Iterable[tuple[SourceFile, Parts]], location: str) -> list[SplitFile]:
     """Return the files with their roles, in the same order. Raises DataError if the folders could
     be either classes or a split, or if a split has no training folder."""
     every = list(files)
     paths = [parts for _, parts in every]
     for level in (0, 1):
-        roles = _roles_at(level, paths, place)
+        roles = _roles_at(level, paths, location)
         if roles:
             return [
                 SplitFile(file, (*parts[:level], *parts[level + 1 :]), roles[parts[level]])
                 for file, parts in every
             ]
-    _refuse_repeated(paths, place)
+    _refuse_repeated(paths, location)
     return [SplitFile(file, parts, None) for file, parts in every]
 
 
-def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
+def _refuse_repeated(paths: Sequence[Parts], location: str) -> None:
     """Raise DataError if all folders have the same subfolders, as with `train2017` and `val2017`,
     or with two sites. Either level could be the classes."""
     if any(len(parts) < 3 for parts in paths):
@@ -82,7 +82,7 @@ def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
     first, *others = below.values()
     if others and len(first) > 1 and all(names == first for names in others):
         raise broken(
-            place,
+            location,
             "has the same subfolders in each folder, so either level could be the classes: it "
             f"has {_found(paths)}. Use one folder for each class, or train and val with one "
             "subfolder for each class",
@@ -126,18 +126,18 @@ def lines(num_left_out: int, is_validation: npt.NDArray[np.bool_] | None) -> lis
     return found
 
 
-def refuse_like_names(names: Iterable[str], place: str) -> None:
+def refuse_like_names(names: Iterable[str], location: str) -> None:
     """Raise DataError if class names differ only in case, except for single letters."""
     found: dict[str, str] = {}
     for name in names:
         other = found.setdefault(name.casefold(), name)
         if other != name and len(name) > 1:
             raise broken(
-                place, f"has folders {listed([other, name])}, which are probably the same class"
+                location, f"has folders {listed([other, name])}, which are probably the same class"
             )
 
 
-def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, SplitName]:
+def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str, SplitName]:
     """Return the role of each folder at a depth, by name. Empty if the folders are not a split."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
@@ -147,9 +147,9 @@ def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, Sp
     if verdict is False:
         return {}
     if verdict is None or not num_of[SplitName.TRAINING]:
-        _refuse(paths, place)
+        _refuse(paths, location)
     if max(num_of[SplitName.TRAINING], num_of[SplitName.VALIDATION]) > 1:
-        _refuse(paths, place)
+        _refuse(paths, location)
     return roles
 
 
@@ -199,9 +199,9 @@ def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
     return {name: role or rest for name, role in roles.items()}
 
 
-def _refuse(paths: Sequence[Parts], place: str) -> NoReturn:
+def _refuse(paths: Sequence[Parts], location: str) -> NoReturn:
     raise broken(
-        place,
+        location,
         "has folders with the names of a training and validation split that do not form a "
         f"split: it has {_found(paths)}. A split consists only of folders such as train and val, "
         "each with one folder for each class; use other names for classes",

@@ -53,10 +53,10 @@ def _unpacked(shop: Workshop) -> tuple[SourceFile, ...]:
     )
     if not names:
         raise broken(
-            archive.place, f"contains no images: no file name ends with {', '.join(SUFFIXES)}"
+            archive.location, f"contains no images: no file name ends with {', '.join(SUFFIXES)}"
         )
     return tuple(
-        SourceFile(name, folder / name, f"{archive.place}, member {name}") for name in names
+        SourceFile(name, folder / name, f"{archive.location}, member {name}") for name in names
     )
 
 
@@ -79,14 +79,14 @@ def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tu
     is_grey = True
     for file in files:
         with opened(file) as image:
-            _refuse_deep(image, file.place)
+            _refuse_deep(image, file.location)
             is_grey &= image.mode in GREY_MODES
             found = upright_size(image)
         if first is None:
             first = found
         if size is None and found != first:
             raise broken(
-                file.place,
+                file.location,
                 f"is {found[0]} x {found[1]} pixels (height x width), but {files[0].name} is "
                 f"{first[0]} x {first[1]}; set data.image_size to resize all images",
             )
@@ -97,20 +97,20 @@ def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tu
 def decoded(file: SourceFile, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
     """Decode to uint8 (channels, height, width), rotated according to the EXIF orientation."""
     with opened(file) as image:
-        return pixels_of(image, (height, width), channels, file.place)
+        return pixels_of(image, (height, width), channels, file.location)
 
 
 def pixels_of(
-    image: Any, size: tuple[int, int] | None, channels: int, place: str = "the image"
+    image: Any, size: tuple[int, int] | None, channels: int, location: str = "the image"
 ) -> npt.NDArray[np.uint8]:
     """Convert a Pillow image to uint8 (channels, height, width), on a white background if it is
     transparent. size: (height, width); None keeps the image's size. Raises DataError if information
     would be lost."""
     from PIL import Image, ImageOps
 
-    _refuse_deep(image, place)
-    refuse_pages(image, place)
-    opaque = _on_white(ImageOps.exif_transpose(image), place)
+    _refuse_deep(image, location)
+    refuse_pages(image, location)
+    opaque = _on_white(ImageOps.exif_transpose(image), location)
     ready = opaque.convert("L" if channels == 1 else "RGB")
     if size is not None and ready.size != size[::-1]:
         ready = ready.resize(size[::-1], Image.Resampling.BILINEAR)
@@ -118,12 +118,14 @@ def pixels_of(
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def refuse_pages(image: Any, place: str) -> None:
+def refuse_pages(image: Any, location: str) -> None:
     """Raise DataError for images with several pages or frames. The additional images in a camera's
     MPO file are previews and views of the same scene, and are ignored."""
     count = getattr(image, "n_frames", 1)
     if count > 1 and image.format != "MPO":
-        raise broken(place, f"has {count:,} pages or frames; save each of them in a separate file")
+        raise broken(
+            location, f"has {count:,} pages or frames; save each of them in a separate file"
+        )
 
 
 def raw_mode(image: Any) -> tuple[str, int]:
@@ -137,15 +139,15 @@ def raw_mode(image: Any) -> tuple[str, int]:
     return str(args[0]), int(args[1]) if is_pnm else 0
 
 
-def _refuse_deep(image: Any, place: str) -> None:
+def _refuse_deep(image: Any, location: str) -> None:
     layout, white = raw_mode(image)
     if image.mode in DEEP_MODES:
-        raise broken(place, f"has pixels of mode {image.mode}; only 8-bit images are supported")
+        raise broken(location, f"has pixels of mode {image.mode}; only 8-bit images are supported")
     if _DEEP_RAW.search(layout) or white > WHITE:
-        raise broken(place, "has 16-bit channels; only 8-bit images are supported")
+        raise broken(location, "has 16-bit channels; only 8-bit images are supported")
 
 
-def _on_white(image: Any, place: str) -> Any:
+def _on_white(image: Any, location: str) -> Any:
     """Return the image on a white background. Raises DataError if nothing would be visible, because
     all such images would be equal."""
     from PIL import Image
@@ -162,7 +164,7 @@ def _on_white(image: Any, place: str) -> Any:
     pixels = np.asarray(shown)
     if most == 0 or (least < most and bool((pixels == pixels[0, 0]).all())):
         raise broken(
-            place,
+            location,
             "has a single colour on white, the background for transparent images: its content is "
             "only in its transparency; save it without transparency, on a background of a "
             "different colour",
@@ -188,7 +190,7 @@ def opened(file: SourceFile) -> Iterator[Any]:
     """Open an image without decoding the pixels. Raises DataError if Pillow can't open it."""
     from PIL import Image, UnidentifiedImageError
 
-    with reading(file.place, "is a damaged or truncated image"), warnings.catch_warnings():
+    with reading(file.location, "is a damaged or truncated image"), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             # Given a path, Pillow would memory-map TIFF files, and scramble the pixels of rotated
@@ -196,6 +198,6 @@ def opened(file: SourceFile) -> Iterator[Any]:
             with open(file.path, "rb") as content, Image.open(content) as image:
                 yield image
         except UnidentifiedImageError:
-            raise broken(file.place, "is not a readable image") from None
+            raise broken(file.location, "is not a readable image") from None
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-            raise broken(file.place, f"is too large: {error}") from None
+            raise broken(file.location, f"is too large: {error}") from None

@@ -45,12 +45,12 @@ def open_images(data: spec.Data, policy: DataPolicy) -> Images:
 
 
 def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
-    every = folder_splits.members(image_decoding.files_by_path(shop), shop.place)
+    every = folder_splits.members(image_decoding.files_by_path(shop), shop.location)
     samples = folder_splits.kept(every)
     for sample in samples:
         if len(sample.parts) < 2:
             raise broken(
-                sample.file.place,
+                sample.file.location,
                 "is not in a class folder: each class must have a folder with its images",
             )
     classes = tuple(
@@ -59,14 +59,14 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
     for sample in samples:
         if _label(sample) not in classes:
             raise broken(
-                sample.file.place,
+                sample.file.location,
                 f"is for validation and has the class {shortened(_label(sample))}, which no "
                 f"training image has; the training classes are {listed(classes)}",
             )
-    folder_splits.refuse_like_names(classes, shop.place)
+    folder_splits.refuse_like_names(classes, shop.location)
     if len(classes) < 2:
         raise broken(
-            shop.place,
+            shop.location,
             f"has only one class, the folder {shortened(classes[0])}, but needs two",
         )
     height, width, channels = image_decoding.common_form([sample.file for sample in samples], size)

@@ -73,7 +73,7 @@ def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
 
 
 def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    every = folder_splits.members(image_decoding.files_by_path(shop), shop.place)
+    every = folder_splits.members(image_decoding.files_by_path(shop), shop.location)
     pairs = _pairs(folder_splits.kept(every))
     for pair in pairs:
         _check_sizes(pair)
@@ -88,7 +88,7 @@ def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
     ):
         for pair in pairs:
             mask = _decoded_mask(pair.mask, height, width)
-            class_ids.note(seen, mask, pair.mask.place)
+            class_ids.note(seen, mask, pair.mask.location)
             pixels.append(image_decoding.decoded(pair.image, height, width, channels)[None])
             masks.append(mask[None])
     classes = class_ids.settle(shop, seen, data.classes)
@@ -105,18 +105,18 @@ def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
     for member in members:
         file, parts = member.file, member.parts
         if len(parts) < 2 or parts[0] not in found:
-            raise broken(file.place, "is neither in the folder images nor in the folder masks")
+            raise broken(file.location, "is neither in the folder images nor in the folder masks")
         name = member.role, PurePosixPath(*parts[1:]).with_suffix("").as_posix()
         if other := found[parts[0]].get(name):
-            raise broken(file.place, f"has the same name as {other.name} except for its suffix")
+            raise broken(file.location, f"has the same name as {other.name} except for its suffix")
         found[parts[0]][name] = file
     images, masks = found["images"], found["masks"]
     for name, file in images.items():
         if name not in masks:
-            raise broken(file.place, f"has no mask: masks/{name[1]}.png does not exist")
+            raise broken(file.location, f"has no mask: masks/{name[1]}.png does not exist")
     for name, file in masks.items():
         if name not in images:
-            raise broken(file.place, f"has no image: there is no image images/{name[1]}")
+            raise broken(file.location, f"has no image: there is no image images/{name[1]}")
     return [_Pair(file, masks[name]) for name, file in images.items()]
 
 
@@ -125,7 +125,7 @@ def _check_sizes(pair: _Pair) -> None:
     size, found = _size(pair.image), _size(pair.mask)
     if found != size:
         raise broken(
-            pair.mask.place,
+            pair.mask.location,
             f"is {found[0]} x {found[1]} pixels (height x width), but its image "
             f"{pair.image.name} is {size[0]} x {size[1]}",
         )
@@ -142,16 +142,20 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
 
     with image_decoding.opened(file) as image:
         if image.format == "JPEG":
-            raise broken(file.place, "is a JPEG, whose compression changes class indices; use PNG")
+            raise broken(
+                file.location, "is a JPEG, whose compression changes class indices; use PNG"
+            )
         if image.mode not in MASK_MODES:
             raise broken(
-                file.place,
+                file.location,
                 f"has pixels of mode {image.mode}; a mask must have one 8-bit channel",
             )
-        image_decoding.refuse_pages(image, file.place)
+        image_decoding.refuse_pages(image, file.location)
         layout, white = image_decoding.raw_mode(image)
         if _INVERTED.fullmatch(layout):
-            raise broken(file.place, "stores white as 0, so its pixel values are not class indices")
+            raise broken(
+                file.location, "stores white as 0, so its pixel values are not class indices"
+            )
         ready = ImageOps.exif_transpose(image)
         if ready.size != (width, height):
             ready = ready.resize((width, height), Image.Resampling.NEAREST)

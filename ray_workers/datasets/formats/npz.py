@@ -40,11 +40,11 @@ Array = npt.NDArray[Any]
 def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping[str, Any]:
     """Write a table with (N,) or (N, F) numeric inputs and N targets. Raises DataError."""
     inputs, target, names = _arrays(shop, data)
-    target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
-    place = f"{shop.place}, array {shortened(names[0])}"
+    target = _one_each(target, f"{shop.location}, array {shortened(names[1])}")
+    location = f"{shop.location}, array {shortened(names[0])}"
     if inputs.ndim not in (1, 2) or inputs.dtype.kind not in "biuf" or inputs.size == 0:
         raise broken(
-            place,
+            location,
             f"has the shape {inputs.shape} and the type {inputs.dtype}; a table must have "
             "numbers of shape (samples, features)",
         )
@@ -55,7 +55,7 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
     dtype = np.float32 if np.can_cast(rows.dtype, np.float32) else np.float64
     with ArrayWriter(shop.output, "numeric", (width,), dtype, shop.budget) as numeric:
         for first, block in _blocks(rows):
-            _finite(block, place, first)
+            _finite(block, location, first)
             written = np.empty(block.shape)
             for at, base in enumerate(bases):
                 written[:, at], num_rounded = differences(np.array(block[:, at]), base)
@@ -103,7 +103,7 @@ def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
     """Write inputs of shape (N, H, W), (N, C, H, W) or (N, H, W, C), and N classes. Raises
     DataError."""
     inputs, target, names = _arrays(shop, data)
-    target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
+    target = _one_each(target, f"{shop.location}, array {shortened(names[1])}")
     _, white = _write_pixels(shop, inputs, names[0])
     classes = _write_classes(shop, target, names[1], "labels")
     return {"classes": classes, "max_value": white}
@@ -113,12 +113,12 @@ def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
     """Write inputs like `build_images`, and N masks of the same height and width. Raises
     DataError."""
     inputs, target, names = _arrays(shop, data)
-    place = f"{shop.place}, array {shortened(names[1])}"
-    masks = _without_channel(target, place)
+    location = f"{shop.location}, array {shortened(names[1])}"
+    masks = _without_channel(target, location)
     size, white = _write_pixels(shop, inputs, names[0])
     if masks.shape[1:] != size:
         raise broken(
-            place,
+            location,
             f"has masks of {masks.shape[1]} x {masks.shape[2]} pixels (height x width), but the "
             f"images are {size[0]} x {size[1]}",
         )
@@ -126,22 +126,22 @@ def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
     with ArrayWriter(shop.output, "masks", size, np.uint8, shop.budget) as written:
         for first, block in _blocks(masks):
             for number, mask in enumerate(block, first):
-                class_ids.note(seen, mask, f"{place}, sample {number}")
+                class_ids.note(seen, mask, f"{location}, sample {number}")
             written.append(block.astype(np.uint8))
     return {"classes": class_ids.settle(shop, seen, data.classes), "max_value": white}
 
 
 def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, int], float]:
     """Write the images. Returns (height, width) and the value of white."""
-    place = f"{shop.place}, array {shortened(name)}"
-    pixels = _channels_first(inputs, place)
+    location = f"{shop.location}, array {shortened(name)}"
+    pixels = _channels_first(inputs, location)
     is_float = pixels.dtype.kind == "f"
     dtype = np.float32 if is_float else np.uint8
     with ArrayWriter(shop.output, "pixels", pixels.shape[1:], dtype, shop.budget) as written:
         for first, block in _blocks(pixels):
             if not is_float and (block.min() < 0 or block.max() > WHITE_OF_BYTES):
-                raise broken(place, "has integers outside 0 to 255, which can't be pixels")
-            written.append(_finite(block, place, first) if is_float else block.astype(np.uint8))
+                raise broken(location, "has integers outside 0 to 255, which can't be pixels")
+            written.append(_finite(block, location, first) if is_float else block.astype(np.uint8))
     white = 1.0 if pixels.dtype.kind == "b" else WHITE_OF_FLOATS if is_float else WHITE_OF_BYTES
     return (pixels.shape[2], pixels.shape[3]), white
 
@@ -152,72 +152,72 @@ def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, s
     (file,) = shop.files
     wanted = (data.features[0] if data.features else DEFAULT_INPUTS, data.target or DEFAULT_TARGET)
     with (
-        reading(file.place, "is not an npz file, or is incomplete"),
+        reading(file.location, "is not an npz file, or is incomplete"),
         zipfile.ZipFile(file.path) as archive,
     ):
         members = [name for name in archive.namelist() if name.endswith(_MEMBER)]
         present = [name.removesuffix(_MEMBER) for name in members]
     for option, name in zip(("data.features", "data.target"), wanted, strict=True):
         if name not in present:
-            raise broken(file.place, f"{option}: {no_such_name('array', name, present)}")
+            raise broken(file.location, f"{option}: {no_such_name('array', name, present)}")
     inputs, target = (
         _mapped(
             unpack_member(file, f"{name}{_MEMBER}", shop.scratch / f"{at}.npy", shop.budget),
-            f"{file.place}, array {shortened(name)}",
+            f"{file.location}, array {shortened(name)}",
         )
         for at, name in enumerate(wanted)
     )
-    place = f"{file.place}, array {shortened(wanted[1])}"
+    location = f"{file.location}, array {shortened(wanted[1])}"
     counts = [len(array) if array.ndim else 1 for array in (inputs, target)]
     if inputs.ndim == 0 or counts[0] != counts[1]:
-        raise broken(place, f"has {counts[1]} values, but {wanted[0]!r} has {counts[0]} samples")
+        raise broken(location, f"has {counts[1]} values, but {wanted[0]!r} has {counts[0]} samples")
     if counts[1] == 0:
-        raise broken(place, "is empty: it has no samples")
+        raise broken(location, "is empty: it has no samples")
     return inputs, target, wanted
 
 
-def _one_each(target: Array, place: str) -> Array:
+def _one_each(target: Array, location: str) -> Array:
     """Return the target as (N,), or raise DataError."""
     if target.ndim == 2 and target.shape[1] == 1:
         target = target[:, 0]
     if target.ndim != 1 or target.dtype.kind not in "biufU":
         raise broken(
-            place,
+            location,
             f"has the shape {target.shape} and the type {target.dtype}; targets must be one "
             "number or text per sample",
         )
     return target
 
 
-def _without_channel(target: Array, place: str) -> Array:
+def _without_channel(target: Array, location: str) -> Array:
     """Return the masks as (N, H, W), or raise DataError."""
     masks = target
     if target.ndim == 4 and 1 in (target.shape[1], target.shape[3]):
         masks = target[:, 0] if target.shape[1] == 1 else target[..., 0]
     if masks.ndim != 3 or masks.dtype.kind not in "biu":
         raise broken(
-            place,
+            location,
             f"has the shape {target.shape} and the type {target.dtype}; masks must be integers "
             "of shape (samples, height, width)",
         )
     return masks
 
 
-def _mapped(path: Path, place: str) -> Array:
+def _mapped(path: Path, location: str) -> Array:
     """Memory-map the array in a `.npy` file. Raises DataError if the header does not match the
     file."""
-    with reading(place, "is not a readable array"):
+    with reading(location, "is not a readable array"):
         try:
             array: Array = np.lib.format.open_memmap(path, mode="r")
         except ValueError as error:
             if "object" in str(error).lower():
                 fault = "contains Python objects; only numbers and text are supported"
-                raise broken(place, fault) from None
+                raise broken(location, fault) from None
             raise
         return array
 
 
-def _channels_first(inputs: Array, place: str) -> Array:
+def _channels_first(inputs: Array, location: str) -> Array:
     """Return (N, C, H, W) without a copy, or raise DataError."""
     if inputs.dtype.kind in "biuf" and inputs.size:
         if inputs.ndim == 3:
@@ -229,7 +229,7 @@ def _channels_first(inputs: Array, place: str) -> Array:
                 if inputs.shape[3] in channels:
                     return inputs.transpose(0, 3, 1, 2)
     raise broken(
-        place,
+        location,
         f"has the shape {inputs.shape} and the type {inputs.dtype}; images must be numbers of "
         "shape (samples, height, width), optionally with 1, 3 or 4 channels, first or last",
     )
@@ -242,27 +242,27 @@ def _blocks(rows: Array) -> Iterator[tuple[int, Array]]:
         yield first, rows[first : first + step]
 
 
-def _finite(block: Array, place: str, first: int) -> npt.NDArray[np.float32]:
+def _finite(block: Array, location: str, first: int) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         found = block.astype(np.float32)
     bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
     if bad.any():
         sample = first + int(np.flatnonzero(bad)[0])
-        raise broken(f"{place}, sample {sample}", "has a value that is missing or not finite")
+        raise broken(f"{location}, sample {sample}", "has a value that is missing or not finite")
     return found
 
 
 def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
     """Write the numbers to predict minus `base`. Returns how many were rounded."""
-    place = f"{shop.place}, array {shortened(name)}"
+    location = f"{shop.location}, array {shortened(name)}"
     if target.dtype.kind == "U":
         raise broken(
-            place, "is text; regression predicts numbers, tabular_classification predicts names"
+            location, "is text; regression predicts numbers, tabular_classification predicts names"
         )
     num_rounded = 0
     with ArrayWriter(shop.output, "target", (), np.float64, shop.budget) as written:
         for first, block in _blocks(target):
-            _finite(block, place, first)
+            _finite(block, location, first)
             numbers, rounded = differences(np.array(block), base)
             written.append(numbers)
             num_rounded += rounded
@@ -271,21 +271,21 @@ def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
 
 def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) -> tuple[str, ...]:
     """Write the class indices of the targets. Returns the classes."""
-    place = f"{shop.place}, array {shortened(name)}"
+    location = f"{shop.location}, array {shortened(name)}"
     different = _different(target)
     if target.dtype.kind == "f":
         if not np.isfinite(different).all():
-            raise broken(place, "has a value that is missing or not finite")
+            raise broken(location, "has a value that is missing or not finite")
         if np.count_nonzero(different % 1) > MAX_FRACTIONAL_CLASSES:
             raise broken(
-                place,
+                location,
                 f"has more than {MAX_FRACTIONAL_CLASSES} different fractions, which are not "
                 "classes; tabular_regression predicts numbers",
             )
     if len(different) > MAX_CLASSES:
-        raise broken(place, f"has more than {MAX_CLASSES:,} different values")
+        raise broken(location, f"has more than {MAX_CLASSES:,} different values")
     if len(different) == 1:
-        raise broken(place, f"has only one class, {shortened(different[0])}, but needs two")
+        raise broken(location, f"has only one class, {shortened(different[0])}, but needs two")
     names = [_class_name(value) for value in different.tolist()]
     classes = in_order(set(names))
     codes = np.array([classes.index(one) for one in names], dtype=np.int64)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dray import spec
 from ray_workers.datasets.core.errors import Budget, broken, reading
 from ray_workers.datasets.sources.node_cache import NodeCache
-from ray_workers.datasets.sources.source import Content, Source, SourceFile, place_of
+from ray_workers.datasets.sources.source import Content, Source, SourceFile, location_of
 from ray_workers.shared.node_needs import DataPolicy
 
 FORMAT_VERSION = 1
@@ -32,7 +32,7 @@ _META = "meta.json"
 class Workshop:
     """The files and folders of a build."""
 
-    place: str
+    location: str
     """Name of the source in errors."""
     files: tuple[SourceFile, ...]
     is_folder: bool
@@ -73,7 +73,7 @@ def prepare(
     (in lower case) of the files in a folder to use; None requires a single file. Raises DataError,
     SourceUnavailableError and any error of `build`.
     """
-    with reading(place_of(data.source)):
+    with reading(location_of(data.source)):
         cache = NodeCache.of(policy)
         source = Source(data.source, policy, cache, data.credentials, suffixes)
         with cache.lock(data.source):
@@ -95,11 +95,11 @@ def _build(
         with cache.scratch() as scratch:
             output = scratch / "prepared"
             output.mkdir()
-            budget = Budget(source.place, cache.limit_bytes)
-            shop = Workshop(source.place, files, content.is_folder, output, scratch, budget)
+            budget = Budget(source.location, cache.limit_bytes)
+            shop = Workshop(source.location, files, content.is_folder, output, scratch, budget)
             (output / _META).write_text(json.dumps(build(shop)))
             if not source.is_unchanged():
-                raise broken(source.place, "changed while it was being read")
+                raise broken(source.location, "changed while it was being read")
             return cache.add("prepared", fingerprint, output)
     finally:
         source.release()
@@ -108,13 +108,13 @@ def _build(
 def read_small_file(url: str, policy: DataPolicy, limit_bytes: int) -> bytes:
     """Return the content of a single file, such as a tokenizer. Raises DataError or
     SourceUnavailableError."""
-    with reading(place_of(url)):
+    with reading(location_of(url)):
         cache = NodeCache.of(policy)
         source = Source(url, policy, cache, None, None)
         with cache.lock(url):
             content = source.identify(size_bytes=None, sha256=None)
             if content.files[0][2] > limit_bytes:
-                raise broken(source.place, f"has more than {limit_bytes:,} bytes")
+                raise broken(source.location, f"has more than {limit_bytes:,} bytes")
             try:
                 return source.files(content)[0].path.read_bytes()
             finally:

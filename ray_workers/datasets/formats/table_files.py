@@ -30,7 +30,7 @@ _END = "\0end\0"
 
 
 class TableFile(Protocol):
-    place: str
+    location: str
     names: tuple[str, ...]
 
     def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
@@ -51,19 +51,19 @@ class TableFile(Protocol):
 class CsvFile:
     """A UTF-8 CSV file according to RFC 4180, with a header line. Every column is read as text."""
 
-    def __init__(self, path: Path, place: str, delimiter: str = ",") -> None:
+    def __init__(self, path: Path, location: str, delimiter: str = ",") -> None:
         self._path = path
-        self.place = place
+        self.location = location
         self._delimiter = delimiter
         self.names = self._header()
         self._refuse_open_quote()
-        _refuse_double_names(self.names, place, self.hint)
+        _refuse_double_names(self.names, location, self.hint)
 
     def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
         if "" in names:
             at = self.names.index("") + 1
             raise broken(
-                self.place,
+                self.location,
                 f"column {at} has no name: name it in the header, or list data.features without it",
             )
 
@@ -94,8 +94,8 @@ class CsvFile:
         with contextlib.suppress(UnicodeDecodeError, csv.Error):
             for number, (line, _) in enumerate(self._records()):
                 if number == row + 1:  # record 0 is the header
-                    return f"{self.place}, line {line}"
-        return f"{self.place}, row {row + 1}"
+                    return f"{self.location}, line {line}"
+        return f"{self.location}, row {row + 1}"
 
     @property
     def hint(self) -> str:
@@ -119,7 +119,7 @@ class CsvFile:
         except (UnicodeDecodeError, csv.Error) as error:
             raise self._explained(error) from None
         if first is None:
-            raise broken(self.place, "is empty: it has no header")
+            raise broken(self.location, "is empty: it has no header")
         return tuple(first[1])
 
     def _refuse_open_quote(self) -> None:
@@ -133,7 +133,7 @@ class CsvFile:
             for line, fields in self._records(more=(_END,)):
                 if fields[-1].endswith(_END) and fields != [_END]:
                     fault = "has a quotation mark that is never closed"
-                    raise broken(f"{self.place}, line {line}", fault)
+                    raise broken(f"{self.location}, line {line}", fault)
         except csv.Error:
             raise self._row_too_long() from None
         except UnicodeDecodeError as error:
@@ -156,7 +156,7 @@ class CsvFile:
         at = first_bad_byte(self._path)
         if at is not None:
             return broken(
-                self.place,
+                self.location,
                 f"is not UTF-8: the byte at offset {at:,} is not text; set data.encoding to the "
                 f"file's encoding, such as {likely_encoding(self._path)}",
             )
@@ -164,7 +164,7 @@ class CsvFile:
             for line, fields in self._records():
                 if len(fields) != len(self.names):
                     return broken(
-                        f"{self.place}, line {line}",
+                        f"{self.location}, line {line}",
                         f"has {len(fields)} fields, but the header has {len(self.names)}",
                     )
         except csv.Error:
@@ -172,15 +172,15 @@ class CsvFile:
         if "straddling" in str(error):
             return self._row_too_long()
         if next(itertools.islice(self._records(), 1, None), None) is None:
-            return broken(self.place, NO_ROW)
+            return broken(self.location, NO_ROW)
         fault = f"is not a readable CSV file: {shortened(error, 200)}"
-        return broken(self.place, fault)
+        return broken(self.location, fault)
 
     def _row_too_long(self) -> DataError:
         fault = (
             f"has a row of more than {BLOCK_BYTES:,} bytes; check for an unclosed quotation mark"
         )
-        return broken(self.place, fault)
+        return broken(self.location, fault)
 
 
 class ParquetFile:
@@ -188,17 +188,17 @@ class ParquetFile:
 
     hint = ""
 
-    def __init__(self, path: Path, place: str) -> None:
+    def __init__(self, path: Path, location: str) -> None:
         from pyarrow import parquet
 
-        self.place = place
-        with reading(place, "is not a Parquet file, or is incomplete"):
+        self.location = location
+        with reading(location, "is not a Parquet file, or is incomplete"):
             # Otherwise, columns would be read by row group, and a file can consist of a single
             # group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
             self.names = tuple(self._schema.names)
-        _refuse_double_names(self.names, place)
+        _refuse_double_names(self.names, location)
 
     def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
         import pyarrow as pa
@@ -207,26 +207,26 @@ class ParquetFile:
             kind = self._schema.field(name).type
             if pa.types.is_null(kind):
                 fault = "has no values; leave it out of data.features"
-                raise broken(self.place, f"the column {shortened(name)} {fault}")
+                raise broken(self.location, f"the column {shortened(name)} {fault}")
             if _is_text(kind) or _is_number(kind) or (dates and is_date_type(kind)):
                 continue
             readable = "numbers, text and dates can be read"
             if is_date_type(kind):
                 readable = "numbers and text can be a target or a category"
             raise broken(
-                self.place,
+                self.location,
                 f"the column {shortened(name)} has the type {kind}, but only {readable}; leave "
                 "it out of data.features, or convert it",
             )
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
         columns = list(dict.fromkeys(names))
-        with reading(self.place, "can't be read completely"):
+        with reading(self.location, "can't be read completely"):
             for batch in self._file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
                 yield [_plain(batch.column(name)) for name in names]
 
     def where(self, row: int) -> str:
-        return f"{self.place}, row {row + 1}"
+        return f"{self.location}, row {row + 1}"
 
 
 def _plain(column: Any) -> Any:
@@ -262,7 +262,7 @@ def _is_number(kind: Any) -> bool:
     )
 
 
-def _refuse_double_names(names: Sequence[str], place: str, hint: str = "") -> None:
+def _refuse_double_names(names: Sequence[str], location: str, hint: str = "") -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise broken(place, f"has {count} columns with the name {shortened(name)}{hint}")
+            raise broken(location, f"has {count} columns with the name {shortened(name)}{hint}")

@@ -56,16 +56,18 @@ def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Tabl
     def build(shop: Workshop) -> Mapping[str, Any]:
         if form == "npz":
             return npz.build_table(shop, data, classifies=classifies)
-        path, place = plain_file(shop)
-        file = ParquetFile(path, place) if form == "parquet" else _csv(path, place, shop, data)
+        path, location = plain_file(shop)
+        file = (
+            ParquetFile(path, location) if form == "parquet" else _csv(path, location, shop, data)
+        )
         return _Building(file, shop, data, classifies=classifies).build()
 
     return _opened(prepare(data, policy, how, build))
 
 
-def _csv(path: Path, place: str, shop: Workshop, data: spec.Data) -> CsvFile:
-    text = converted(path, data.encoding, place, shop.scratch / "utf8", shop.budget)
-    return CsvFile(text, place, data.known_delimiter)
+def _csv(path: Path, location: str, shop: Workshop, data: spec.Data) -> CsvFile:
+    text = converted(path, data.encoding, location, shop.scratch / "utf8", shop.budget)
+    return CsvFile(text, location, data.known_delimiter)
 
 
 def _opened(prepared: Prepared) -> Table:
@@ -153,20 +155,20 @@ class _Building:
 
     def _chosen(self) -> tuple[str, list[str]]:
         """Return the names of (target, features). Raises DataError if they don't exist."""
-        names, place, target = self.file.names, self.file.place, self.data.target
+        names, location, target = self.file.names, self.file.location, self.data.target
         assert target is not None, "the job document requires it"
         if target not in names:
             fault = no_such_name("column", target, names)
-            raise broken(place, f"data.target: {fault}{self.file.hint}")
+            raise broken(location, f"data.target: {fault}{self.file.hint}")
         features = self.data.features or [name for name in names if name != target]
         for name in features:
             if name not in names:
-                raise broken(place, f"data.features: {no_such_name('column', name, names)}")
+                raise broken(location, f"data.features: {no_such_name('column', name, names)}")
             if name == target or features.count(name) > 1:
                 fault = "is the target" if name == target else "is listed more than once"
-                raise broken(place, f"data.features: {shortened(name)} {fault}")
+                raise broken(location, f"data.features: {shortened(name)} {fault}")
         if not features:
-            raise broken(place, "has no columns other than the target")
+            raise broken(location, "has no columns other than the target")
         for option, chosen, known in (
             ("categorical", self.data.categorical, features),
             ("missing_columns", self.data.missing_columns, [*features, target]),
@@ -174,12 +176,12 @@ class _Building:
             for name in chosen:
                 if name not in known:
                     fault = no_such_name("feature", name, features)
-                    raise broken(place, f"data.{option}: {fault}")
+                    raise broken(location, f"data.{option}: {fault}")
         return target, features
 
     def _check_kinds(self) -> None:
         if self.target.num_rows == 0:
-            raise broken(self.file.place, NO_ROW)
+            raise broken(self.file.location, NO_ROW)
         for column in self.features:
             column.refuse_missing(self.file, "column")
         self.target.refuse_missing(self.file, "target")
@@ -226,7 +228,7 @@ class _Building:
             is_identifier = len(column.values) == num_values > column_kinds.FEW_ROWS
             if is_identifier and not column.is_named:
                 raise broken(
-                    self.file.place,
+                    self.file.location,
                     f"the column {shortened(column.name)} has a different text in every row, so "
                     f"a model can't learn from it; leave it out of data.features{column.hint}",
                 )
@@ -240,7 +242,7 @@ class _Building:
         if is_asked_for or not all(map(is_named, column.values)) or not is_division(column.values):
             return
         raise broken(
-            self.file.place,
+            self.file.location,
             f"the column {shortened(column.name)} splits the rows into {listed(column.values)}, "
             "but the split is defined by data.validation_fraction, and a model should not learn "
             "from the column: list data.features without it, or with it if it is needed",
@@ -250,7 +252,7 @@ class _Building:
         if len(self.target.values) == 1:
             (only,) = self.target.values
             raise broken(
-                self.file.place,
+                self.file.location,
                 f"the target {shortened(self.target.name)} has only one class, "
                 f"{shortened(only)}, but needs two",
             )
@@ -272,13 +274,13 @@ class _Building:
         different = np.unique(numbers).tolist()
         if not all(map(math.isfinite, different)):
             raise broken(
-                self.file.place,
+                self.file.location,
                 f"the target {shortened(self.target.name)} has values that are not finite",
             )
         known.update(number for number in different if number != int(number))
         if len(known) > column_kinds.MAX_FRACTIONAL_CLASSES:
             raise broken(
-                self.file.place,
+                self.file.location,
                 f"the target {shortened(self.target.name)} has more than "
                 f"{column_kinds.MAX_FRACTIONAL_CLASSES} different fractions, which are not "
                 "classes; tabular_regression predicts numbers",
@@ -324,7 +326,7 @@ class _Building:
                 codes.append(coded)
             num_rows = target.num_rows
         if num_rows == 0:
-            raise broken(self.file.place, "has no rows without missing values")
+            raise broken(self.file.location, "has no rows without missing values")
         return num_rows
 
     @property

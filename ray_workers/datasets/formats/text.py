@@ -17,7 +17,7 @@ from ray_workers.datasets.formats import utf8
 from ray_workers.datasets.formats.archives import gunzipped
 from ray_workers.datasets.formats.folder_splits import SplitName, is_division, is_named, resolved
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare, read_small_file
-from ray_workers.datasets.sources.source import SourceFile, place_of
+from ray_workers.datasets.sources.source import SourceFile, location_of
 from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
@@ -54,7 +54,7 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
             for piece in _pieces(shop, validation):
                 ids.append(encode(piece))
         if ids.num_rows == 0:
-            raise broken(shop.place, "contains no text")
+            raise broken(shop.location, "contains no text")
         return {"num_training": num_training if validation else None, "num_left_out": num_left_out}
 
     prepared = prepare(data, policy, how, build, suffixes=SUFFIXES)
@@ -79,7 +79,7 @@ def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
     if not named.issuperset(names.values()):
         odd = next(name for name, part in names.items() if part not in named)
         raise broken(
-            shop.place,
+            shop.location,
             f"has files with the names of a split, {listed(sorted(named))}, and other files such "
             f"as {shortened(odd)}: use these names for all files or top-level folders, or for "
             "none",
@@ -118,7 +118,7 @@ def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
         except utf8.NotTextError as error:
             likely = utf8.likely_encoding(path)
             raise broken(
-                file.place,
+                file.location,
                 f"is not UTF-8: the byte at offset {error.offset:,} is not text; its encoding is "
                 f"probably {likely}: save it as UTF-8",
             ) from None
@@ -134,24 +134,24 @@ def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
     """Return (encode, number of ids) of a `tokenizer.json`. Raises DataError."""
     from tokenizers import Tokenizer
 
-    place = place_of(url)
-    with reading(place, "is not a readable tokenizer.json"):
+    location = location_of(url)
+    with reading(location, "is not a readable tokenizer.json"):
         tokenizer = Tokenizer.from_str(content.decode())
     tokenizer.no_padding()
     tokenizer.no_truncation()
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
     if not ids:
-        raise broken(place, "is a tokenizer without a vocabulary")
+        raise broken(location, "is a tokenizer without a vocabulary")
     size = max(ids) + 1
     if size > MAX_VOCABULARY:
         raise broken(
-            place,
+            location,
             f"has a token with the id {size - 1:,}, but a model has a row for each id: number "
             f"the tokens from 0, below {MAX_VOCABULARY:,}",
         )
 
     def encode(text: str) -> npt.NDArray[Any]:
-        with reading(place, "can't convert the text to tokens"):
+        with reading(location, "can't convert the text to tokens"):
             found = tokenizer.encode(text, add_special_tokens=False).ids
         return np.array(found, dtype=np.uint32)
 

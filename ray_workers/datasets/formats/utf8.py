@@ -48,7 +48,7 @@ def first_bad_byte(path: Path) -> int | None:
     return None
 
 
-def converted(path: Path, encoding: str, place: str, target: Path, budget: Budget) -> Path:
+def converted(path: Path, encoding: str, location: str, target: Path, budget: Budget) -> Path:
     """Return the file itself if it is UTF-8, else `target` with the text in UTF-8. Raises
     DataError."""
     if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig"):
@@ -61,7 +61,7 @@ def converted(path: Path, encoding: str, place: str, target: Path, budget: Budge
                 file.write(piece)
     except NotTextError as error:
         raise broken(
-            place,
+            location,
             f"is not {encoding}, the encoding in data.encoding: the byte at offset "
             f"{error.offset:,} is not text",
         ) from None

@@ -44,7 +44,7 @@ class HttpOrigin:
         self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
     ) -> None:
         self._url = url
-        self._place = url.split("?", 1)[0]
+        self._location = url.split("?", 1)[0]
         self._headers = headers_for(url, options)
         self._allowed = AllowedHosts(policy.private_hosts)
 
@@ -84,13 +84,13 @@ class HttpOrigin:
                         yield response
                         return
                     url = self._next(url, response.headers.get("Location"))
-            raise broken(self._place, f"redirects more than {MAX_REDIRECTS} times")
+            raise broken(self._location, f"redirects more than {MAX_REDIRECTS} times")
         except RefusedAddress as error:
             reason = (
                 f"reading from {error.host} is not allowed: {error.reason} "
                 "(DRAY_DATA_PRIVATE_HOSTS)"
             )
-            raise broken(self._place, reason) from None
+            raise broken(self._location, reason) from None
         except aiohttp.InvalidURL:
             raise self._no_address() from None
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
@@ -127,7 +127,7 @@ class HttpOrigin:
             raise TransferError("the server redirects without an address")
         if _IN_NO_URL.search(location):
             raise broken(
-                self._place,
+                self._location,
                 f"redirects to {shortened(location)}, which is not a URL: URLs can't contain "
                 "backslashes, spaces or control characters. Use the URL of the file itself",
             )
@@ -135,12 +135,12 @@ class HttpOrigin:
         schemes = (urlsplit(url).scheme, urlsplit(target).scheme)
         if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
             raise broken(
-                self._place, f"redirects from {schemes[0]}:// to {schemes[1] or 'none'}://"
+                self._location, f"redirects from {schemes[0]}:// to {schemes[1] or 'none'}://"
             )
         return target
 
     def _no_address(self) -> DataError:
-        return broken(self._place, "leads to an invalid URL")
+        return broken(self._location, "leads to an invalid URL")
 
     def _check_status(self, response: aiohttp.ClientResponse) -> None:
         status = response.status
@@ -154,7 +154,9 @@ class HttpOrigin:
             404: "the file does not exist (404)",
             410: "the file no longer exists (410)",
         }
-        raise broken(self._place, known.get(status, f"the server responds with {status}, not 200"))
+        raise broken(
+            self._location, known.get(status, f"the server responds with {status}, not 200")
+        )
 
 
 def _reason(error: Exception) -> str:

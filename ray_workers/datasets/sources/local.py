@@ -17,7 +17,7 @@ class LocalOrigin:
     """A file or folder that is read in place."""
 
     def __init__(self, url: str, policy: DataPolicy, suffixes: tuple[str, ...] | None) -> None:
-        self._place = url
+        self._location = url
         self._path = Path(unquote(urlsplit(url).path))
         self._suffixes = suffixes
         self._roots = None
@@ -25,21 +25,23 @@ class LocalOrigin:
             self._roots = tuple(Path(root).resolve() for root in policy.file_roots)
 
     def listing(self) -> Listing:
-        path = self._allowed(self._path, self._place)
+        path = self._allowed(self._path, self._location)
         try:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            raise broken(self._place, "this file or folder does not exist on this node") from None
+            raise broken(
+                self._location, "this file or folder does not exist on this node"
+            ) from None
         except PermissionError:
-            raise broken(self._place, "the node's user has no permission to read it") from None
+            raise broken(self._location, "the node's user has no permission to read it") from None
         except OSError as error:
-            raise broken(self._place, f"can't be read: {error.strerror}") from error
+            raise broken(self._location, f"can't be read: {error.strerror}") from error
         if stat.S_ISREG(status.st_mode):
             return Listing((self._listed(path.name, path, status),), is_folder=False)
         if not stat.S_ISDIR(status.st_mode):
-            raise broken(self._place, "is neither a file nor a folder")
+            raise broken(self._location, "is neither a file nor a folder")
         if self._suffixes is None:
-            raise broken(self._place, "is a folder, but this format requires a single file")
+            raise broken(self._location, "is a folder, but this format requires a single file")
         files = tuple(sorted(self._walk(path), key=lambda file: file.name))
         return Listing(files, is_folder=True)
 
@@ -83,16 +85,16 @@ class LocalOrigin:
         version = f"{status.st_mtime_ns}:{status.st_ino}"
         return Listed(name, status.st_size, version, path)
 
-    def _allowed(self, path: Path, place: str) -> Path:
+    def _allowed(self, path: Path, location: str) -> Path:
         """Return the path with its links resolved. Raises DataError if it is outside the allowed
         roots."""
         try:
             real = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:  # ValueError if the name contains NUL
-            raise broken(place, f"can't be followed: {error}") from error
+            raise broken(location, f"can't be followed: {error}") from error
         if self._roots is not None and not any(real.is_relative_to(root) for root in self._roots):
             raise broken(
-                place,
+                location,
                 "is outside the folders from which this cluster allows reading data "
                 "(DRAY_DATA_ROOTS)",
             )

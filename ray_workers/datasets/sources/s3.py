@@ -29,7 +29,7 @@ class S3Origin:
     def __init__(
         self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
     ) -> None:
-        self._place = url
+        self._location = url
         self._path = url.removeprefix("s3://").rstrip("/")
         self._suffixes = suffixes
         self._is_folder = False
@@ -53,7 +53,7 @@ class S3Origin:
             if not self._is_folder:
                 return Listing((_listed(self._path.rsplit("/", 1)[-1], info),), is_folder=False)
             if self._suffixes is None:
-                raise broken(self._place, "is a folder, but this format requires a single file")
+                raise broken(self._location, "is a folder, but this format requires a single file")
             found = self._filesystem.find(self._path, detail=True)
         files = [
             _listed(path.removeprefix(f"{self._path}/"), info)
@@ -85,24 +85,24 @@ class S3Origin:
         try:
             yield
         except FileNotFoundError:
-            raise broken(self._place, "this object, folder or bucket does not exist") from None
+            raise broken(self._location, "this object, folder or bucket does not exist") from None
         except PermissionError:
             raise broken(
-                self._place,
+                self._location,
                 "S3 denies access with these credentials; set data.credentials to use other "
                 "credentials",
             ) from None
         except (aws.NoCredentialsError, aws.PartialCredentialsError):
             raise broken(
-                self._place,
+                self._location,
                 "this node has no credentials for S3; set data.credentials",
             ) from None
         except aws.ParamValidationError:
-            raise broken(self._place, "is not a valid bucket and key") from None
+            raise broken(self._location, "is not a valid bucket and key") from None
         except aws.ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"):
-                raise broken(self._place, f"S3 rejects the credentials ({code})") from None
+                raise broken(self._location, f"S3 rejects the credentials ({code})") from None
             raise TransferError(f"S3 responded with {code or 'an error'}") from None
         except (aws.BotoCoreError, OSError) as error:
             raise TransferError(f"the transfer failed ({type(error).__name__})") from None

@@ -35,7 +35,7 @@ class SourceFile:
     name: str
     """Path within the folder, or the name of the single file."""
     path: Path
-    place: str
+    location: str
     """The file's URL, for errors."""
 
 
@@ -80,7 +80,7 @@ class Source:
         self._url = url
         self._cache = cache
         self._suffixes = suffixes
-        self.place = place_of(url)
+        self.location = location_of(url)
         self._origin = _origin(url, policy, credentials, suffixes)
         self._listing: Listing | None = None
         self._kept: Path | None = None
@@ -88,13 +88,14 @@ class Source:
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
         """Return the current content of the source. It is hashed only once per version. Raises
         DataError if the content does not match the given size or hash."""
-        listing = self._listing = retried(self._origin.listing, self.place)
+        listing = self._listing = retried(self._origin.listing, self.location)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())
-            raise broken(self.place, f"is an empty folder: it has no {kinds} files")
+            raise broken(self.location, f"is an empty folder: it has no {kinds} files")
         if listing.is_folder and (size_bytes is not None or sha256 is not None):
             raise broken(
-                self.place, "is a folder, but data.size_bytes and data.sha256 are for a single file"
+                self.location,
+                "is a folder, but data.size_bytes and data.sha256 are for a single file",
             )
         if not listing.is_folder:
             self._check_size(listing.files[0].size_bytes, size_bytes)
@@ -114,11 +115,11 @@ class Source:
         if listed[0].path is None:
             self._kept = self._cache.hold("objects", content.sha256)
             if self._kept is None and self._fetch(self._listing) != content:
-                raise SourceUnavailableError(f"{self.place} changed while it was being read")
+                raise SourceUnavailableError(f"{self.location} changed while it was being read")
         found = []
         for number, (file, (name, _, _)) in enumerate(zip(listed, content.files, strict=True)):
             path = file.path or self._cached_path(number, content)
-            found.append(SourceFile(name, path, self._place_of(name)))
+            found.append(SourceFile(name, path, self._location_of(name)))
         return tuple(found)
 
     def release(self) -> None:
@@ -181,27 +182,27 @@ class Source:
                 raise TransferError(fault)
             return (file.name, sink.sha256, sink.size_bytes)
 
-        return retried(transfer, self._place_of(file.name))
+        return retried(transfer, self._location_of(file.name))
 
     def _cached_path(self, number: int, content: Content) -> Path:
         assert self._kept is not None
         return self._kept / _numbered(number) if content.is_folder else self._kept
 
-    def _place_of(self, name: str) -> str:
+    def _location_of(self, name: str) -> str:
         assert self._listing is not None
-        return f"{self.place.rstrip('/')}/{name}" if self._listing.is_folder else self.place
+        return f"{self.location.rstrip('/')}/{name}" if self._listing.is_folder else self.location
 
     def _refuse_too_large(self, size_bytes: int) -> None:
         if size_bytes > self._cache.limit_bytes:
             raise broken(
-                self.place,
+                self.location,
                 f"has more than {self._cache.limit_bytes:,} bytes, the limit of a node's cache "
                 "(DRAY_DATA_CACHE_LIMIT_BYTES)",
             )
 
     def _check_size(self, found: int | None, wanted: int | None) -> None:
         if found is not None and wanted is not None and found != wanted:
-            raise broken(self.place, f"has {found:,} bytes, but data.size_bytes is {wanted:,}")
+            raise broken(self.location, f"has {found:,} bytes, but data.size_bytes is {wanted:,}")
 
     def _check(self, content: Content, size_bytes: int | None, sha256: str | None) -> None:
         if content.is_folder:
@@ -209,9 +210,9 @@ class Source:
         _, found, size = content.files[0]
         self._check_size(size, size_bytes)
         if sha256 is not None and found != sha256:
-            raise broken(self.place, f"has the SHA-256 {found}, but data.sha256 is {sha256}")
+            raise broken(self.location, f"has the SHA-256 {found}, but data.sha256 is {sha256}")
         if size == 0:
-            raise broken(self.place, "is an empty file")
+            raise broken(self.location, "is an empty file")
 
 
 class HashingSink:
@@ -241,7 +242,7 @@ class HashingSink:
         return self._digest.hexdigest()
 
 
-def place_of(url: str) -> str:
+def location_of(url: str) -> str:
     """Return the source for error messages, without its query, which might contain secrets."""
     return url.split("?", 1)[0]
 
@@ -251,7 +252,7 @@ def _numbered(number: int) -> str:
     return f"{number:08}"
 
 
-def retried(action: Callable[[], T], place: str) -> T:
+def retried(action: Callable[[], T], location: str) -> T:
     """Return the result of `action`, which is retried a few times if the transfer is
     interrupted."""
     for attempt in range(TRIES):
@@ -261,7 +262,7 @@ def retried(action: Callable[[], T], place: str) -> T:
             fault = str(error)
         if attempt + 1 < TRIES:
             time.sleep(FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))
-    raise SourceUnavailableError(f"{place}: {fault}; tried {TRIES} times") from None
+    raise SourceUnavailableError(f"{location}: {fault}; tried {TRIES} times") from None
 
 
 def _origin(
@@ -279,4 +280,4 @@ def _origin(
         from ray_workers.datasets.sources.s3 import S3Origin
 
         return S3Origin(url, policy, options, suffixes)
-    raise DataError(f"{place_of(url)}: {scheme}:// is not supported")
+    raise DataError(f"{location_of(url)}: {scheme}:// is not supported")

@@ -304,8 +304,8 @@ def size_of(folder: Path) -> int:
     """Return the total size of the files below a folder in bytes. Files may be removed
     meanwhile."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                total += Path(place, name).lstat().st_size
+                total += Path(parent, name).lstat().st_size
     return total

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ray_workers.node.environments.build import Build, log_of, tail
-from ray_workers.node.environments.eviction import make_room, remove_unfinished
-from ray_workers.node.environments.turns import BUILDS_AT_A_TIME, BuildTurns
+from ray_workers.node.environments.build_limiter import BUILDS_AT_A_TIME, BuildLimiter
+from ray_workers.node.environments.eviction import evict, remove_unfinished
 from ray_workers.node.shared_work import SharedWork
 from ray_workers.shared.folders.environment_overlay import (
     EnvironmentRecord,
@@ -31,7 +31,7 @@ class Environments:
         self._preloaded = preloaded
         self._root = root
         self._builds = SharedWork()
-        self._turns = BuildTurns()
+        self._limiter = BuildLimiter()
         # A separate thread pool, so that long builds don't delay the agent's other work in threads.
         self._threads = ThreadPoolExecutor(BUILDS_AT_A_TIME, thread_name_prefix="build")
         self._clearing: asyncio.Future[None] | None = None
@@ -55,12 +55,12 @@ class Environments:
         record = await asyncio.to_thread(find, root, key)
         if record is not None:
             return self._ready(root, record)
-        self._turns.want(key, policy.owner)
-        is_wanted = partial(self._turns.is_wanted, key)
+        self._limiter.want(key, policy.owner)
+        is_wanted = partial(self._limiter.is_wanted, key)
         build = Build(root, key, environment, policy, is_wanted, keeps_all=keeps_all)
         standing = await self._builds.standing(key, partial(self._run, build))
         if standing.state is not BuildState.READY:
-            message = standing.message or self._turns.why_waiting(key, policy.owner)
+            message = standing.message or self._limiter.why_waiting(key, policy.owner)
             message = message or "installs packages"
             return _answer(standing.state, message, log=log_of(root, key))
         record = await asyncio.to_thread(find, root, key)
@@ -74,7 +74,7 @@ class Environments:
         """Note that no job of this owner needs the environment any more. If no other owner's job
         needs it, the build is stopped, with all processes that it has started. Idempotent."""
         key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
-        self._turns.forget(key, policy.owner)
+        self._limiter.forget(key, policy.owner)
 
     async def clear_up(self) -> None:
         """End builds that were left behind by a dead agent on this machine."""
@@ -83,11 +83,11 @@ class Environments:
 
     async def _run(self, build: Build) -> None:
         try:
-            async with self._turns.turn(build.key):
+            async with self._limiter.acquire(build.key):
                 await asyncio.get_running_loop().run_in_executor(self._threads, build.run)
         finally:
             self._clearing = asyncio.ensure_future(
-                asyncio.to_thread(make_room, build.root, build.policy.limit_bytes)
+                asyncio.to_thread(evict, build.root, build.policy.limit_bytes)
             )
 
     def _ready(self, root: Path, record: EnvironmentRecord) -> NodeEnvironment:

@@ -22,7 +22,7 @@ IDLE_S = 600.0
 start."""
 
 
-def make_room(root: Path, limit_bytes: int) -> None:
+def evict(root: Path, limit_bytes: int) -> None:
     """Remove the leftovers of dead builders. Beyond the limit, also remove the least recently used
     environments that are not in use, and the installer's cache. Blocks."""
     kept: dict[Path, EnvironmentRecord] = {}

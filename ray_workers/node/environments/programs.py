@@ -47,9 +47,9 @@ class Output:
         self._left_out = 0
 
     def add(self, data: bytes) -> None:
-        room = HEAD_BYTES - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
+        left = HEAD_BYTES - len(self._head)
+        self._head += data[:left]
+        self._tail += data[left:]
         if len(self._tail) > 2 * TAIL_BYTES:
             self._left_out += len(self._tail) - TAIL_BYTES
             del self._tail[:-TAIL_BYTES]

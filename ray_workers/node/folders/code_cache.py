@@ -78,7 +78,7 @@ class CodeCache:
             # Not under the lock of the copy, for which other jobs wait: the storage may be slow.
             with self._locked(copy, "fetch-"):
                 if not copy.is_dir():
-                    self._make_room()
+                    self._evict()
                     self._fetch(code, storage_url, copy)
         with self._locked(copy):
             _put_copy(copy, directory)
@@ -103,7 +103,7 @@ class CodeCache:
         if copy.is_dir():
             os.utime(copy)
             return
-        self._make_room()
+        self._evict()
         # Don't hold the lock, which is shared with other code, because the server may be slow.
         self._fetch_remote(code, copy, is_wanted)
 
@@ -171,7 +171,7 @@ class CodeCache:
         finally:
             remove_tree(scratch)
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """Remove the least recently used copies beyond the limit, and unfinished copies of dead
         processes."""
         found = entries(self._root)

@@ -76,7 +76,7 @@ class CodeFetches:
 
     async def _fetch(self, cache: CodeCache, code: RemoteCodeRef) -> None:
         is_wanted = partial(self._wanted.is_wanted, code.digest)
-        async with self._turn(code):
+        async with self._limited(code):
             if not is_wanted():
                 raise Abandoned
             try:
@@ -87,7 +87,7 @@ class CodeFetches:
                 raise NotDone(str(error), BuildState.UNREACHABLE) from None
 
     @contextlib.asynccontextmanager
-    async def _turn(self, code: RemoteCodeRef) -> AsyncIterator[None]:
+    async def _limited(self, code: RemoteCodeRef) -> AsyncIterator[None]:
         host = _host_of(code)
         of_host = self._hosts.get(host) or asyncio.Semaphore(FROM_ONE_HOST)
         self._hosts[host] = of_host

@@ -16,7 +16,7 @@ from ray_workers.datasets.core.errors import Budget
 from ray_workers.datasets.formats.archives import unpack_code
 from ray_workers.datasets.sources.credentials import headers_for, load_credentials
 from ray_workers.datasets.sources.http import HttpOrigin
-from ray_workers.datasets.sources.source import SourceFile, place_of, retried
+from ray_workers.datasets.sources.source import SourceFile, location_of, retried
 from ray_workers.node.folders import git_commit
 from ray_workers.node.folders.git_commit import (
     CodeRefused,
@@ -52,7 +52,7 @@ def _fetch_archive(
     limit_s: float,
 ) -> list[str]:
     url, deadline = code.url or "", time.monotonic() + limit_s
-    place, packed = place_of(url), scratch / "archive"
+    location, packed = location_of(url), scratch / "archive"
     origin = HttpOrigin(url, code.policy, credentials, None)
 
     def download() -> str:
@@ -64,7 +64,7 @@ def _fetch_archive(
             if size > code.limit_bytes:
                 raise too_large("the archive has more bytes", code.limit_bytes)
             if time.monotonic() > deadline:
-                raise CodeUnreachable(f"{place} could not be fetched within {limit_s:g} s")
+                raise CodeUnreachable(f"{location} could not be fetched within {limit_s:g} s")
             digest.update(piece)
             file.write(piece)
 
@@ -72,11 +72,13 @@ def _fetch_archive(
             origin.fetch(origin.listing().files[0], write)
         return digest.hexdigest()
 
-    found = retried(download, place)
+    found = retried(download, location)
     if found != code.sha256:
-        raise CodeRefused(f"{place} has the SHA-256 {found}, which differs from script.code.sha256")
-    budget = _CodeBudget(place, code.limit_bytes, deadline)
-    paths = unpack_code(SourceFile(packed.name, packed, place), target, budget)
+        raise CodeRefused(
+            f"{location} has the SHA-256 {found}, which differs from script.code.sha256"
+        )
+    budget = _CodeBudget(location, code.limit_bytes, deadline)
+    paths = unpack_code(SourceFile(packed.name, packed, location), target, budget)
     check_paths(paths)
     return paths
 
@@ -84,8 +86,8 @@ def _fetch_archive(
 class _CodeBudget(Budget):
     """Limits for unpacking code: bytes, members and time."""
 
-    def __init__(self, place: str, limit_bytes: int, deadline: float) -> None:
-        super().__init__(place, limit_bytes, "DRAY_CODE_LIMIT_BYTES")
+    def __init__(self, location: str, limit_bytes: int, deadline: float) -> None:
+        super().__init__(location, limit_bytes, "DRAY_CODE_LIMIT_BYTES")
         self._deadline = deadline
         self._members_left = 2 * MAX_FILES  # including folders
 

@@ -49,11 +49,11 @@ class FolderMirror:
         filesystem, root = _url_to_fs(self._url)
         filesystem.invalidate_cache()
         found = filesystem.find(root) if filesystem.exists(root) else []
-        for place in found:
-            name = str(place).removeprefix(str(root)).lstrip("/")
+        for path in found:
+            name = str(path).removeprefix(str(root)).lstrip("/")
             target = self._folder / name
             if not target.resolve().is_relative_to(self._folder.resolve()):
-                raise ValueError(f"{place} is outside of the folder")
+                raise ValueError(f"{path} is outside of the folder")
             files.fetch(f"{self._url}/{name}", target)
         self._copied = self._stamps()
         return len(found)

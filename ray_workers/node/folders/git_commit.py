@@ -129,14 +129,14 @@ def _resolved(git: _Git, entries: Sequence[_Entry]) -> list[_Entry]:
     found = list(files.values())
     for link, content in git.contents(links):
         goal = content.read().decode(errors="surrogateescape")
-        place = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), goal))
-        if goal.startswith("/") or place.split("/")[0] == "..":
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), goal))
+        if goal.startswith("/") or target.split("/")[0] == "..":
             raise CodeRefused(f"the link {link.path!a} points outside the repository")
-        is_file = place in files
-        below = [place] if is_file else [p for p in files if p.startswith(f"{place}/")]
+        is_file = target in files
+        below = [target] if is_file else [p for p in files if p.startswith(f"{target}/")]
         if not below:
             raise CodeRefused(f"the link {link.path!a} does not point to a file in the repository")
-        found += [replace(files[p], path=link.path + p.removeprefix(place)) for p in below]
+        found += [replace(files[p], path=link.path + p.removeprefix(target)) for p in below]
         if len(found) > MAX_FILES:
             break
     return found
@@ -180,9 +180,9 @@ class _Git:
         self._deadline = time.monotonic() + wanted.limit_s
         self._repository = scratch / "repository"
         self._repository.mkdir()
-        self.url, place = _pinned(wanted.url, wanted.allowed)
+        self.url, resolved = _pinned(wanted.url, wanted.allowed)
         self.object_format = f"--object-format={'sha1' if len(wanted.commit) == 40 else 'sha256'}"
-        self._environment = _environment(self.url, place, wanted.headers, scratch)
+        self._environment = _environment(self.url, resolved, wanted.headers, scratch)
         self._refuse_if_old()
 
     def _refuse_if_old(self) -> None:
@@ -296,7 +296,7 @@ def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise CodeUnreachable(f"the host {host} has no address") from None
-    addresses = {ipaddress.ip_address(str(place[0]).split("%", 1)[0]) for *_, place in found}
+    addresses = {ipaddress.ip_address(str(sockaddr[0]).split("%", 1)[0]) for *_, sockaddr in found}
     is_named = allowed.has_name(host)
     for address in addresses:
         if not is_named and (reason := refused_address(address, allowed)) is not None:
@@ -317,7 +317,7 @@ def _refused(host: str, reason: str) -> CodeRefused:
     return CodeRefused(f"reading from {host} is not allowed: {reason} (DRAY_DATA_PRIVATE_HOSTS)")
 
 
-def _environment(url: str, place: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
+def _environment(url: str, resolved: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
     """Return the environment variables for git. It reads no other configuration."""
     settings = [
         ("core.hooksPath", "/dev/null"),
@@ -332,7 +332,7 @@ def _environment(url: str, place: str, headers: Mapping[str, str], home: Path) -
         ("http.proxy", ""),
         ("pack.threads", "1"),
         ("protocol.version", "2"),
-        *([("http.curloptResolve", place)] if place else []),
+        *([("http.curloptResolve", resolved)] if resolved else []),
         # Not in the arguments, which every user of the machine can list.
         *(("http.extraHeader", f"{name}: {value}") for name, value in headers.items()),
     ]

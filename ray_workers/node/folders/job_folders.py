@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dray.input.names import unfit
-from dray.train import files, saved_files, storage_room
+from dray.train import files, saved_files, storage_faults
 from dray.train.spool import SpoolWriter
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.left_behind import left_behind
@@ -236,7 +236,7 @@ def _keep(
     taken: Collection[str],
     on_wait: Callable[[str], None],
 ) -> FilesKept:
-    deadline = time.monotonic() + storage_room.WAIT_S
+    deadline = time.monotonic() + storage_faults.WAIT_S
 
     def keep(name: str, path: Path) -> ArtifactReport:
         url = f"{plan.output_url}/{plan.node_rank}/{_key_of(name)}"
@@ -272,14 +272,14 @@ def _store(
     while True:
         try:
             return files.store(path, url)
-        except storage_room.StorageError as error:
+        except storage_faults.StorageError as error:
             if time.monotonic() > deadline:
                 raise
             on_wait(
                 "the storage does not accept the files of DRAY_OUTPUT_DIR; retrying for "
-                f"at most {storage_room.WAIT_S:g} s: {error}"
+                f"at most {storage_faults.WAIT_S:g} s: {error}"
             )
-            time.sleep(storage_room.PAUSE_S)
+            time.sleep(storage_faults.PAUSE_S)
 
 
 def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) -> bool:
@@ -293,9 +293,9 @@ def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) ->
     spool = SpoolWriter(path, limit_bytes=plan.spool_limit_bytes)
     for report in reports:
         spool.append(report.KIND, report.body(), vital=True)
-    deadline = time.monotonic() + storage_room.WAIT_S
+    deadline = time.monotonic() + storage_faults.WAIT_S
     while not spool.flush() and time.monotonic() < deadline:
-        time.sleep(storage_room.PAUSE_S)
+        time.sleep(storage_faults.PAUSE_S)
     is_written = not spool.num_waiting
     spool.close()
     return is_written

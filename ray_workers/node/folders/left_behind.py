@@ -57,18 +57,18 @@ def _files(directory: Path) -> Iterator[str]:
 
 
 def _size_of_result(
-    place: Path, since_ns: int, copied: Path | None, saved: Collection[Version]
+    path: Path, since_ns: int, copied: Path | None, saved: Collection[Version]
 ) -> int | None:
     """Return the size of the file in bytes; None if it is not a result. copied: the code's file
     with the same name."""
     try:
-        found = place.lstat()
+        found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns < since_ns:
             return None
         if version_of(found) in saved:
             return None
         if copied is not None and copied.is_file():
-            return None if filecmp.cmp(copied, place, shallow=False) else found.st_size
+            return None if filecmp.cmp(copied, path, shallow=False) else found.st_size
         return found.st_size
     except OSError:  # removed meanwhile
         return None

@@ -65,7 +65,7 @@ from ray_workers.shared.processes.procfs import (
     is_stopped,
     new_mark,
     num_memory_kills,
-    place,
+    pid_namespace,
     send_signal,
     signal_main_thread,
     started_ticks,
@@ -99,7 +99,7 @@ class ForkServer:
         self._lifeline = lifeline
         self._directory = directory
         self._find = find
-        self._place, self._boot_id = place(), boot_id()
+        self._pid_namespace, self._boot_id = pid_namespace(), boot_id()
         self._started = int(stat_fields(os.getpid())[19])
         self._clients: list[Client] = []
         self._abandoned: list[Client] = []  # the client is gone, or knows that its process is stuck
@@ -272,7 +272,7 @@ class ForkServer:
         task = client.request.get("task", {})
         resources = task.get("spec", {}).get("resources", {})
         return session_records.SessionRecord(
-            place=self._place,
+            place=self._pid_namespace,
             boot_id=self._boot_id,
             server_pid=os.getpid(),
             server_started=self._started,

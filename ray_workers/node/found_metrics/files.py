@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dray.tensorboard.event_files import Damaged, records
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.node.found_metrics.event_files import scalars
 from ray_workers.node.found_metrics.lines import FoundPoint, is_key, number_in, step_in
 from ray_workers.node.found_metrics.runs import Run, RunNames
@@ -63,7 +63,7 @@ class MetricFiles:
         self._runs: dict[str, Run] = {}
         """The run of each followed file."""
         self._passed_over: set[str] = set()
-        self._turn = 0
+        self._first = 0
         self.has_more = False
         """Whether the last scan left anything unread."""
 
@@ -79,8 +79,8 @@ class MetricFiles:
         num_points = 0
         self.has_more = False
         paths = list(self._files)
-        turn, self._turn = self._turn, 0
-        for path in paths[turn:] + paths[:turn]:
+        first, self._first = self._first, 0
+        for path in paths[first:] + paths[:first]:
             file = self._files[path]
             with contextlib.suppress(OSError):
                 read = file.read()
@@ -89,7 +89,7 @@ class MetricFiles:
                     found.append((self._runs[path], read))
                     num_points += len(read)
             if num_points >= POINTS_PER_LOOK:
-                self._turn = (paths.index(path) + 1) % len(paths)
+                self._first = (paths.index(path) + 1) % len(paths)
                 self.has_more = True
                 break
         points = self._names.named(found)

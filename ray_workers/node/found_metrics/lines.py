@@ -154,13 +154,13 @@ class TrainerLines:
             if found and (self._total in (None, found.group(2)) or self._is_of_training):
                 self._total = found.group(2)
                 if self._waiting is not None:
-                    yield from self._place(int(found.group(1)))
+                    yield from self._points_at(int(found.group(1)))
 
     def finish(self) -> list[FoundPoint]:
         """Return the record that is still waiting for its step."""
         if self._waiting is None:
             return []
-        return self._place(self._newest + self._is_of_training)
+        return self._points_at(self._newest + self._is_of_training)
 
     @property
     def _is_of_training(self) -> bool:
@@ -168,7 +168,7 @@ class TrainerLines:
         meantime."""
         return any(key.startswith("train/") for key in self._waiting or ())
 
-    def _place(self, step: int) -> list[FoundPoint]:
+    def _points_at(self, step: int) -> list[FoundPoint]:
         assert self._waiting is not None
         step = max(self._newest, step)
         # A bar that is not redrawn shows the step of the previous record.

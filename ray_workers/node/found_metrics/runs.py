@@ -147,7 +147,7 @@ def _joined(path: str, key: str) -> str:
     if printable == path and len(whole) <= MAX_KEY_CHARS:
         return whole
     digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()[:10]
-    room = MAX_KEY_CHARS - len(digest) - len("~/")
-    key = key[-room:]
-    end = printable[-(room - len(key)) :] if len(key) < room else ""
+    num_chars = MAX_KEY_CHARS - len(digest) - len("~/")
+    key = key[-num_chars:]
+    end = printable[-(num_chars - len(key)) :] if len(key) < num_chars else ""
     return f"{end}~{digest}/{key}"

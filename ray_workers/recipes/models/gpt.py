@@ -47,7 +47,7 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleDict({str(n): Block(options) for n in range(options.num_layers)})
         self.norm: nn.LayerNorm | None = nn.LayerNorm(options.width)
         self.head: Linear | None = Linear(options.width, vocabulary_size, bias=False)
-        self.num_place_parts = 1
+        self.num_sequence_parts = 1
         """Number of ranks in a tensor group, among which the positions are divided between
         blocks."""
         self.context: Context | None = None
@@ -57,11 +57,11 @@ class Gpt(nn.Module):
         if self.tokens is not None:
             hidden = self.dropout(self.tokens(inputs))
         else:
-            length *= self.num_place_parts
+            length *= self.num_sequence_parts
         first = 0 if self.context is None else self.context.rank * length
-        turns = rotations(first, length, self.head_size, inputs.device)
+        angles = rotations(first, length, self.head_size, inputs.device)
         for block in self.blocks.values():
-            hidden = block(hidden, turns)
+            hidden = block(hidden, angles)
         if self.head is None or self.norm is None:
             return hidden
         return cast(Tensor, self.head(self.norm(hidden)))
@@ -78,7 +78,7 @@ class Gpt(nn.Module):
         if stage < num_stages - 1:
             self.norm = self.head = None
 
-    def divide_places(self, context: Context) -> None:
+    def divide_sequence(self, context: Context) -> None:
         self.context = context
         for block in self.blocks.values():
             cast(Block, block).attention.context = context
@@ -87,24 +87,24 @@ class Gpt(nn.Module):
         """Divide the matrices as in Megatron (Shoeybi et al. 2019, arXiv:1909.08053), and the
         layers between them by positions (sequence parallelism, Korthikanti et al. 2022,
         arXiv:2205.05198)."""
-        self.num_place_parts = mesh.size()
-        places, everywhere = Shard(1), Replicate()
+        self.num_sequence_parts = mesh.size()
+        sharded, replicated = Shard(1), Replicate()
         plan: dict[str, ParallelStyle] = {}
         if self.tokens is not None:
-            plan["tokens"] = RowwiseParallel(input_layouts=everywhere, output_layouts=places)
+            plan["tokens"] = RowwiseParallel(input_layouts=replicated, output_layouts=sharded)
         if self.head is not None:
-            plan["norm"] = _by_places()
-            plan["head"] = ColwiseParallel(input_layouts=places, output_layouts=everywhere)
+            plan["norm"] = _by_sequence()
+            plan["head"] = ColwiseParallel(input_layouts=sharded, output_layouts=replicated)
         for number in self.blocks:
             of_block: dict[str, ParallelStyle] = {
-                "attention_norm": _by_places(),
+                "attention_norm": _by_sequence(),
                 "attention": _gathered(1),
                 "attention.qkv": ColwiseParallel(),
-                "attention.out": RowwiseParallel(output_layouts=places),
-                "perceptron_norm": _by_places(),
+                "attention.out": RowwiseParallel(output_layouts=sharded),
+                "perceptron_norm": _by_sequence(),
                 "perceptron": _gathered(0),
                 "perceptron.0": ColwiseParallel(),
-                "perceptron.2": RowwiseParallel(output_layouts=places),
+                "perceptron.2": RowwiseParallel(output_layouts=sharded),
             }
             plan |= {f"blocks.{number}.{name}": style for name, style in of_block.items()}
         parallelize_module(self, mesh, plan)
@@ -119,7 +119,7 @@ def _gathered(num_others: int) -> PrepareModuleInput:
     )
 
 
-def _by_places() -> SequenceParallel:
+def _by_sequence() -> SequenceParallel:
     return SequenceParallel(use_local_output=True)
 
 
@@ -162,8 +162,8 @@ class Block(nn.Module):
             nn.Dropout(options.dropout),
         )
 
-    def forward(self, hidden: Tensor, turns: Tensor) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), turns)
+    def forward(self, hidden: Tensor, angles: Tensor) -> Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden), angles)
         return hidden + cast(Tensor, self.perceptron(self.perceptron_norm(hidden)))
 
 
@@ -180,17 +180,17 @@ class Attention(nn.Module):
         self.out = Linear(options.width, options.width, std=last_std)
         self.context: Context | None = None
 
-    def forward(self, hidden: Tensor, turns: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, angles: Tensor) -> Tensor:
         batch, length, _ = hidden.shape
         heads = self.qkv(hidden).view(batch, length, -1, 3, self.head_size).permute(3, 0, 2, 1, 4)
         query, key, value = heads.unbind(0)  # each (N, heads, T, head_size)
         dropout = self.dropout if self.training else 0.0
-        query, key = rotate(query, turns), rotate(key, turns)
+        query, key = rotate(query, angles), rotate(key, angles)
         if self.context is not None:
             query, key, value = map(self.context.to_heads, (query, key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         if self.context is not None:
-            mixed = self.context.to_places(mixed)
+            mixed = self.context.to_sequence(mixed)
         joined = mixed.transpose(1, 2).reshape(batch, length, -1)
         return F.dropout(self.out(joined), self.dropout, self.training)
 
@@ -203,9 +203,9 @@ def rotations(first: int, length: int, head_size: int, device: torch.device) -> 
     return torch.stack((angles.cos(), angles.sin()))
 
 
-def rotate(vectors: Tensor, turns: Tensor) -> Tensor:
+def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
     """Rotate vectors: (N, heads, T, head_size) -> the same shape. Numbers i and i + head_size / 2
     form a pair."""
-    cosine, sine = turns.to(vectors.dtype)
+    cosine, sine = angles.to(vectors.dtype)
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

@@ -97,8 +97,8 @@ def _is_of_python(name: str) -> bool:
     if top not in sys.stdlib_module_names:
         return False
     found = importlib.util.find_spec(top)
-    place = Path((found and found.origin) or "")
-    return not place.is_file() or place.is_relative_to(sysconfig.get_path("stdlib"))
+    origin = Path((found and found.origin) or "")
+    return not origin.is_file() or origin.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:

@@ -25,11 +25,11 @@ def remove_tree(path: Path) -> None:
 
 def _opened(name: str, parent: int | None) -> int:
     """Give a folder's owner all permissions, open the folder, and return the descriptor."""
-    place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
+    descriptor = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
     try:
-        os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
+        os.chmod(f"/proc/self/fd/{descriptor}", 0o700)  # noqa: PTH101
     finally:
-        os.close(place)
+        os.close(descriptor)
     return os.open(name, os.O_RDONLY | _FOLDER, dir_fd=parent)
 
 

@@ -43,13 +43,13 @@ def _link_all(source: Path, target: Path) -> None:
             continue
         copy.mkdir(exist_ok=True)
         for entry in found:
-            place = copy / entry.name
+            link = copy / entry.name
             # A hidden folder belongs to a tool, such as .git, and is often large.
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                if not place.is_symlink() and not target.is_relative_to(entry.path):
-                    folders.append((Path(entry.path), place))
+                if not link.is_symlink() and not target.is_relative_to(entry.path):
+                    folders.append((Path(entry.path), link))
             else:
-                _link(Path(entry.path), place)
+                _link(Path(entry.path), link)
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:
@@ -58,9 +58,9 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
     return []
 
 
-def _link(source: Path, place: Path) -> None:
+def _link(source: Path, link: Path) -> None:
     with contextlib.suppress(FileExistsError):
-        place.symlink_to(source)
+        link.symlink_to(source)
 
 
 def jobs_in(root: Path) -> list[str]:

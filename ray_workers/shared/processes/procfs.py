@@ -72,7 +72,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def place() -> str:
+def pid_namespace() -> str:
     """Return the host and the container in which this process's pids are valid.
 
     A folder may be shared with other hosts or containers, whose processes /proc does not list.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dray.ranks import role_of
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, Outcome
 from ray_workers.shared.heartbeat import RankStatus
-from ray_workers.shared.processes.machine_pace import OVERLOADED, overload_note
+from ray_workers.shared.processes.machine_speed import OVERLOADED, overload_note
 
 
 @dataclass(frozen=True)
@@ -101,28 +101,30 @@ def judge(
         return Outcome.of(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
     causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
     if under_nccl:
-        causes |= {each.rank: Cause.WORKER_LOST for each in failed if _is_echo(each, causes)}
+        causes |= {
+            each.rank: Cause.WORKER_LOST for each in failed if _is_secondary_failure(each, causes)
+        }
     own = [rank for rank in failed if causes.get(rank.rank) is not Cause.WORKER_LOST]
-    culprit = min(own or failed, key=lambda rank: _failed_at(rank, errors.get(rank.rank)))
-    if not own and is_script and (left := _left_before(ended, culprit, errors)):
+    root_cause = min(own or failed, key=lambda rank: _failed_at(rank, errors.get(rank.rank)))
+    if not own and is_script and (left := _left_before(ended, root_cause, errors)):
         message = (
             f"rank {left.rank} ended with code 0 while the others continued, and rank "
-            f"{culprit.rank} lost its connection: {errors[culprit.rank].body['message']}"
+            f"{root_cause.rank} lost its connection: {errors[root_cause.rank].body['message']}"
         )
         return Outcome.of(Cause.USER_ERROR, message, left.rank, left.exit_code)
-    if culprit.rank in errors:
-        cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
+    if root_cause.rank in errors:
+        cause, message = causes[root_cause.rank], str(errors[root_cause.rank].body["message"])
     else:
-        cause, message = _unexplained(culprit, is_echo=culprit.rank in causes)
-    return Outcome.of(cause, message, culprit.rank, culprit.exit_code)
+        cause, message = _unexplained(root_cause, is_secondary_failure=root_cause.rank in causes)
+    return Outcome.of(cause, message, root_cause.rank, root_cause.exit_code)
 
 
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
     """Return the ERROR frames that these processes left, by rank.
 
-    `ranks` is the rank by seat and incarnation. It can't be derived from the name of a spool: the
-    spool of a process that never got a rank is named after its seat, and the name of an older spool
-    can contain a rank that now belongs to another process.
+    `ranks` is the rank by worker index and incarnation. It can't be derived from the name of a
+    spool: the spool of a process that never got a rank is named after its worker index, and the
+    name of an older spool can contain a rank that now belongs to another process.
     """
     found: dict[int, Frame] = {}
     for frame in frames:
@@ -132,7 +134,7 @@ def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> 
     return found
 
 
-def failed_by_echo(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> bool:
+def all_lost_a_peer(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> bool:
     """Whether all of these ranks failed only because they lost a peer."""
     own = [errors.get(rank.rank) for rank in failed]
     return all(error and error.body["cause"] == Cause.WORKER_LOST for error in own)
@@ -162,7 +164,7 @@ def _left_before(
     return first if is_before else None
 
 
-def _is_echo(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
+def _is_secondary_failure(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
     """Whether the rank was aborted without leaving an error, as NCCL's watchdog does when the peers
     of a rank have died."""
     return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
@@ -193,7 +195,7 @@ SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 down, or an operator."""
 
 
-def _unexplained(ended: RankExit, *, is_echo: bool) -> tuple[Cause, str]:
+def _unexplained(ended: RankExit, *, is_secondary_failure: bool) -> tuple[Cause, str]:
     code = ended.exit_code
     assert code is not None
     if code == STORAGE_EXIT_CODE:
@@ -205,6 +207,6 @@ def _unexplained(ended: RankExit, *, is_echo: bool) -> tuple[Cause, str]:
     if code >= 0:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"
-    if is_echo:
+    if is_secondary_failure:
         return Cause.WORKER_LOST, f"{message}, as NCCL's watchdog does"
     return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

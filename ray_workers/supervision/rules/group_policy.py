@@ -74,7 +74,7 @@ class GroupMemory:
 
 
 @dataclass(frozen=True)
-class TakeIn:
+class AddWorkers:
     """Start workers in granted slots."""
 
     grant: Grant
@@ -112,7 +112,7 @@ class End:
     outcome: Outcome
 
 
-Action = TakeIn | Confirm | Inject | Gather | EndHang | End
+Action = AddWorkers | Confirm | Inject | Gather | EndHang | End
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ class GroupPolicy:
         self, seen: GroupObservation, memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
         """Return the actions to perform, in order, and the new memory. `now` is in seconds at the
-        machines' usual pace."""
+        machines' usual speed."""
         recovery = seen.recovery
         actions: list[Action] = []
         if self.traits.is_script and self.is_elastic and _is_unprepared(seen):
             return [End(Outcome.of(Cause.CANNOT_RUN, NOT_PREPARED))], memory
-        if recovery.grants and not recovery.is_taking_in:
-            actions.append(TakeIn(recovery.grants[0]))
+        if recovery.grants and not recovery.is_adding_workers:
+            actions.append(AddWorkers(recovery.grants[0]))
         if trains_again := self.trains_again(seen):
             actions.append(Confirm())
         memory = replace(memory, forming_since=_forming_since(seen, memory, now))
@@ -213,11 +213,11 @@ class GroupPolicy:
         if since is not None and now - since > limits.whole_limit_s:
             return f"the ranks did not connect within {limits.whole_limit_s:g} s ({phases})"
         if recovery.lacking_since is not None:
-            grows = recovery.grants or recovery.is_taking_in
-            if grows or now - recovery.lacking_since <= limits.stand_by_limit_s:
+            grows = recovery.grants or recovery.is_adding_workers
+            if grows or now - recovery.lacking_since <= limits.standby_limit_s:
                 return None
             return (
-                f"no slots became available within {limits.stand_by_limit_s:g} s for "
+                f"no slots became available within {limits.standby_limit_s:g} s for "
                 f"{recovery.num_lacking} lost workers"
             )
         if recovery.regrouping is None or recovery.announced_at is None:
@@ -231,8 +231,10 @@ class GroupPolicy:
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
         """Return when ranks began to wait for a round although no rank was lost, because their
         connections broke or a round could not be formed; None if they are not waiting."""
-        stand_by = any(rank.status.phase is RankPhase.STAND_BY for rank in seen.ranks)
-        may_be = self.traits.recovers_in_place and stand_by and seen.num_running == seen.num_placed
+        is_any_standby = any(rank.status.phase is RankPhase.STANDBY for rank in seen.ranks)
+        may_be = (
+            self.traits.recovers_in_place and is_any_standby and seen.num_running == seen.num_placed
+        )
         if not may_be or seen.recovery.lacking_since is not None:
             return None
         return now if memory.stray_since is None else memory.stray_since

@@ -32,7 +32,7 @@ again if a phase simply takes this long."""
 
 STOPPED = ("T", "t")
 
-_PLACE_IN_STEP = {
+_PHASE_ORDER = {
     RankPhase.EVALUATE: 0,
     RankPhase.SAVE: 1,
     RankPhase.DATA: 2,
@@ -80,7 +80,7 @@ class StepTimes:
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
         """Return the step times after another observation. `now` is in seconds at the machines'
-        usual pace. `at_own_pace` is whether a slow rank can count several steps for one unit of
+        usual speed. `at_own_pace` is whether a slow rank can count several steps for one unit of
         work; its time then counts as a single step."""
         if not _is_training(observations):
             return replace(self, last=None)
@@ -158,7 +158,7 @@ def find_left_behind(
         one
         for one in observations
         if one.status.generation < round_number
-        and one.status.phase in _PLACE_IN_STEP
+        and one.status.phase in _PHASE_ORDER
         and one.age_s > limits.limit_s(one)
     ]
     limit_s = max(map(limits.limit_s, behind), default=forming_s)
@@ -172,14 +172,14 @@ def find_left_behind(
 class Suspicion:
     """The ranks that have been observed hanging without any progress, and since when."""
 
-    places: tuple[tuple[int, int, float], ...] = ()
+    suspects: tuple[tuple[int, int, float], ...] = ()
     since: float = 0.0
 
     def after(self, hang: Hang, everyone: Sequence[RankObservation], now: float) -> Suspicion:
         """Return the suspicion after another observation of a hang."""
         blamed = hang.culprits or everyone
-        places = tuple((one.rank, one.incarnation, one.status.since) for one in blamed)
-        return self if places == self.places else Suspicion(places, now)
+        suspects = tuple((one.rank, one.incarnation, one.status.since) for one in blamed)
+        return self if suspects == self.suspects else Suspicion(suspects, now)
 
 
 def hang_report(
@@ -210,16 +210,16 @@ def hang_report(
 
 def _is_training(observations: Sequence[RankObservation]) -> bool:
     """Whether all ranks are in the training loop and in the same round."""
-    trains = all(one.status.phase in _PLACE_IN_STEP for one in observations)
+    trains = all(one.status.phase in _PHASE_ORDER for one in observations)
     return trains and len({one.status.generation for one in observations}) == 1
 
 
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
-    def place(observation: RankObservation) -> tuple[int, int, int]:
+    def progress(observation: RankObservation) -> tuple[int, int, int]:
         status = observation.status
         # Compare collectives before phases: ranks that step independently communicate after their
         # update.
-        return status.step, status.collective, _PLACE_IN_STEP[status.phase]
+        return status.step, status.collective, _PHASE_ORDER[status.phase]
 
-    least = min(map(place, observations))
-    return [one for one in observations if place(one) == least]
+    least = min(map(progress, observations))
+    return [one for one in observations if progress(one) == least]

@@ -30,7 +30,7 @@ class WorkerState(Enum):
 
 @dataclass(frozen=True)
 class Worker:
-    seat: int
+    index: int
     rank: int
     """The worker's rank in the current round, or its last rank."""
     node_id: str
@@ -46,12 +46,12 @@ class GroupRoster:
     """Minimum number of workers with which the group trains."""
     dead_nodes: Set[str] = frozenset()
     leaving: Set[int] = frozenset()
-    """Seats of workers whose slots have been recalled."""
+    """Indices of workers whose slots have been recalled."""
 
 
 @dataclass(frozen=True)
 class NextRound:
-    """The next round. Workers are identified by their seats."""
+    """The next round. Workers are identified by their indices."""
 
     members: tuple[int, ...]
     """The workers in the round, in rank order."""
@@ -79,7 +79,7 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     members = [
         one
         for one in sorted(left, key=lambda one: (one.state is WorkerState.READY, one.rank))
-        if one.state not in without and one.seat not in roster.leaving
+        if one.state not in without and one.index not in roster.leaving
     ]
     num_ended = sum(one.state is WorkerState.ENDED for one in members)
     if num_ended == len(members):
@@ -88,13 +88,13 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     if num_awaited and traits.is_tied_to_nodes:
         return "a node is lost, and no other node has the data of its ranks"
     return NextRound(
-        members=_seats(members),
-        restarted=_seats(lost if waits_for_lost else ()),
-        rejoining=_seats(() if waits_for_lost else lost),
+        members=_indices(members),
+        restarted=_indices(lost if waits_for_lost else ()),
+        rejoining=_indices(() if waits_for_lost else lost),
         num_awaited=num_awaited,
         is_whole=not num_awaited and not num_ended,
     )
 
 
-def _seats(workers: Iterable[Worker]) -> tuple[int, ...]:
-    return tuple(one.seat for one in workers)
+def _indices(workers: Iterable[Worker]) -> tuple[int, ...]:
+    return tuple(one.index for one in workers)

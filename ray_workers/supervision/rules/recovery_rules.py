@@ -49,18 +49,18 @@ class RecoveryState:
     """The latest rendezvous round, whether already announced or not; `generation` in messages."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
-    """When the round was announced to its ranks, on the clock of `MachinePace.time`; None if it was
-    not announced yet."""
+    """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if it
+    was not announced yet."""
     num_lacking: int = 0
     """Number of missing workers for which the others wait."""
     lacking_since: float | None = None
-    """When the group first became short of workers, on the clock of `MachinePace.time`; None if no
+    """When the group first became short of workers, on the clock of `MachineSpeed.time`; None if no
     worker is missing."""
     without_a_step: int = 0
     """Number of recoveries since the group last took a step."""
     grants: tuple[Grant, ...] = ()
     """Grants of slots in which no workers have been started yet, oldest first."""
-    is_taking_in: bool = False
+    is_adding_workers: bool = False
     batch_size: int | None = None
     """The global batch size that the service last chose for this attempt. It is announced in every
     round, so that ranks get it even if the previous round failed."""
@@ -134,16 +134,16 @@ def refused(
     return None
 
 
-def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, int]) -> bool:
+def may_restart(lost: Sequence[RankExit], standalone: Set[int], earlier: Mapping[int, int]) -> bool:
     """Whether these ranks are restarted while the others continue. A rank that ended on its own is
     not restarted, because it would end again; neither is a rank whose actor is gone, because the
     other ranks know its port.
 
-    `lone` are ranks for which the others do not have to wait, and `earlier` is the number of recent
-    restarts of each rank.
+    `standalone` are ranks for which the others do not have to wait, and `earlier` is the number of
+    recent restarts of each rank.
     """
     return all(
-        end.rank in lone
+        end.rank in standalone
         and end.exit_code is not None
         and end.exit_code < 0
         and earlier.get(end.rank, 0) < MOST_RESTARTS
@@ -161,8 +161,8 @@ def num_holders(
     Before the attempt's first step there is nothing to lose, so every rank counts.
 
     `observations` must include all observable processes of the attempt, even ended ones. `running`
-    has the (seat, incarnation) of the running processes in the group. `furthest_step` is the last
-    step that any rank, observed or not, is known to have committed.
+    has the (worker index, incarnation) of the running processes in the group. `furthest_step` is
+    the last step that any rank, observed or not, is known to have committed.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step
@@ -195,7 +195,7 @@ def loss_report(
     why_slow: str,
 ) -> RegroupingReport:
     """Return the report of a loss. `lost` is empty if ranks only lost their connections. `why_slow`
-    is from `MachinePace.why`."""
+    is from `MachineSpeed.why`."""
     if lost:
         reason = "; ".join(how(rank, traits.role_names) for rank in lost)
     else:

@@ -32,7 +32,7 @@ class ScriptLook:
     """An observation of all ranks of a script."""
 
     at: float
-    """Time in seconds at the machines' usual pace."""
+    """Time in seconds at the machines' usual speed."""
     ranks: tuple[RankObservation, ...]
     activity: Mapping[int, Activity]
     """The activity so far of each rank."""
@@ -148,14 +148,16 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
     different collective than most. Otherwise, they are ranks that are behind in steps. If no rank
     differs, there are no culprits.
     """
-    places = {one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks}
-    apart = collective_hangs.absent_ranks(stacks) & places.keys()
-    if not apart and any(places.values()):
-        apart = {rank for rank, place in places.items() if not place}
+    collectives = {
+        one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks
+    }
+    apart = collective_hangs.absent_ranks(stacks) & collectives.keys()
+    if not apart and any(collectives.values()):
+        apart = {rank for rank, collective in collectives.items() if not collective}
         if not apart:
-            [(usual, number), *others] = Counter(places.values()).most_common()
+            [(usual, number), *others] = Counter(collectives.values()).most_common()
             if not others or others[0][1] < number:
-                apart = {rank for rank, place in places.items() if place != usual}
+                apart = {rank for rank, collective in collectives.items() if collective != usual}
     if not apart and len(steps := {one.status.step for one in look.ranks}) > 1:
         apart = {one.rank for one in look.ranks if one.status.step == min(steps)}
     culprits = tuple(one for one in look.ranks if one.rank in apart)

@@ -12,12 +12,12 @@ from ray_workers.shared.heartbeat import RankPhase
 class Timings:
     """Time limits and pauses. Tests use different ones.
 
-    A limit "at the usual pace" is extended while the machines are slow (`MachinePace`).
+    A limit "at the usual speed" is extended while the machines are slow (`MachineSpeed`).
     """
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual pace. Longer than
+    """Limit from getting the slots until all processes are running, at the usual speed. Longer than
     the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
@@ -28,9 +28,9 @@ class Timings:
     restarting."""
     ledger_period_s: float = 10.0
     """Time between reports on the use of the slots."""
-    pace_period_s: float = 1.0
+    speed_period_s: float = 1.0
     """Age of the known machine speed after which an observation measures it again."""
-    pace_limit_s: float = 2.5
+    speed_limit_s: float = 2.5
     """Age after which the speed is measured even if the group is not being observed, such as at its
     start."""
     read_wait_s: float = 1.0
@@ -57,7 +57,7 @@ class Timings:
     """Time between observations of a script that has not called `train.prepare`. They can only
     detect stopped processes, and take CPU time from its steps."""
     quick_look_period_s: float = 0.03
-    """Time between observations, at the usual pace, while a fault is about to be injected or the
+    """Time between observations, at the usual speed, while a fault is about to be injected or the
     group is recovering."""
     stray_s: float = 1.0
     """How long ranks can wait for a round although no rank was lost. After this time, a connection
@@ -65,20 +65,20 @@ class Timings:
     cut_off_s: float = 3.0
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
-    echo_s: float = 1.0
-    """Limit for ranks that lost another rank to fail on their own, at the usual pace."""
-    culprit_s: float = 10.0
+    secondary_s: float = 1.0
+    """Limit for ranks that lost another rank to fail on their own, at the usual speed."""
+    root_cause_s: float = 10.0
     """Limit for a rank of a script to which the others lost their connection to report the reason,
-    at the usual pace."""
+    at the usual speed."""
     drill_grace_s: float = 30.0
     """Limit for the group to leave when it is preempted by a drill."""
 
-    # Recovery. These limits are at the usual pace.
+    # Recovery. These limits are at the usual speed.
     replace_limit_s: float = 30.0
     """Limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
     """Time between checks whether the node of a replacement is dead."""
-    stand_by_limit_s: float = 30.0
+    standby_limit_s: float = 30.0
     """Limit for a group that lacks workers to get slots. After this time, the attempt ends, and the
     job resumes from its checkpoint once slots are free."""
     grow_limit_s: float = 10.0
@@ -87,7 +87,7 @@ class Timings:
     """Limit for a newcomer to become ready to get a rank. It has to read the data first."""
     ready_period_s: float = 0.05
     """Time between observations of a newcomer."""
-    give_back_pause_s: float = 5.0
+    release_rest_pause_s: float = 5.0
     """Pause between checks of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
     """Limit from the announcement of a round to its first step, since a replacement might have to
@@ -96,7 +96,7 @@ class Timings:
     holders_limit_s: float = 10.0
     """Limit for the nodes to report which ranks hold the state, if no such rank is known."""
 
-    # Hangs. These limits are at the usual pace.
+    # Hangs. These limits are at the usual speed.
     hang_s: Mapping[RankPhase, float] = field(
         default_factory=lambda: {
             RankPhase.DATA: 20.0,
@@ -127,7 +127,7 @@ class Timings:
     """How long a rank must be observed hanging before it is ended. After the whole machine was
     suspended, all ranks seem to hang until they continue."""
 
-    # Calls to the node agents, at the usual pace.
+    # Calls to the node agents, at the usual speed.
     answer_limit_s: float = 3.0
     """Time after which a node that does not answer is skipped."""
     stacks_wait_s: float = 4.0
@@ -145,7 +145,7 @@ class Timings:
 
     # The worker group.
     announce_limit_s: float = 5.0
-    """Limit for a rank actor to forward an announcement, at the usual pace."""
+    """Limit for a rank actor to forward an announcement, at the usual speed."""
     stop_grace_s: float = 3.0
     """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
@@ -157,9 +157,9 @@ class Timings:
     """Limit for a living process to create its heartbeat page. Long enough for any machine."""
     page_period_s: float = 0.01
     """Pause between tries to write to the page."""
-    log_room_limit_s: float = 5.0
+    log_space_limit_s: float = 5.0
     """How long to wait for free disk space to write the end of the log."""
-    log_room_period_s: float = 1.0
+    log_space_period_s: float = 1.0
     """Pause between tries to write the end of the log."""
     drain_period_s: float = 1.0
     """Pause between tries to write log lines for which the spool had no space."""

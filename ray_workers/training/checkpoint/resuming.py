@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from dray.train.checkpoints import CheckpointRef
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.shared import job_log
 from ray_workers.shared.frames import DataPosition, PassedOver, ResumedReport
 from ray_workers.training.checkpoint import checkpoint_files

@@ -58,7 +58,7 @@ class Layout:
     """A safetensors file without the contents of the tensors."""
 
     header: bytes
-    places: Sequence[TensorLocation]
+    locations: Sequence[TensorLocation]
     """Locations in the order of the tensors for which the layout was created."""
     num_bytes: int
     """Size of the whole file."""
@@ -110,13 +110,15 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
         }
         at += tensor.nbytes
     text = json.dumps(entries).encode()
-    room = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
-    header = (room - 8).to_bytes(8, "little") + text.ljust(room - 8)
-    places = [
-        TensorLocation(name, tensor.dtype, tensor.shape, room + entries[name]["data_offsets"][0])
+    header_bytes = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
+    header = (header_bytes - 8).to_bytes(8, "little") + text.ljust(header_bytes - 8)
+    locations = [
+        TensorLocation(
+            name, tensor.dtype, tensor.shape, header_bytes + entries[name]["data_offsets"][0]
+        )
         for name, tensor in tensors.items()
     ]
-    return Layout(header, places, room + at)
+    return Layout(header, locations, header_bytes + at)
 
 
 def read_tensors(file: Path | bytes) -> dict[str, Tensor]:

@@ -116,10 +116,10 @@ class Stager:
             bytearray(layout.header), dtype=torch.uint8
         )
         self._views = [
-            self._memory[place.start : place.start + place.num_bytes]
-            .view(place.dtype)
-            .view(place.shape)
-            for place in layout.places
+            self._memory[location.start : location.start + location.num_bytes]
+            .view(location.dtype)
+            .view(location.shape)
+            for location in layout.locations
         ]
         self._layout = layout
 
@@ -159,9 +159,9 @@ def hold_for(snapshot: StagedState) -> None:
 
 
 def _fits(layout: Layout, tensors: Mapping[str, Tensor]) -> bool:
-    return len(layout.places) == len(tensors) and all(
-        place.name == name and place.shape == tensor.shape and place.dtype == tensor.dtype
-        for place, (name, tensor) in zip(layout.places, tensors.items(), strict=True)
+    return len(layout.locations) == len(tensors) and all(
+        location.name == name and location.shape == tensor.shape and location.dtype == tensor.dtype
+        for location, (name, tensor) in zip(layout.locations, tensors.items(), strict=True)
     )
 
 

@@ -33,21 +33,21 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     rendezvous = RendezvousHandler(task, page)
     store = rendezvous.meet_without_group()
     page.enter(RankPhase.JOINING, TimeCategory.STARTING)
-    page.begin(rendezvous.place.generation, 0)
+    page.begin(rendezvous.assignment.generation, 0)
     try:
         limit = timedelta(seconds=MEETING_LIMIT_S)
         client = SiloClient.of(spec, task.rank - 1, workload, page, store, limit)
         try:
             given = client.next_round()
             # A silo's replacement starts with the current round.
-            page.begin(rendezvous.place.generation, given.number - 1)
+            page.begin(rendezvous.assignment.generation, given.number - 1)
             while True:
                 client.play(given)
                 given = client.next_round()
         finally:
             client.close()
     except ConnectionLost:
-        if not finish_if_marked(store, page, rendezvous.place.generation):
+        if not finish_if_marked(store, page, rendezvous.assignment.generation):
             raise
 
 

@@ -38,6 +38,6 @@ def recorded(path: Path) -> tuple[str, str] | None:
         return None
 
 
-def is_echo(message: str) -> bool:
+def is_secondary_failure(message: str) -> bool:
     """Whether the message comes from a rank that lost a peer."""
     return PEER_IS_GONE.search(message) is not None

@@ -7,7 +7,7 @@ import re
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from dray.train.storage_room import StorageError, is_storage_fault
+from dray.train.storage_faults import StorageError, is_storage_fault
 from ray_workers.shared.contracts import Cause
 from ray_workers.training.core.divergence import DivergedError
 from ray_workers.training.core.error_chain import (

@@ -80,23 +80,23 @@ def _sentence(
     error: BaseException, remote: BaseException | None, masked: Callable[[str], str]
 ) -> str:
     text, where = _text_of(error), ""
-    place = _place(error)
+    location = _location(error)
     if remote is not None:
-        place = _place_in(_text_of(remote)) or place
+        location = _location_in(_text_of(remote)) or location
     if _TRACEBACK in text:
         found = _ELSEWHERE.search(text)
         where = f"in {found.group(1)}" if found else ""
-        place = _place_in(text) or place
+        location = _location_in(text) or location
         words = _last_words(text)
     elif isinstance(error, SystemExit):
         words = f"SystemExit: {_exit_words(error)}"
     else:
         name = type(error).__qualname__
         text = error.msg if isinstance(error, SyntaxError) else text
-        text = text or (linecache.getline(*place).strip() if place else "")
+        text = text or (linecache.getline(*location).strip() if location else "")
         words = f"{name}: {text}" if text else name
-    if place is not None:
-        where += f"{', ' if where else ''}{_short(place[0])}, line {place[1]}"
+    if location is not None:
+        where += f"{', ' if where else ''}{_short(location[0])}, line {location[1]}"
     words = " ".join(masked(words).split())[:MAX_TEXT_CHARS]
     return f"{words} ({where})" if where else words
 
@@ -122,7 +122,7 @@ def _last_words(text: str) -> str:
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])
 
 
-def _place(error: BaseException) -> tuple[str, int] | None:
+def _location(error: BaseException) -> tuple[str, int] | None:
     """Return the innermost line of the user's code in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
@@ -131,7 +131,7 @@ def _place(error: BaseException) -> tuple[str, int] | None:
     return users[-1] if users else None
 
 
-def _place_in(text: str) -> tuple[str, int] | None:
+def _location_in(text: str) -> tuple[str, int] | None:
     found = [(path, int(line)) for path, line in _LINE_OF_FILE.findall(text) if _is_users(path)]
     return found[-1] if found else None
 
@@ -190,6 +190,6 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
 def _is_here(module: str) -> bool:
     """Whether a package is in the job's directory instead of installed."""
     return any(
-        Path(place).is_relative_to(Path.cwd())
-        for place in getattr(sys.modules[module], "__path__", ())
+        Path(location).is_relative_to(Path.cwd())
+        for location in getattr(sys.modules[module], "__path__", ())
     )

@@ -34,10 +34,10 @@ from ray_workers.training.elastic.connections import Connections
 # Only the supervisor decides whether a round takes too long, because it knows the speed of the
 # machines, and whether a rank died or is stopped. Therefore these limits exceed its own limits on
 # overloaded machines: the limits in `supervision.rules.timings.Timings` times
-# `machine_pace.MAX_SLOWNESS`.
-PLACE_LIMIT_S = 9000.0
+# `machine_speed.MAX_SLOWNESS`.
+ASSIGNMENT_LIMIT_S = 9000.0
 """Maximum number of seconds that a rank waits for its assignment in the next round, including the
-time to find slots and to read data again (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s`,
+time to find slots and to read data again (`replace_limit_s`, `standby_limit_s`, `grow_limit_s`,
 and `ready_limit_s`)."""
 MEETING_LIMIT_S = 5400.0
 """Maximum number of seconds until the other ranks arrive at the store; the slowest rank reads its
@@ -49,7 +49,7 @@ LOOK_S = 0.002
 FINISH_LOOK_S = 0.1
 """Maximum polling interval while a rank of a script waits for the others to end."""
 WATCH_S = 0.25
-WATCH_TURNS = 2
+LOOKS_BEFORE_CUT = 2
 """A rank's connections are cut after the announced round was seen more than this number of times.
 Usually the rank notices the round earlier: between two steps, or because a neighbour has ended."""
 
@@ -66,12 +66,12 @@ class Spool:
         self._path = path
         self._rank = rank
 
-    def take(self, place: RankAssignment) -> None:
+    def take(self, assignment: RankAssignment) -> None:
         """Write as this rank from now on. Two processes never have the same rank in the same
         round."""
-        if place.rank != self._rank:
-            self._rank = place.rank
-            key = spool_key(place.rank, place.generation, "metrics")
+        if assignment.rank != self._rank:
+            self._rank = assignment.rank
+            key = spool_key(assignment.rank, assignment.generation, "metrics")
             directory = self._path.with_name(key)
             if known(self._path) != EVERYTHING:  # the service records its cursors
                 begin_count(directory)
@@ -82,7 +82,7 @@ class RendezvousHandler:
     """Leads a rank from round to round."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
-        self.place = RankAssignment(task.generation, task.rank, task.world_size, None)
+        self.assignment = RankAssignment(task.generation, task.rank, task.world_size, None)
         self._spool = Spool(Path(task.spool_dir), task.rank if task.generation >= 0 else None)
         self._prefix = task.page_prefix
         self._page = page
@@ -96,7 +96,7 @@ class RendezvousHandler:
 
     @property
     def is_alone(self) -> bool:
-        return self.place.world_size == 1
+        return self.assignment.world_size == 1
 
     def join(self, enter: Callable[[], None]) -> None:
         """Form the group of this round. Raises GroupChanged if a later round is announced first.
@@ -104,9 +104,9 @@ class RendezvousHandler:
         enter: forms the smaller groups within this group; their connections are cut together with
         its own.
         """
-        if self.place.generation == AWAITING:
-            self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
-            self._take_place(PLACE_LIMIT_S)
+        if self.assignment.generation == AWAITING:
+            self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
+            self._take_assignment(ASSIGNMENT_LIMIT_S)
         if self.is_alone:
             enter()
             return
@@ -119,11 +119,11 @@ class RendezvousHandler:
         """Get an assignment without a process group, for ranks that connect in another way; return
         the attempt's store, through which they find each other. Later rounds affect only the ranks
         that join in them."""
-        if self.place.generation == AWAITING:
-            self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
-            self._take_place(PLACE_LIMIT_S)
+        if self.assignment.generation == AWAITING:
+            self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
+            self._take_assignment(ASSIGNMENT_LIMIT_S)
         self._is_without_group = True
-        self.place = replace(self.place, world_size=1)
+        self.assignment = replace(self.assignment, world_size=1)
         return TCPStore(*self._address, wait_for_workers=False)
 
     def _form(self) -> None:
@@ -132,14 +132,14 @@ class RendezvousHandler:
         and errors that have another cause."""
         try:
             store = self._meet()
-            use = TimeCategory.RECOVERING if self.place.generation else TimeCategory.STARTING
+            use = TimeCategory.RECOVERING if self.assignment.generation else TimeCategory.STARTING
             self._page.enter(RankPhase.FORMING, use)
             faultpoint(FaultPoint.PEERS_ARE_THERE, given=self)
             process_group.join(
                 self._device,
                 store,
-                self.place.rank,
-                self.place.world_size,
+                self.assignment.rank,
+                self.assignment.world_size,
                 timedelta(seconds=FORMING_LIMIT_S),
             )
         except Exception as error:
@@ -155,14 +155,14 @@ class RendezvousHandler:
             return
 
         def is_wanted() -> bool:
-            return self._page.wanted > self.place.generation >= 0
+            return self._page.wanted > self.assignment.generation >= 0
 
         def watch() -> None:
             late = 0
             while True:
                 time.sleep(WATCH_S)
                 late = late + 1 if is_wanted() else 0
-                if late > WATCH_TURNS:
+                if late > LOOKS_BEFORE_CUT:
                     self._connections.cut(is_wanted)
 
         self._watcher = threading.Thread(target=watch, name="dray-cutting", daemon=True)
@@ -173,9 +173,9 @@ class RendezvousHandler:
         # Each round has its own connection, because cutting it wakes a rank that is waiting for it.
         whole = TCPStore(*self._address, wait_for_workers=False)
         generation, rank, world_size = (
-            self.place.generation,
-            self.place.rank,
-            self.place.world_size,
+            self.assignment.generation,
+            self.assignment.rank,
+            self.assignment.world_size,
         )
         self._store = store = PrefixStore(f"generation-{generation}", whole)
         store.set(f"here-{rank}", "1")
@@ -186,7 +186,7 @@ class RendezvousHandler:
     def check(self) -> None:
         """Raise GroupChanged if another round has been announced. Must be called between two
         steps."""
-        if not self._is_without_group and self._page.wanted > self.place.generation:
+        if not self._is_without_group and self._page.wanted > self.assignment.generation:
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:
@@ -203,19 +203,19 @@ class RendezvousHandler:
 
         Reraises `error` if no assignment arrives in time.
         """
-        self._page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
+        self._page.enter(RankPhase.STANDBY, TimeCategory.RECOVERING)
         self._connections.cut()
         process_group.abandon()
         try:
-            self._take_place(PLACE_LIMIT_S)
+            self._take_assignment(ASSIGNMENT_LIMIT_S)
         except TimeoutError:
             raise error from None
 
-    def _take_place(self, limit_s: float) -> None:
-        known = max(self.place.generation, 0)
+    def _take_assignment(self, limit_s: float) -> None:
+        known = max(self.assignment.generation, 0)
         self._until(lambda: self._page.wanted > known, limit_s)
-        self.place = heartbeat.announced(self._prefix)
-        self._spool.take(self.place)
+        self.assignment = heartbeat.announced(self._prefix)
+        self._spool.take(self.assignment)
         self._page.enter(RankPhase.JOINING, TimeCategory.RECOVERING)
 
     def sent_bytes(self) -> int | None:
@@ -232,8 +232,8 @@ class RendezvousHandler:
         if self.is_alone:
             return
         assert self._store is not None
-        self._store.set(f"finished-{self.place.rank}", "1")
-        keys = [f"finished-{rank}" for rank in range(self.place.world_size)]
+        self._store.set(f"finished-{self.assignment.rank}", "1")
+        keys = [f"finished-{rank}" for rank in range(self.assignment.world_size)]
         pause_s = LOOK_S
         while not self._store.check(keys):
             self.check()

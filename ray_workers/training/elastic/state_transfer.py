@@ -59,14 +59,18 @@ def broadcast(
     if rank == source:
         outline = [_outlined(state(), tensors)]
     dist.broadcast_object_list(outline, src=source, device=device, group=group)
-    places = _places(outline[0])
+    placeholders = _placeholders(outline[0])
     if rank != source:
-        tensors = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in places]
+        tensors = [
+            torch.empty(each.shape, dtype=each.dtype, device=device) for each in placeholders
+        ]
     for piece in _pieces(tensors):
         _broadcast_together(piece, source, rank, device, group)
     if rank == source:
         return None
-    moved = (tensor.to(each.device_type) for tensor, each in zip(tensors, places, strict=True))
+    moved = (
+        tensor.to(each.device_type) for tensor, each in zip(tensors, placeholders, strict=True)
+    )
     rebuilt: dict[str, Any] = _rebuilt(outline[0], moved)
     return rebuilt
 
@@ -94,7 +98,7 @@ def gather(
 def _received(source: int, device: torch.device) -> dict[str, Any]:
     outline: list[Any] = [None]
     dist.recv_object_list(outline, src=source, device=device)
-    tensors = [torch.empty(each.shape, dtype=each.dtype) for each in _places(outline[0])]
+    tensors = [torch.empty(each.shape, dtype=each.dtype) for each in _placeholders(outline[0])]
     for piece in _pieces(tensors):
         size = sum(tensor.numel() for tensor in piece)
         flat = torch.empty(size, dtype=piece[0].dtype, device=device)
@@ -104,7 +108,7 @@ def _received(source: int, device: torch.device) -> dict[str, Any]:
     return rebuilt
 
 
-class _Place:
+class _Placeholder:
     """A placeholder for a tensor in a state."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -113,25 +117,25 @@ class _Place:
 
 
 def _outlined(value: Any, tensors: list[Tensor]) -> Any:
-    """Replace each tensor in the value with a `_Place`, and append the tensors to `tensors`, in
-    order."""
+    """Replace each tensor in the value with a `_Placeholder`, and append the tensors to `tensors`,
+    in order."""
 
-    def place_of(one: Any) -> Any:
+    def placeholder_of(one: Any) -> Any:
         if not isinstance(one, Tensor):
             return one
         tensors.append(one.detach())
-        return _Place(one)
+        return _Placeholder(one)
 
-    return changed(value, place_of)
+    return changed(value, placeholder_of)
 
 
-def _places(value: Any) -> list[_Place]:
+def _placeholders(value: Any) -> list[_Placeholder]:
     """Return the placeholders in an outline, in order."""
-    return [one for one in leaves(value) if isinstance(one, _Place)]
+    return [one for one in leaves(value) if isinstance(one, _Placeholder)]
 
 
 def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
-    return changed(value, lambda one: next(tensors) if isinstance(one, _Place) else one)
+    return changed(value, lambda one: next(tensors) if isinstance(one, _Placeholder) else one)
 
 
 def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:

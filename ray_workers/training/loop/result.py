@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from torch import nn
 
 from dray import spec, train
-from dray.train import storage_room
+from dray.train import storage_faults
 from ray_workers.shared import job_log
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.core.workload import Workload
@@ -35,7 +35,7 @@ def store(
             for path in sorted(Path(folder).iterdir()):
                 train.store_artifact(path)
 
-    storage_room.wait_for_room("the result", write, waiting=waiting)
+    storage_faults.wait_for_space("the result", write, waiting=waiting)
 
 
 def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:

@@ -35,15 +35,15 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
     try:
         while True:
             try:
-                rendezvous.join(lambda: trainer.join_group(rendezvous.place))
+                rendezvous.join(lambda: trainer.join_group(rendezvous.assignment))
                 trainer.restore()
                 with trainer.steps_are_timed(rendezvous.sent_bytes, trainer.world_size):
                     for step in trainer.steps():
                         if step > trainer.progress.step:
                             rendezvous.check()  # raises GroupChanged if a round was announced
                             batch = trainer.load_batch(step)
-                            for turn in trainer.turns(step, batch):
-                                loss = trainer.forward_backward(step, turn)
+                            for part in trainer.optimizer_steps(step, batch):
+                                loss = trainer.forward_backward(step, part)
                                 grad_norm = trainer.update(step)
                             trainer.report(step, batch, loss, grad_norm)
                             trainer.commit(step)

@@ -73,7 +73,7 @@ class Trainer:
         given = StrategyContext(
             *(spec, workload, self.device, self.calendar, page),
             rounds_url=task.rounds_url,
-            seat=task.rank,
+            worker_index=task.rank,
         )
         self.strategy = strategy_of(given)
         self.comm_metrics: CommMetrics | None = None
@@ -94,7 +94,7 @@ class Trainer:
         )
         self.prefetcher: Feed | None = None
         """Reads this rank's part of the data while the rank is in a group."""
-        self.place: RankAssignment
+        self.assignment: RankAssignment
         self.rank, self.world_size = NOWHERE, 0
         self.was_rank = NOWHERE
 
@@ -105,13 +105,13 @@ class Trainer:
 
     # Joining a group, and restoring the latest state.
 
-    def join_group(self, place: RankAssignment) -> None:
+    def join_group(self, assignment: RankAssignment) -> None:
         """Join a group that was just formed. A collective operation."""
-        use = TimeCategory.RECOVERING if place.generation else TimeCategory.STARTING
+        use = TimeCategory.RECOVERING if assignment.generation else TimeCategory.STARTING
         self.page.enter(RankPhase.JOINING, use)
-        self.place = place
-        self.rank, self.world_size = place.rank, place.world_size
-        self.strategy.join_group(place.rank, place.world_size)
+        self.assignment = assignment
+        self.rank, self.world_size = assignment.rank, assignment.world_size
+        self.strategy.join_group(assignment.rank, assignment.world_size)
 
     def restore(self) -> None:
         """Restore the latest state. A collective operation.
@@ -135,8 +135,8 @@ class Trainer:
                 self.state.load_peer_state(peer_state)
             self.state.progress = Progress(newest)
             self.strategy.compare_copies()
-        if self.place.batch_size is not None:
-            self.state.batch_size = self.place.batch_size
+        if self.assignment.batch_size is not None:
+            self.state.batch_size = self.assignment.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
         self.strategy.prepare(self.prefetcher, self.progress.step)
         if self.spec.sync is not None:
@@ -148,7 +148,7 @@ class Trainer:
         if self.rank == 0 and newest != NOTHING and is_new:
             self._take_over()
         self.was_rank = self.rank
-        self.page.begin(self.place.generation, self.progress.step)
+        self.page.begin(self.assignment.generation, self.progress.step)
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
 
     def _divide_data(self) -> Feed:
@@ -224,10 +224,10 @@ class Trainer:
         faultpoint(FaultPoint.DATA_LOADED, step, batch)
         return batch
 
-    def turns(self, step: int, batch: Batch) -> Iterator[Batch]:
+    def optimizer_steps(self, step: int, batch: Batch) -> Iterator[Batch]:
         """Iterate over the parts of the step that this rank computes, each followed by an optimizer
         step. There is only one part, unless each rank trains at its own speed."""
-        for shares in self.strategy.turns(step, batch.feed.shares):
+        for shares in self.strategy.optimizer_steps(step, batch.feed.shares):
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
@@ -238,7 +238,7 @@ class Trainer:
         def seed_share(number: int) -> None:
             faultpoint(FaultPoint.SHARE_BEGINS, step, batch)
             # Dropout depends only on (seed, step, share), so generator states are not saved.
-            seed = derive_seed("step", self.options.seed, step, number, *strategy.place)
+            seed = derive_seed("step", self.options.seed, step, number, *strategy.coordinates)
             devices.seed(self.device, seed)
 
         alone_until: list[float] = []

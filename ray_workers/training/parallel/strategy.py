@@ -51,7 +51,7 @@ class StrategyContext:
     page: HeartbeatPage
     rounds_url: str
     """`RankTask.rounds_url`."""
-    seat: int = 0
+    worker_index: int = 0
     """Index of the worker, which is its first rank and does not change during the attempt."""
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -75,8 +75,8 @@ class DataPart:
     """Indices of the rank's shares among `num_shares`."""
     num_shares: int
     is_on_demand: bool = False
-    """Whether the rank gets its shares of a global batch during the step (`Strategy.turns`). If so,
-    `shares` only applies to evaluations."""
+    """Whether the rank gets its shares of a global batch during the step
+    (`Strategy.optimizer_steps`). If so, `shares` only applies to evaluations."""
     is_even: bool = False
     """Whether ranks compute their pieces together, so that all ranks need the same number of
     pieces."""
@@ -122,7 +122,7 @@ class Strategy(ABC):
     """This rank's part of the model."""
     rank = 0
     world_size = 1
-    place: tuple[int, ...] = ()
+    coordinates: tuple[int, ...] = ()
     """The rank's position among the ranks that share a model. Random numbers depend on it."""
 
     def __init__(self, given: StrategyContext) -> None:
@@ -190,7 +190,7 @@ class Strategy(ABC):
         if step:
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
 
-    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+    def optimizer_steps(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
         """Iterate over groups of the shares that this rank computes in a step. An optimizer step
         follows each group. There is only one group, unless ranks train at their own speed."""
         yield shares

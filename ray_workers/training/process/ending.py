@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dray import train
-from dray.train.storage_room import is_storage_fault
+from dray.train.storage_faults import is_storage_fault
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, STORAGE_EXIT_CODE, Cause, RankTask
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.training.core import elastic_error
@@ -79,14 +79,16 @@ class RankEnd:
         raised_at = time.time()
         _print(words_of(leaving))
         # An exit while handling an error caused by a lost peer is also a consequence of that loss.
-        is_echo = any(self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
+        is_secondary_failure = any(
+            self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving)
+        )
         reason, text = reason_of(leaving, self.masked), traceback_of(leaving)
         if recorded := elastic_error.recorded(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))):
             words, stack = recorded
-            is_echo = is_echo or elastic_error.is_echo(words)
+            is_secondary_failure = is_secondary_failure or elastic_error.is_secondary_failure(words)
             reason, text = f"{words} (then {reason})", stack or text
-        cause = Cause.WORKER_LOST if is_echo else Cause.USER_ERROR
-        reason = self._marked(reason) if is_echo else reason
+        cause = Cause.WORKER_LOST if is_secondary_failure else Cause.USER_ERROR
+        reason = self._marked(reason) if is_secondary_failure else reason
         self._report(cause, leaving, reason, text, raised_at)
         return status
 

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from dray import train
-from dray.train.storage_room import StorageError, is_storage_fault
+from dray.train.storage_faults import StorageError, is_storage_fault
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from dray.spec import Environment
 from dray.spec.program.environment import is_read_at_start
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets

@@ -79,11 +79,11 @@ class RankGroup:
 
     @property
     def rank(self) -> int:
-        return self._rendezvous.place.rank
+        return self._rendezvous.assignment.rank
 
     @property
     def world_size(self) -> int:
-        return self._rendezvous.place.world_size
+        return self._rendezvous.assignment.world_size
 
     @property
     def may_grow(self) -> bool:
@@ -94,10 +94,10 @@ class RankGroup:
             raise RuntimeError(
                 "prepare() forms the process group: remove init_process_group() from the script"
             )
-        self._rendezvous.join(self._take_place)
+        self._rendezvous.join(self._take_assignment)
         faultpoint(FaultPoint.GROUP_JOINED, given=self)
 
-    def _take_place(self) -> None:
+    def _take_assignment(self) -> None:
         os.environ["RANK"] = os.environ["ROLE_RANK"] = str(self.rank)
         os.environ["WORLD_SIZE"] = os.environ["ROLE_WORLD_SIZE"] = str(self.world_size)
 
@@ -138,7 +138,7 @@ class RankGroup:
         self._page.enter(_PHASES[phase], use)
 
     def began(self, step: int) -> None:
-        self._page.begin(self._rendezvous.place.generation, step)
+        self._page.begin(self._rendezvous.assignment.generation, step)
         faultpoint(FaultPoint.RESTORED, step, self)
 
     def committed(self, step: int) -> None:

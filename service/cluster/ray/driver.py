@@ -33,7 +33,7 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.names import namespace, supervisor_name
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
-from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, overload_note
+from ray_workers.shared.processes.machine_speed import OVERLOADED, USUAL, overload_note
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.rank_actor import RankActor

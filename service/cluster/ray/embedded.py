@@ -29,7 +29,7 @@ from pathlib import Path
 from ray_workers.node import orphans, rank_environment, session_records
 from ray_workers.node.rank_environment import NODE_ADDRESS, RANK_NICENESS, RAY_INSTANCE
 from ray_workers.shared import paths
-from ray_workers.shared.processes.procfs import place
+from ray_workers.shared.processes.procfs import pid_namespace
 from service.cluster.ray import start_failure
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ MEMORY_LIMITS = {
 """Numbers of dead actors, workers and nodes, and of finished calls, that Ray remembers. With Ray's
 defaults, such as 100,000 actors, the GCS would keep growing for months; the dashboard shows the
 latest ones. Ray has no such limit for removed placement groups, which take a few kB each."""
-PLACE = "place"
+PID_NAMESPACE = "place"
 """File in Ray's temp-dir that contains the host and the container on which it runs."""
 
 
@@ -197,7 +197,7 @@ class EmbeddedRay:
             self._write_record(daemon)
             # Write this when the process exists: a folder without processes counts as left by a
             # dead Ray.
-            (temp_dir / PLACE).write_text(place())
+            (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
             self._end(daemon)
@@ -341,7 +341,7 @@ def remove_dead_sessions() -> None:
     """
     for folder in paths.machine_root().glob("ray-*"):
         try:
-            is_ours = (folder / PLACE).read_text() == place()
+            is_ours = (folder / PID_NAMESPACE).read_text() == pid_namespace()
         except OSError:
             continue
         # This name is written after the first process has started, so a starting Ray is kept.

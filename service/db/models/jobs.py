@@ -100,7 +100,8 @@ class JobRow(Base):
     """Topology level: a single domain of this level must hold the whole job. Unset if there is no
     such requirement."""
     homes: Mapped[list[Any] | None]
-    """The labels of each worker's node, except for the first worker: `placement.homes.Homes`."""
+    """The labels of each worker's node, except for the first worker:
+    `placement.pinned_nodes.PinnedNodes`."""
     silo_sources: Mapped[list[Any] | None]
     """URLs of the data of federated silos, in order; null for a silo whose node defines the URL.
     They are not part of the stored document, and each is sent only to the rank of its silo."""

@@ -40,7 +40,7 @@ def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]
     return session.connection().execute(query).all()
 
 
-def places_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
+def owners_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
     """Return (id, owner, queue) of these jobs, by id."""
     return _of_jobs(session, job_ids, ("id", "owner", "queue"))
 
@@ -202,10 +202,10 @@ def surplus(session: Session, before: datetime, keep: int, limit: int) -> list[i
     `keep` newest of each webhook, and all messages of deleted webhooks.
     """
     table = WebhookDeliveryRow
-    place = func.row_number().over(partition_by=table.webhook_id, order_by=table.number.desc())
-    settled = select(table.number, table.created_at, place.label("place")).where(~_WAITING)
+    position = func.row_number().over(partition_by=table.webhook_id, order_by=table.number.desc())
+    settled = select(table.number, table.created_at, position.label("position")).where(~_WAITING)
     found = settled.subquery()
-    old = select(found.c.number).where(or_(found.c.created_at < before, found.c.place > keep))
+    old = select(found.c.number).where(or_(found.c.created_at < before, found.c.position > keep))
     orphaned = select(table.number).where(table.webhook_id.not_in(select(WebhookRow.id)))
     numbers = {*session.scalars(old.limit(limit)), *session.scalars(orphaned.limit(limit))}
     return sorted(numbers)

@@ -38,7 +38,7 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
         state_holders=holders,
         replicas=_next_of_each(sorted(servers)) if has_replicas else {},
         unawaited=servers if script is None else script.serving_ranks,
-        restarted_alone=frozenset() if script is None else script.lone_ranks,
+        restarted_alone=frozenset() if script is None else script.standalone_ranks,
         role_names=tuple(role_names(job.document)),
         has_peer_ports=script is not None and script.framework in HAVE_PEERS,
         hang_limit_s=None if script is None else script.hang_limit_s,

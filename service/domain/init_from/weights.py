@@ -51,8 +51,8 @@ def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
         if None not in (theirs, ours) and theirs != ours:
-            place = pointer if isinstance(pointer, str) else pointer(spec)
-            return Difference(place, f"is {ours}, but was {theirs}: {why}")
+            location = pointer if isinstance(pointer, str) else pointer(spec)
+            return Difference(location, f"is {ours}, but was {theirs}: {why}")
     return None
 
 

@@ -33,14 +33,14 @@ from service.domain.scheduling.placement.slots import (
     amount_of,
     count,
     fits,
-    fits_at_home,
+    fits_pinned,
     is_open,
 )
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology, name_of
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
 
-WAITING_FOR_ROOM = (
+WAITING_FOR_SLOTS = (
     "waiting_for_slots",
     "waiting_for_domain",
     "behind_in_queue",
@@ -192,9 +192,9 @@ class _Asking:
         request = self._requests[wait.job_id]
         if wait.reason.code in ABOUT_TO_START:
             bundles = [bundle for _, bundle in request.runs]
-            fit = fits_at_home if request.homes else fits
+            fit = fits_pinned if request.homes else fits
             self.stays |= {n.id for n in self._usable if any(fit(b, n.total) for b in bundles)}
-        elif wait.reason.code in WAITING_FOR_ROOM:
+        elif wait.reason.code in WAITING_FOR_SLOTS:
             self._ask(wait.job_id, request)
 
     def _ask(self, job_id: str, request: Request) -> None:
@@ -204,7 +204,7 @@ class _Asking:
         if request.roles:
             self._ask_for_whole(job_id, request)
             return
-        free, new = self._free.rooms(kind), self._new.rooms(kind)
+        free, new = self._free.capacities(kind), self._new.capacities(kind)
         lacking = {place: max(0, least - free.get(place, 0)) for place in (*free, *new)}
         could = [place for place, number in lacking.items() if number <= new.get(place, 0)]
         if not could:

@@ -98,7 +98,7 @@ class StoredDecisions(Stage):
                     transitions.fail_impossible(session, which, reason, now)
                 elif isinstance(decision, policy.Preempt):
                     because = reason.message
-                    preemption.make_room(session, which, attempts[which], because, grace_s, now)
+                    preemption.preempt_for(session, which, attempts[which], because, grace_s, now)
                 else:
                     resizing.recall(session, decision, attempts[which], now)
 

@@ -42,7 +42,7 @@ FORGOTTEN_S = 60.0
 often."""
 SELDOM_S = 15.0
 """Seconds between two questions in this case. They show the node that a queued job still needs the
-preparation, so this is much less than `environments.turns.WANTED_S`."""
+preparation, so this is much less than `shared_work.WANTED_S`."""
 BUILDING_S = 0.1
 """Seconds before a node that is building is asked again, in addition to the time of its answer."""
 MAX_MESSAGE = 2000

@@ -39,7 +39,7 @@ LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRA
 """Causes that count as lost workers. Preemptions don't, because a job saves before them, and
 neither do user errors, which don't depend on the machines."""
 OVERLOAD = "the machine is overloaded"
-"""Text from `machine_pace` in the reason of an attempt that ended because its machines were too
+"""Text from `machine_speed` in the reason of an attempt that ended because its machines were too
 slow. In that case, no worker was lost."""
 LOOK_BACK = timedelta(days=30)
 """Maximum age of the attempts from which a launch estimates how often workers are lost."""

@@ -62,7 +62,7 @@ class TrialValues(Stage):
         self._database = database
         self._signals = signals
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks, by sweep."""
         # A separate thread pool, so that hanging samplers can't use up the threads of the whole
         # process.
@@ -120,10 +120,10 @@ class TrialValues(Stage):
 
     async def _ask(self, job_id: str, sweep_id: str) -> None:
         """Call the sampler until the trial needs no more values."""
-        turn = self._turns.setdefault(sweep_id, asyncio.Lock())
+        lock = self._locks.setdefault(sweep_id, asyncio.Lock())
         try:
             while True:
-                async with turn:
+                async with lock:
                     if await self._has_answered(job_id, sweep_id):
                         break
                 await asyncio.sleep(ASK_AGAIN_S)

@@ -246,10 +246,10 @@ def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
     document: dict[str, Any] = spec.model_dump(mode="json")
     for path, value in parts.items():
         *outer, field = path.split(".")
-        place = document
+        part = document
         for name in outer:
-            place = place[name]
-        place[field] = value
+            part = part[name]
+        part[field] = value
     roots = {path.partition(".")[0] for path in parts}
     return changed(spec, {root: document[root] for root in roots})
 

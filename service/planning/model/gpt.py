@@ -33,13 +33,13 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
     trace = OpTrace(cast_bytes=2 if half else 0)
     low = 2 if half else FP32
     split = share.tensor
-    places = share.samples * model.context_length / share.context
-    values = places * model.width
+    positions = share.samples * model.context_length / share.context
+    values = positions * model.width
     stream = values * FP32 / split
     # Between blocks, each rank of a tensor group has a share of the positions.
     trace.begin(is_block=False)
     if share.is_first:
-        ids = trace.given(places * INDEX)
+        ids = trace.given(positions * INDEX)
         hidden = trace.add(
             [ids],
             stream,
@@ -73,8 +73,8 @@ def _block(
     trace: OpTrace, hidden: int, model: Gpt, share: StageShare, low: int, on_gpu: bool
 ) -> int:
     split, width, heads = share.tensor, model.width, model.num_heads
-    places = share.samples * model.context_length / share.context
-    values = places * width
+    positions = share.samples * model.context_length / share.context
+    values = positions * width
     stream = values * FP32 / split
     mine = values * low / split  # the heads that this rank computes
     normed = _normed(trace, hidden, stream, values, width, split, low)
@@ -116,11 +116,11 @@ def _block(
 def _head(
     trace: OpTrace, hidden: int, model: Gpt, vocabulary: int, share: StageShare, low: int
 ) -> None:
-    places = share.samples * model.context_length / share.context
-    values = places * model.width
+    positions = share.samples * model.context_length / share.context
+    values = positions * model.width
     split = share.tensor
     normed = _normed(trace, hidden, values * FP32 / split, values, model.width, split, low)
-    scores = places * vocabulary
+    scores = positions * vocabulary
     logits = _linear(
         trace, normed, scores * low / split, model.width, vocabulary, split, has_bias=False
     )
@@ -129,7 +129,7 @@ def _head(
     if low < FP32:
         logits = trace.add([logits], scores * FP32)
         low = FP32
-    targets = trace.given(places * INDEX)
+    targets = trace.given(positions * INDEX)
     kept = [logits] if share.is_stage else []
     chances = trace.add([logits], scores * low, saves=kept, saves_output=True)
     trace.add([chances, targets], FP32, saves=[chances, targets])
@@ -139,9 +139,9 @@ def _normed(
     trace: OpTrace, hidden: int, stream: float, values: float, width: int, split: int, low: int
 ) -> int:
     """Add a norm, a gather of divided positions, and a cast to the type of the matrices."""
-    places = stream / width / FP32
+    positions = stream / width / FP32
     normed = trace.add(
-        [hidden], stream, saves=[hidden], own_bytes=2 * places * FP32, parameters=2 * width
+        [hidden], stream, saves=[hidden], own_bytes=2 * positions * FP32, parameters=2 * width
     )
     if low < FP32:
         normed = trace.add([normed], values * low / split)

@@ -185,16 +185,16 @@ class _Network:
     ) -> int:
         value = self._low(value)
         elements = inputs * outputs * kernel**2 + (outputs if has_bias else 0)
-        places = self.samples * height * width
+        positions = self.samples * height * width
         value = self.trace.add(
             [value],
-            places * outputs * self.low,
+            positions * outputs * self.low,
             saves=[value],
             parameters=elements,
             cast=elements,
             is_costly=True,
             # A convolution that doubles height and width reads one pixel for each output pixel.
-            flops=2 * places * inputs * outputs * (1 if kernel == 2 else kernel**2),
+            flops=2 * positions * inputs * outputs * (1 if kernel == 2 else kernel**2),
         )
         self._width[value] = self.low
         return value

@@ -1,6 +1,6 @@
 """The choice for `sync: auto`: all-reduce, unless another way is expected to be much faster.
 
-Only facts are accepted as reasons: the paces of ranks that were measured in an earlier job, and a
+Only facts are accepted as reasons: the speeds of ranks that were measured in an earlier job, and a
 bandwidth that was given by the user. Times are also computed from defaults (the bandwidth of the
 network, and always the latency of a message), but a default never decides.
 """
@@ -174,12 +174,12 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
 
 def _reason(first: SyncCost, facts: SyncFacts) -> str:
     """Return why all-reduce takes long."""
-    paces, share = facts.work.paces, 1 - first.compute_s / first.step_time_s
+    speeds, share = facts.work.speeds, 1 - first.compute_s / first.step_time_s
     reasons = []
-    if paces.slowest >= STRAGGLES:
+    if speeds.slowest >= STRAGGLES:
         reasons.append(
-            f"the slowest rank, for which all ranks wait, takes {paces.slowest:.1f} times as "
-            f"long as the median rank, as measured in {paces.job_id}"
+            f"the slowest rank, for which all ranks wait, takes {speeds.slowest:.1f} times as "
+            f"long as the median rank, as measured in {speeds.job_id}"
         )
     if not reasons or (facts.knows_network and share >= LARGE):
         reasons.append(f"sending takes {share:.0%} of a step with all-reduce")
@@ -195,15 +195,15 @@ def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:
     ]
     if spec.resources.gpus_per_worker:
         found.append("the ranks are assumed to be equally fast: paces are not measured on GPUs")
-    elif work.paces.job_id is None:
+    elif work.speeds.job_id is None:
         found.append(
             "the ranks are assumed to be equally fast: no recent job of this recipe with `sync` "
             "has succeeded on CPU"
         )
     else:
         found.append(
-            f"the slowest rank takes {work.paces.slowest:.2f} times as long as the median rank, "
-            f"as measured in {work.paces.job_id}"
+            f"the slowest rank takes {work.speeds.slowest:.2f} times as long as the median rank, "
+            f"as measured in {work.speeds.job_id}"
         )
     if facts.num_nodes is not None:
         plural = "node holds" if facts.num_nodes == 1 else "nodes hold"

@@ -27,8 +27,8 @@ WORKERS_OF_A_SERVER = 8
 
 
 @dataclass(frozen=True)
-class RankPaces:
-    """How much the paces of ranks differ, as measured in an earlier job."""
+class RankSpeeds:
+    """How much the speeds of ranks differ, as measured in an earlier job."""
 
     slowest: float = 1.0
     """Computing time of the slowest rank, relative to the median rank."""
@@ -50,7 +50,7 @@ class Work:
     bandwidth_bytes_per_s: float
     """Bandwidth of each rank while all ranks are sending."""
     latency_s: float
-    paces: RankPaces = RankPaces()
+    speeds: RankSpeeds = RankSpeeds()
 
     @property
     def send_weights_s(self) -> float:
@@ -79,7 +79,7 @@ def sync_costs(work: Work) -> list[SyncCost]:
 
 
 def _all_reduce(work: Work) -> SyncCost:
-    compute_s = work.compute_s * work.paces.slowest
+    compute_s = work.compute_s * work.speeds.slowest
     sent = 2 * (work.num_ranks - 1) * work.weights_bytes
     return SyncCost(ALL_REDUCE, sent, compute_s, compute_s + _all_reduce_s(work), 0)
 
@@ -90,7 +90,7 @@ def _all_reduce_s(work: Work) -> float:
 
 
 def _local_steps(work: Work) -> SyncCost:
-    compute_s, send_s = work.compute_s * work.paces.slowest, _all_reduce_s(work)
+    compute_s, send_s = work.compute_s * work.speeds.slowest, _all_reduce_s(work)
     few = (every for every in INTERVALS if send_s / every <= SMALL * compute_s)
     every = next(few, INTERVALS[-1])
     sent = 2 * (work.num_ranks - 1) * work.weights_bytes / every
@@ -102,7 +102,7 @@ def _gossip(work: Work) -> Iterator[SyncCost]:
     """Sending and computing overlap, so the longer of the two is the step time."""
     num_ranks, weights_s = work.num_ranks, work.send_weights_s
     around = num_ranks // 2
-    compute_s = work.compute_s * work.paces.slowest
+    compute_s = work.compute_s * work.speeds.slowest
     neighbours = min(2, num_ranks - 1)
     sent = neighbours * num_ranks * work.weights_bytes
     step_s = max(compute_s, neighbours * weights_s + work.latency_s)
@@ -115,7 +115,7 @@ def _gossip(work: Work) -> Iterator[SyncCost]:
     push = {"kind": "gossip", "mode": "sgp", "graph": "exponential"}
     yield SyncCost(push, sent, compute_s, step_s, doubling)
 
-    compute_s = work.compute_s / work.paces.mean_speed
+    compute_s = work.compute_s / work.speeds.mean_speed
     step_s = max(compute_s, weights_s + 3 * work.latency_s)
     graph = "random" if num_ranks % 2 else "ring"
     pairs = {"kind": "gossip", "mode": "ad_psgd", "graph": graph}
@@ -134,8 +134,8 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
     messages = 3 if servers == 1 else 4
     own_s = 2 * work.send_weights_s + messages * work.latency_s
     for mode, slowness, more in (
-        ("bounded", work.paces.slowest, {"max_staleness": 4}),
-        ("asynchronous", 1 / work.paces.mean_speed, {}),
+        ("bounded", work.speeds.slowest, {"max_staleness": 4}),
+        ("asynchronous", 1 / work.speeds.mean_speed, {}),
     ):
         # A worker that is always slow eventually makes the others wait at the staleness bound.
         compute_s = batch_s * slowness / workers
@@ -143,7 +143,7 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
         sync = {**kind, "mode": mode, **more, "correction": {"name": "staleness_lr"}}
         yield SyncCost(sync, 2 * work.weights_bytes, compute_s, step_s, workers - 1)
 
-    compute_s = batch_s * work.paces.slowest / workers
+    compute_s = batch_s * work.speeds.slowest / workers
     step_s = compute_s + 2 * workers * at_server_s + 3 * work.latency_s
     sent = 2 * workers * work.weights_bytes
     yield SyncCost({**kind, "mode": "synchronous"}, sent, compute_s, step_s, 0)

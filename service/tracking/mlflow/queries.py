@@ -96,9 +96,9 @@ def _is_position(found: Any, lowest: int) -> bool:
 
 
 class MlflowQueries:
-    def __init__(self, database: Database, reading: Queries) -> None:
+    def __init__(self, database: Database, queries: Queries) -> None:
         self._database = database
-        self._reading = reading
+        self._queries = queries
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
         """Return the values of the label `experiment`, and `Default` for jobs without this label.
@@ -158,7 +158,7 @@ class MlflowQueries:
 
     async def last_metrics(self, job_id: str) -> Mapping[str, views.Series]:
         """Return the series of rank 0, reduced to a few points, of which the last is exact."""
-        found = await self._reading.metrics(job_id, MetricsFilter(max_points=2, times=True))
+        found = await self._queries.metrics(job_id, MetricsFilter(max_points=2, times=True))
         return found.series
 
     async def history(
@@ -173,7 +173,7 @@ class MlflowQueries:
         query = MetricsFilter.model_construct(
             keys=(key,), after_step=after_step, max_points=limit, in_order=True, times=True
         )
-        found = await self._reading.metrics(job_id, query)
+        found = await self._queries.metrics(job_id, query)
         series = found.series.get(key)
         if series is None:
             return HistoryPage([], [], [], None)

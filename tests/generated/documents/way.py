@@ -59,7 +59,7 @@ class Followed:
         runtime = await world.open()
 
         async def seen() -> bool:
-            return len((await runtime.reading.cluster()).nodes) == len(NODES)
+            return len((await runtime.queries.cluster()).nodes) == len(NODES)
 
         await eventually(seen, "the nodes were never seen")
         return cls(world, runtime)
@@ -134,7 +134,7 @@ class Followed:
             if job.state.is_terminal:
                 return job
             job = await self.runtime.jobs.wait(job_id, wait_s=2.0, known_state=job.state)
-        why = await self.runtime.reading.explain(job_id)
+        why = await self.runtime.queries.explain(job_id)
         raise AssertionError(f"it stays {job.state}: {why.reason.code} {why.reason.message}")
 
     async def _end_all(self, job: views.Job, number: int) -> None:

@@ -232,20 +232,20 @@ class Doors:
     def _changes(
         self, job_id: str, change: dict[str, Any], words: tuple[str, str], door: str
     ) -> bool:
-        place = f"/v1/jobs/{job_id}/annotations"
-        before = self.http.get(place).json()
+        path = f"/v1/jobs/{job_id}/annotations"
+        before = self.http.get(path).json()
         if door == "program":
             code, _, err = self.caller.command("annotate", job_id, *words)
             is_taken, detail = code == 0, err
         else:
             content = json.dumps(change).encode()
-            answer = self.http.patch(place, content=content, headers=JSON)
+            answer = self.http.patch(path, content=content, headers=JSON)
             is_taken, detail = answer.status_code == 200, answer.text
             assert is_taken or answer.status_code == 422, answer.text
         if not is_taken:
             (field,) = change
             assert field in detail, detail
-            assert self.http.get(place).json() == before, "a refused change changes nothing"
+            assert self.http.get(path).json() == before, "a refused change changes nothing"
             assert is_odd(words[1]), f"refused: {words[1]!r}"
         return is_taken
 
@@ -266,13 +266,13 @@ def take_out(case: Case, refusal: Refusal) -> None:
         case.refused.append(found["name"])
         del case.metrics[found["name"]]
         return
-    place: Any = case.document
+    parent: Any = case.document
     *parents, last = parts
     for part in parents:
-        assert part in place or isinstance(place, list), refusal
-        place = place[int(part)] if isinstance(place, list) else place[part]
-    key: Any = int(last) if isinstance(place, list) else last
-    found = place[key]
+        assert part in parent or isinstance(parent, list), refusal
+        parent = parent[int(part)] if isinstance(parent, list) else parent[part]
+    key: Any = int(last) if isinstance(parent, list) else last
+    found = parent[key]
     if isinstance(found, dict | list) and found:
         # The field names a key, or all items together.
         odd = [one for one in found if is_odd(one)]
@@ -284,4 +284,4 @@ def take_out(case: Case, refusal: Refusal) -> None:
     is_upper = key == "queue" and found != found.lower()
     assert is_upper or is_odd(found) or is_odd(key), f"{found!r} is refused: {refusal}"
     case.refused.append(repr(found))
-    del place[key]
+    del parent[key]

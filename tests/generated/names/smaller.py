@@ -53,14 +53,14 @@ def smallest(
             if tried > MOST:
                 return case, error
             found = error_of(less, check)
-            if found is not None and place(found) == place(error):
+            if found is not None and location(found) == location(error):
                 case, error = less, found
                 break
         else:
             return case, error
 
 
-def place(error: str) -> str:
+def location(error: str) -> str:
     """Return the line that raised the error."""
     return error.partition("\n")[0]
 

@@ -104,7 +104,7 @@ class Here:
             gpus = {after for left in gpus if (after := as_ray(left, size, number)) is not None}
         return cls(node, amounts, frozenset(gpus)) if gpus else None
 
-    def room(self, bundle: Mapping[str, float]) -> int:
+    def capacity(self, bundle: Mapping[str, float]) -> int:
         """Return how many workers of one job fit, however the GPUs are assigned."""
         most = [
             self.amounts.get(name, 0) // units(amount)
@@ -127,7 +127,7 @@ class Here:
         need GPUs."""
         needed: Counter[str] = Counter()
         for number, bundle in some:
-            if number > self.room(bundle):
+            if number > self.capacity(bundle):
                 return False
             for name, amount in bundle.items():
                 needed[name] += number * units(amount)
@@ -172,13 +172,13 @@ def most_of(request: Request, spaces: Sequence[Here], levels: Sequence[str]) -> 
         sorts.append((size - sum(number for number, _ in sorts), request.bundle))
         return size if _all_fit(tuple(n for n, _ in sorts), [b for _, b in sorts], there) else 0
     if request.required_level is None:
-        return min(size, sum(here.room(request.bundle) for here in there))
+        return min(size, sum(here.capacity(request.bundle) for here in there))
     if request.required_level not in (*levels, "node"):
         return 0
     of_domains: Counter[object] = Counter()
     for here in there:
         place = domain(here.node, levels, request.required_level)
-        of_domains[place] += here.room(request.bundle)
+        of_domains[place] += here.capacity(request.bundle)
     return min(size, max(of_domains.values(), default=0))
 
 
@@ -205,8 +205,8 @@ def _at_home(request: Request, there: Sequence[Here]) -> bool:
     for labels in request.homes:
         named = [here.node for here in there if all(here.node.total.get(n) for n in labels)]
         may_take.append([node.id for node in named])
-    rooms = {here.node.id: here.room(request.bundle) for here in there}
+    capacities = {here.node.id: here.capacity(request.bundle) for here in there}
     return any(
-        all(number <= rooms[name] for name, number in Counter(chosen).items())
+        all(number <= capacities[name] for name, number in Counter(chosen).items())
         for chosen in itertools.product(*may_take)
     )

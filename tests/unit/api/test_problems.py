@@ -106,7 +106,7 @@ async def test_a_fault_of_the_server_is_a_problem_without_its_insides(
     async def broken(job_id: str) -> None:
         raise RuntimeError(f"secret of {job_id}")
 
-    monkeypatch.setattr(runtime.reading, "explain", broken)
+    monkeypatch.setattr(runtime.queries, "explain", broken)
     app = create_app(Settings(home=tmp_path, open_to_local_users=True), runtime)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

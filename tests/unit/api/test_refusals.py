@@ -151,7 +151,7 @@ def test_a_server_of_the_database_that_does_not_answer_is_named(
     ],
 )
 @pytest.mark.parametrize("call", ["open", "write"])
-def test_a_home_that_takes_no_file_is_named_and_let_go(
+def test_a_home_that_takes_no_file_is_named_and_unlocked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str, call: str
 ) -> None:
     def fail(*_: object, **__: object) -> int:

@@ -51,7 +51,7 @@ def test_every_contender_leaves_the_whole_state_on_the_disk(loop: Loop, tmp_path
         saver.tidy()
 
 
-def test_a_turn_is_measured_for_each(loop: Loop) -> None:
+def test_one_repetition_is_measured_for_each(loop: Loop) -> None:
     stalls = {name: loop.turn(saver) for name, saver in loop.savers.items()}
     assert set(stalls) == set(measure.LABELS)
     assert all(math.isfinite(stall) for stall in stalls.values())

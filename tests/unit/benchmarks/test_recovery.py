@@ -100,7 +100,7 @@ def test_the_commits_of_a_rank_are_seen_on_its_page_through_two_generations(
     page.commit(2)
     seen.take(heartbeat.observe_ranks(tmp_path), at=2.0)
     seen.take(heartbeat.observe_ranks(tmp_path), at=3.0)
-    page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
+    page.enter(RankPhase.STANDBY, TimeCategory.RECOVERING)
     page.begin(1, 2)
     seen.take(heartbeat.observe_ranks(tmp_path), at=4.0)
     page.commit(3)

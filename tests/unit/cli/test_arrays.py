@@ -113,7 +113,7 @@ def test_a_job_of_an_array_is_found_by_the_name_and_its_index(cli: Cli, document
     first = cli.json("get", f"{older}/0")["id"]
     for command in ("explain", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"):
         cli(command, "by-name/0")
-        assert "this is the newest" in cli.err
+        assert "using the newest" in cli.err
     cli("cancel", "by-name/0", exits=Exit.USAGE)
     assert "'by-name/0' matches 2 jobs" in cli.err
     assert first in cli.err
@@ -138,7 +138,7 @@ def test_commands_that_only_read_take_the_newest_of_a_name(cli: Cli, server: Liv
     assert cli.json("annotate", newer)["tags"] == []
     assert cli.json("wait", "same", "--state", "QUEUED")["id"] == newer
     cli("get", newer[:8], exits=Exit.USAGE)  # a prefix of several ids
-    assert f"'{newer[:8]}' means" in cli.err
+    assert f"'{newer[:8]}' matches" in cli.err
 
 
 def test_the_list_takes_a_pattern_of_names(cli: Cli, server: LiveServer) -> None:

@@ -311,7 +311,7 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_the_cluster_says_how_full_the_storage_is() -> None:
-    from dray.cli.commands.reading import _storage
+    from dray.cli.commands.reports import _storage
     from dray.views import StorageState
 
     assert _storage(StorageState()) is None
@@ -323,7 +323,7 @@ def test_the_cluster_says_how_full_the_storage_is() -> None:
 
 
 def test_the_cluster_says_since_when_nodes_are_asked_for() -> None:
-    from dray.cli.commands.reading import DOUBTFUL, _autoscaling
+    from dray.cli.commands.reports import DOUBTFUL, _autoscaling
     from dray.views import AutoscalingState
 
     at = datetime(2026, 1, 1, 14, 3, 7, tzinfo=UTC)
@@ -339,7 +339,7 @@ def test_the_cluster_says_since_when_nodes_are_asked_for() -> None:
 
 def test_a_fault_of_the_server_names_the_request_in_its_log() -> None:
     fault = problem(500).model_copy(update={"request_id": "r-17"})
-    assert "the request r-17" in exits.sentence(CODES["internal_error"](fault))
+    assert "request r-17" in exits.sentence(CODES["internal_error"](fault))
     assert "r-17" not in exits.sentence(CODES["job_not_found"](fault))
 
 
@@ -416,7 +416,7 @@ def test_system_metrics_are_drawn_and_printed_over_time(cli: Cli, server: LiveSe
     assert rows[0] == "key,time,value"
     assert [row.rpartition(",")[2] for row in rows[1:]] == ["2.0", "1.0"]
     cli("metrics", job_id, "--system", "--csv", "-k", "system/gpu", exits=2)
-    assert "there are system/cpu, system/node/cpu" in cli.err
+    assert "existing series: system/cpu, system/node/cpu" in cli.err
     for wrong in (("-f",), (job_id, "other")):
         cli("metrics", job_id, "--system", *wrong, exits=2)
 

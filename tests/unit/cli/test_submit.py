@@ -165,8 +165,8 @@ def test_a_commit_of_a_repository_is_submitted_without_an_upload(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--git", "https://h.org/a", "--", "train.py"), "go together"),
-        (("--commit", "a" * 40, "--", "train.py"), "go together"),
+        (("--git", "https://h.org/a", "--", "train.py"), "must be used together"),
+        (("--commit", "a" * 40, "--", "train.py"), "must be used together"),
         (("--git", "https://h.org/a", "--commit", "a" * 40, "--code", ".", "--", "a.py"), "--code"),
         (("--git", "https://h.org/a", "--commit", "main", "--dry-run", "--", "a.py"), "rev-parse"),
     ],

@@ -43,7 +43,7 @@ def test_the_packages_of_a_programs_folder_come_along(
     monkeypatch.chdir(tmp_path)
     job = json.loads(cli("submit", "--json", "--", "train.py"))
     assert job["spec"]["environment"]["requirements"] == "einops>=0.8\ntqdm\n"
-    assert "2 packages of requirements.txt will be installed" in cli.err
+    assert "2 packages from requirements.txt will be installed" in cli.err
     job = json.loads(cli("submit", "--json", "--no-packages", "--", "train.py"))
     assert job["spec"].get("environment") is None
     (tmp_path / "other.txt").write_text("numpy\n")

@@ -46,7 +46,7 @@ def test_one_metric_is_compared_with_its_extremes(cli: Cli, jobs: list[str]) -> 
     ]
     assert lines[-3:] == [
         ["val/loss", "1", "0.5", "0.25"],
-        ["least", *["1", "at", "2", "0.5", "at", "2", "0.25", "at", "2"]],
+        ["minimum", *["1", "at", "2", "0.5", "at", "2", "0.25", "at", "2"]],
         ["maximum", *["2", "at", "1", "2", "at", "1", "2", "at", "1"]],
     ]
     assert cli.json("compare", *jobs)["differences"] == [

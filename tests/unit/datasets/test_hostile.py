@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dray.spec import Data
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers import datasets
 from ray_workers.datasets.core import errors
 from ray_workers.datasets.core.errors import reading

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from dray.spec import Data
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.datasets import open_table, open_text
 from ray_workers.datasets.sources.node_cache import NodeCache
 from ray_workers.datasets.sources.source import Source
@@ -298,7 +298,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.csv, pyarrow.parquet
 from dray.spec import Data
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.datasets import open_table, open_text
 from ray_workers.datasets.formats.prepared import prepare

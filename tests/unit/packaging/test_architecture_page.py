@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TOP = ("api", "dray", "ray_workers", "service", "tests")
 
 
-def test_every_room_and_file_that_the_page_names_is_there() -> None:
+def test_every_package_and_file_that_the_page_names_exists() -> None:
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     named = {name for name in re.findall(r"`([a-z_/0-9.]+)`", page) if name.split("/")[0] in TOP}
     assert len(named) > 40
@@ -21,7 +21,7 @@ def test_every_room_and_file_that_the_page_names_is_there() -> None:
     assert missing == []
 
 
-def test_every_room_says_what_it_is_for() -> None:
+def test_every_package_has_a_docstring_with_its_purpose() -> None:
     rooms = [
         path
         for top in ("api", "service", "ray_workers")

@@ -214,7 +214,7 @@ def test_the_images_share_the_layers_of_torch() -> None:
     assert first[: heavy + 1] == second[: heavy + 1]
 
 
-def test_the_images_install_extras_that_exist_and_carry_every_room() -> None:
+def test_the_images_install_extras_that_exist_and_contain_every_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

@@ -22,6 +22,8 @@ from tests.plain_english.__main__ import findings
         ("a.py", 'x = f"job {name} stands by for slots"', [(1, "stands by")]),
         ("a.py", 'x = {"said": 1}', []),
         ("a.py", "def tells_all(): ...", [(1, "tells")]),
+        ("a.py", "by_seat = MachinePace = 1", [(1, "pace"), (1, "seat")]),
+        ("a.py", "room_is_made = at_own_pace = True", []),
         ("a.py", "x = {file.tell(): 1}", []),
         ("a.py", "# Kept is the median of them.", [(1, "Kept is")]),
         ("a.py", "# The sizes tell two runs apart.", []),

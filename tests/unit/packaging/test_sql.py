@@ -37,7 +37,7 @@ def test_each_way_to_import_is_found(source: str, names: list[str]) -> None:
     assert list(imported(source)) == names
 
 
-def test_only_the_database_room_takes_more_than_types_from_sqlalchemy() -> None:
+def test_only_the_database_package_imports_more_than_types_from_sqlalchemy() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     found = {
         str(path.relative_to(ROOT)): extra

@@ -105,12 +105,12 @@ def test_too_short_a_text_is_the_datas_fault(tmp_path: Path) -> None:
         build(path)
 
 
-def test_attention_depends_on_distances_not_on_places() -> None:
-    turns = gpt.rotations(0, 12, 8, torch.device("cpu"))
+def test_attention_depends_on_distances_not_on_positions() -> None:
+    angles = gpt.rotations(0, 12, 8, torch.device("cpu"))
     query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 
     def score(at: int, seen: int) -> float:
-        places = [gpt.rotate(v, turns[:, [n]]) for v, n in ((query, at), (key, seen))]
+        places = [gpt.rotate(v, angles[:, [n]]) for v, n in ((query, at), (key, seen))]
         return (places[0] * places[1]).sum().item()
 
     assert score(5, 2) == pytest.approx(score(11, 8), abs=1e-5)

@@ -80,7 +80,7 @@ def test_a_program_of_argparse_reads_the_same_values(seed: int) -> None:
         assert vars(parser.parse_args(again)) == read
 
 
-def test_changed_arguments_take_the_place_of_those_of_the_same_name() -> None:
+def test_changed_arguments_replace_arguments_of_the_same_name() -> None:
     args = ["train.csv", "--lr", "0.1", "--sizes", "64", "32", "--amp", "--lr", "0.2"]
     assert replaced(args, ["--lr=0.01", "--wd", "3"]) == [
         *("train.csv", "--lr=0.01", "--sizes", "64", "32", "--amp", "--wd", "3")

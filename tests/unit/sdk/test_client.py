@@ -216,7 +216,7 @@ def test_a_server_that_is_none_is_named() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>hello</html>"))
     with (
         Client("http://localhost", transport=transport) as client,
-        pytest.raises(errors.TransportError, match="no Job"),
+        pytest.raises(errors.TransportError, match="not a valid Job"),
     ):
         client.get("job")
 
@@ -396,7 +396,7 @@ def test_a_job_is_found_by_how_its_id_begins_and_by_its_name(client: Client) -> 
 
 def test_a_name_that_several_jobs_have_is_an_error_with_the_newest_first(client: Client) -> None:
     made = [client.submit({**JOB, "name": "twice"}).id for _ in range(12)]
-    with pytest.raises(errors.AmbiguousJob, match="means more than 10 jobs") as caught:
+    with pytest.raises(errors.AmbiguousJob, match="matches more than 10 jobs") as caught:
         client.resolve("twice")
     assert [job.id for job in caught.value.candidates] == made[:1:-1]
 

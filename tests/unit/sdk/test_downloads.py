@@ -36,7 +36,7 @@ def trained(server: LiveServer) -> str:
     return job_id
 
 
-def test_a_download_puts_every_file_in_its_place(
+def test_a_download_writes_every_file_to_its_path(
     client: Client, trained: str, tmp_path: Path
 ) -> None:
     paths = client.download(trained, tmp_path / "out")
@@ -82,7 +82,7 @@ def test_a_download_that_is_damaged_is_thrown_away(
 ) -> None:
     digest = hashlib.sha256(MODEL).hexdigest()
     (tmp_path / f".model.bin.{digest[:16]}.part").write_bytes(b"damaged" * 100)
-    with pytest.raises(errors.IntegrityError, match="sha256"):
+    with pytest.raises(errors.IntegrityError, match="SHA-256"):
         client.download(trained, tmp_path, "model.bin")
     assert list(tmp_path.iterdir()) == []
     assert client.download(trained, tmp_path, "model.bin")[0].read_bytes() == MODEL
@@ -197,7 +197,7 @@ def test_an_interrupted_download_leaves_its_part_for_the_next(
     assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
 
 
-def test_a_link_in_the_place_of_the_part_is_not_written_through(
+def test_a_link_at_the_path_of_the_part_is_not_written_through(
     client: Client, trained: str, tmp_path: Path
 ) -> None:
     victim = tmp_path / "victim"

@@ -79,7 +79,7 @@ def test_errors_have_classes_of_their_own(server: LiveServer) -> None:
             client.drill(job_id, kind="kil")
 
 
-def test_a_preemption_gives_the_grace_it_is_told(server: LiveServer) -> None:
+def test_a_preemption_gives_the_requested_grace(server: LiveServer) -> None:
     job_id = server.trains()
     with Client(server.url) as client:
         for _ in range(2):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray import Client
-from dray.cli.commands import costs, decisions, listing, metrics, reading
+from dray.cli.commands import costs, decisions, listing, metrics, reports
 
 OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
 
@@ -51,7 +51,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "report_costs": costs.costs,
     "list_decisions": decisions.show_decisions,
     "get_metrics": metrics.metrics,
-    "get_logs": reading.logs,
+    "get_logs": reports.logs,
 }
 OPTIONS = {
     ("list_jobs", "created_after"): "since",

@@ -219,7 +219,7 @@ def test_an_answer_of_something_else_is_described() -> None:
     assert "404" in str(error)
 
 
-def test_an_error_reads_with_its_place_and_its_hint() -> None:
+def test_an_error_is_shown_with_its_pointer_and_its_hint() -> None:
     body = {"type": "x", "title": "x", "status": 422, "detail": "no field 'a'"}
     body |= {"code": "invalid_document", "pointer": "/train/a", "hint": "did you mean 'b'?"}
     response = httpx.Response(422, json=body, request=httpx.Request("POST", URL))

@@ -151,7 +151,7 @@ class Service:
         self.deployment = claims.Deployment("d", "session-1", self.settings)
         self.now = START
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
-        self.reading = Queries(database, storage, database.signals, self.settings)
+        self.queries = Queries(database, storage, database.signals, self.settings)
         self.changes = JobChanges(database, clock=lambda: self.now)
         self.prices = PricesFile(self.settings.prices_file)
         self.queues = Queues(database, self.prices, clock=lambda: self.now)
@@ -316,5 +316,5 @@ async def two_ranks(service: Service, **fields: Any) -> str:
 
 async def events_of(service: Service, job_id: str, *types: str) -> list[views.Event]:
     """Return all events of a job, or only the given types."""
-    items = (await service.reading.events(job_id)).items
+    items = (await service.queries.events(job_id)).items
     return [event for event in items if not types or event.type in types]

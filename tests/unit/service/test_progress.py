@@ -117,14 +117,14 @@ async def test_while_the_cluster_is_silent_a_job_has_no_rate_and_explain_says_wh
     assert rates((await service.jobs.list()).items[0]) == NO_RATES
     assert b'"samples_per_s":null' in await StatusCache(service.database).read(job_id)
     said = f"the cluster does not answer: {why}"
-    assert said in (await service.reading.explain(job_id)).reason.message
+    assert said in (await service.queries.explain(job_id)).reason.message
     see_cluster(service)
     assert rates(await service.jobs.get(job_id))[0] == 50.0
     assert b'"samples_per_s":50.0' in await StatusCache(service.database).read(job_id)
-    assert said not in (await service.reading.explain(job_id)).reason.message
+    assert said not in (await service.queries.explain(job_id)).reason.message
     service.database.write_sync(lambda s: node_table.store(s, None, why, service.now))
     service.end(job_id, 1)
-    assert said not in (await service.reading.explain(job_id)).reason.message
+    assert said not in (await service.queries.explain(job_id)).reason.message
 
 
 async def test_a_new_attempt_does_not_take_over_the_rate_of_the_one_before(
@@ -158,7 +158,7 @@ async def _link(service: Service, job_id: str) -> str | None:
     links = [
         (await service.jobs.get(job_id)).links.ray_dashboard,
         (await service.jobs.list()).items[0].links.ray_dashboard,
-        (await service.reading.cluster()).ray_dashboard,
+        (await service.queries.cluster()).ray_dashboard,
     ]
     (link,) = set(links)
     assert (b'"ray_dashboard":null' in await StatusCache(service.database).read(job_id)) is (
@@ -183,7 +183,7 @@ async def test_after_a_crash_no_dashboard_is_linked_before_ray_answers(
     url = sqlite_service.database.url.render_as_string()
     runtime = await Runtime.open(Settings(home=tmp_path, database_url=url), loops=False)
     try:
-        cluster = await runtime.reading.cluster()
+        cluster = await runtime.queries.cluster()
         assert (cluster.connected, cluster.ray_dashboard) == (False, None)
     finally:
         await runtime.stop()

@@ -158,7 +158,7 @@ def test_code_may_be_named_elsewhere(code: dict[str, str]) -> None:
         ({**GIT, "git": "ssh://git@example.org/a"}, "/git", "must start with https://"),
         ({**GIT, "git": "ext::sh -c touch% /tmp/x"}, "/git", "must start with https://"),
         ({**GIT, "git": "file:///srv/a"}, "/git", "must start with https://"),
-        ({**GIT, "git": "https://me:secret@example.org/a"}, "/git", "user or password"),
+        ({**GIT, "git": "https://me:secret@example.org/a"}, "/git", "user name or password"),
         ({**GIT, "git": "https://example.org./a"}, "/git", "ASCII letters"),
         ({**GIT, "git": "https://ex%61mple.org/a"}, "/git", "ASCII letters"),
         ({**GIT, "git": "https://example.org/a?b=1"}, "/git", "query"),

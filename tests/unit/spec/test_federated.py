@@ -186,11 +186,11 @@ BESIDE_IT = [
     (job({}, parallel="auto"), "/parallel", "each rank has the complete model"),
     (job({}, profile={}), "/profile", "must be unset with federated"),
     (job({}, data={"loader_workers": 1}), "/data/loader_workers", "must be 0"),
-    (job({}, train={"epochs": 3}), "/train/epochs", "give federated.rounds"),
+    (job({}, train={"epochs": 3}), "/train/epochs", "use federated.rounds"),
     (
         job({}, train={"global_batch_size": 64}),
         "/train/global_batch_size",
-        "give federated.batch_size",
+        "use federated.batch_size",
     ),
     (job({}, train={"precision": "fp16"}), "/train/precision", "must be fp32 or bf16"),
     (job({}, train={"recompute": "full"}), "/train/recompute", "must be unset"),

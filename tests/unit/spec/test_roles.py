@@ -29,7 +29,7 @@ def test_ranks_are_numbered_role_by_role_and_run_their_roles_command() -> None:
     commands = [spec.script.for_rank(rank) for rank in range(5)]
     assert [one.entrypoint for one in commands] == ["a.py"] * 4 + ["eval.py"]
     assert [one.args for one in commands] == [["x"]] * 3 + [["--serve"]] + [["x"]]
-    with pytest.raises(IndexError, match="no rank 5 among 5"):
+    with pytest.raises(IndexError, match="rank 5 does not exist: there are 5 ranks"):
         role_of(spec.script.roles, 5)
 
 
@@ -56,7 +56,7 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
     ("roles", "framework", "pointer", "words"),
     [
         ({"ps": {}, "server": {}}, "torch", "/script/roles", "would never end"),
-        ({"master": {}}, "tensorflow", "/script/roles/master", "has chief, worker, ps, evaluator"),
+        ({"master": {}}, "tensorflow", "/script/roles/master", "has the roles chief, worker, ps, evaluator"),
         ({"chief": {"num_workers": 2}}, "tensorflow", "/script/roles/chief/num_workers", "1"),
         (
             {"worker": {"resources": {}}, "ps": {"resources": {}}},
@@ -106,7 +106,7 @@ def test_tensorflow_has_servers_also_without_a_chief() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "framework", "lone"),
+    ("roles", "framework", "standalone"),
     [
         (SERVERS, "tensorflow", {1, 2}),
         ({**SERVERS, "evaluator": {}}, "tensorflow", {1, 2, 4}),
@@ -117,11 +117,11 @@ def test_tensorflow_has_servers_also_without_a_chief() -> None:
     ],
 )
 def test_ranks_that_the_others_can_do_without_are_started_again_alone(
-    roles: dict[str, Any], framework: str, lone: set[int]
+    roles: dict[str, Any], framework: str, standalone: set[int]
 ) -> None:
     script = job(roles, framework).script
     assert script is not None
-    assert script.lone_ranks == lone
+    assert script.standalone_ranks == standalone
 
 
 def test_ranks_have_the_resources_of_their_role_or_those_of_the_job() -> None:

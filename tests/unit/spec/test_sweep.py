@@ -132,7 +132,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("document", "pointer", "detail"), WRONG)
-def test_a_wrong_sweep_is_refused_with_the_place(
+def test_a_wrong_sweep_is_refused_with_the_pointer(
     document: dict[str, Any], pointer: str, detail: str
 ) -> None:
     with pytest.raises(Fault) as refused:
@@ -232,6 +232,6 @@ def test_arguments_that_values_could_make_huge_are_refused_before_they_are_made(
         "script": {"entrypoint": "a.py", **(script if as_role else huge)},
         "sweep": {"metric": "train/loss", "sampler": "grid", "parameters": {"text": [value]}},
     }
-    with pytest.raises(Fault, match="characters with the values of the sweep") as caught:
+    with pytest.raises(Fault, match="characters in total with the values of the sweep") as caught:
         check(document)
     assert caught.value.pointer == "/script/args"

@@ -148,9 +148,9 @@ def run_in_group(part: Callable[..., None], world_size: int, *given: Any) -> Non
 
     def run() -> list[int | None]:
         store = loopback_store()
-        place = (world_size, store.port)
+        group = (world_size, store.port)
         ranks = [
-            _context.Process(target=_member, args=(part, rank, *place, given), daemon=True)
+            _context.Process(target=_member, args=(part, rank, *group, given), daemon=True)
             for rank in range(world_size)
         ]
         for process in ranks:
@@ -233,7 +233,7 @@ class Gang:
         deadline = time.monotonic() + DEADLINE_S
         running = dict(enumerate(self.processes))
         while running:
-            look_s = 0.01 if self._take_in() else 1.0
+            look_s = 0.01 if self._add_workers() else 1.0
             ended = connection.wait([p.sentinel for p in running.values()], look_s)
             if time.monotonic() > deadline:
                 raise AssertionError(f"a rank did not end in time\n{self._whereabouts()}")
@@ -285,12 +285,12 @@ class Gang:
         else:
             self.next_generation(self.tasks)
 
-    def _take_in(self) -> bool:
+    def _add_workers(self) -> bool:
         """Assign ranks to replacements that are ready; return whether some are not ready."""
         if not self._coming:
             return False
         seen = heartbeat.observe_ranks(Path(self._coming[0].page_prefix).parent)
-        ready = {(s.rank, s.incarnation) for s in seen if s.status.phase is RankPhase.STAND_BY}
+        ready = {(s.rank, s.incarnation) for s in seen if s.status.phase is RankPhase.STANDBY}
         newcomers = [task for task in self._coming if (task.rank, task.incarnation) in ready]
         self._coming = [task for task in self._coming if task not in newcomers]
         if newcomers:
@@ -316,11 +316,11 @@ class Gang:
         batch size."""
         self.round_number += 1
         for rank, task in enumerate(tasks):
-            place = RankAssignment(self.round_number, rank, len(tasks), batch_size)
+            assignment = RankAssignment(self.round_number, rank, len(tasks), batch_size)
             deadline = time.monotonic() + DEADLINE_S
             while True:
                 try:
-                    heartbeat.announce(task.page_prefix, place)
+                    heartbeat.announce(task.page_prefix, assignment)
                     break
                 except FileNotFoundError:  # it has just started
                     assert time.monotonic() < deadline, "a rank made no page"

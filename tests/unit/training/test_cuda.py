@@ -104,7 +104,7 @@ def test_a_snapshot_outlives_what_it_was_taken_of() -> None:
         assert all(other[0] == -1.0 for other in others)
 
 
-def test_optimizer_state_that_is_offloaded_leaves_room_and_changes_nothing(tmp_path: Path) -> None:
+def test_offloaded_optimizer_state_frees_memory_and_changes_nothing(tmp_path: Path) -> None:
     model = {"name": "mlp", "width": 4096, "num_layers": 4}
     peaks = {}
     for offload in (False, True):

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from dray import train
 from dray.spec.program.metrics import MetricKey
-from dray.train import reporting, saved_files, storage_room
+from dray.train import reporting, saved_files, storage_faults
 from dray.train.spool import SpoolWriter, segments
 from ray_workers.shared.frame_fields import metric_key
 
@@ -175,13 +175,13 @@ def test_artifacts_that_are_too_large_together_are_refused_before_they_are_copie
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["small"]
 
 
-def test_an_artifact_waits_for_room(
+def test_an_artifact_waits_for_space(
     spool: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(storage_room, "PAUSE_S", 0.0)
+    monkeypatch.setattr(storage_faults, "PAUSE_S", 0.0)
     monkeypatch.setenv("DRAY_ARTIFACT_URL", (tmp_path / "kept").as_uri())
     (tmp_path / "kept").write_text("no folder yet")
     (tmp_path / "model.bin").write_bytes(b"model")
@@ -189,16 +189,16 @@ def test_an_artifact_waits_for_room(
     def make_room() -> None:
         (tmp_path / "kept").unlink(missing_ok=True)
 
-    monkeypatch.setattr(storage_room.time, "sleep", lambda _: make_room())
+    monkeypatch.setattr(storage_faults.time, "sleep", lambda _: make_room())
     train.save_artifact(tmp_path / "model.bin")
     assert (tmp_path / "kept" / "model.bin").read_bytes() == b"model"
     assert "the artifact model.bin can't be written; retrying for up to" in capsys.readouterr().out
 
 
-def test_an_artifact_that_finds_no_room_in_time_is_the_storages_fault(
+def test_an_artifact_that_finds_no_space_in_time_is_the_storages_fault(
     spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_room, "WAIT_S", 0.0)
+    monkeypatch.setattr(storage_faults, "WAIT_S", 0.0)
     monkeypatch.setenv("DRAY_ARTIFACT_URL", (tmp_path / "kept").as_uri())
     (tmp_path / "kept").write_text("no folder")
     (tmp_path / "model.bin").write_bytes(b"model")

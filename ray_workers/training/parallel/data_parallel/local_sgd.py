@@ -147,9 +147,9 @@ class LocalSgd(Replicas):
         if self._outer is not None and local["outer"]:
             self._outer.load_state_dict(local["outer"])
         inner = local["inner"]
-        place = self.rank % (len(inner) + 1)
-        if place:
-            self.update.load_state_dict(inner[place - 1])
+        index = self.rank % (len(inner) + 1)
+        if index:
+            self.update.load_state_dict(inner[index - 1])
 
 
 def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:
@@ -159,10 +159,10 @@ def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:
         return list(tensors)
     found: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        places = [at for at, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        flat = torch.cat([tensors[at].reshape(-1) for at in places])
+        indices = [at for at, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        flat = torch.cat([tensors[at].reshape(-1) for at in indices])
         dist.all_reduce(flat)
         flat /= world_size
-        parts = torch.split(flat, [tensors[at].numel() for at in places])
-        found |= {at: part.view(tensors[at].shape) for at, part in zip(places, parts, strict=True)}
+        parts = torch.split(flat, [tensors[at].numel() for at in indices])
+        found |= {at: part.view(tensors[at].shape) for at, part in zip(indices, parts, strict=True)}
     return [found[at] for at in range(len(tensors))]

@@ -32,9 +32,9 @@ class RoundShare(Share):
     def own(self, rank: int) -> Iterator[tuple[int, Participant]]:
         """Yield (index among all participants, participant) for each participant that a rank
         simulates."""
-        for place, participant in enumerate(self.plan.participants):
-            if self.owners[place] == rank:
-                yield place, participant
+        for index, participant in enumerate(self.plan.participants):
+            if self.owners[index] == rank:
+                yield index, participant
 
 
 class RoundFeed:

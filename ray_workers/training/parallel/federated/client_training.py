@@ -140,15 +140,15 @@ class ClientTraining:
     def _correct(self, added: Sequence[Tensor] | None) -> None:
         """Add fedprox's proximal term to the client's gradient, clip it, and add scaffold's
         correction."""
-        places = [n for n, p in enumerate(self._own.parameters) if p.grad is not None]
-        parameters: list[Tensor] = [self._own.parameters[place] for place in places]
+        indices = [n for n, p in enumerate(self._own.parameters) if p.grad is not None]
+        parameters: list[Tensor] = [self._own.parameters[index] for index in indices]
         gradients = [p.grad for p in parameters if p.grad is not None]
         if self._mu:
-            begun: list[Tensor] = [self._server.parameters[place] for place in places]
+            begun: list[Tensor] = [self._server.parameters[index] for index in indices]
             away = torch._foreach_sub(parameters, begun)
             torch._foreach_add_(gradients, away, alpha=self._mu)
         if self._max_grad_norm is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             clip_gradients(self._model, self._max_grad_norm, norm)
         if added is not None:
-            torch._foreach_add_(gradients, [added[place] for place in places])
+            torch._foreach_add_(gradients, [added[index] for index in indices])

@@ -37,7 +37,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 class JudgedUpdate(NamedTuple):
     """The update of a client, on the rank that simulates the client."""
 
-    place: int
+    position: int
     """Index of the client among the participants."""
     participant: Participant
     update: Tensor
@@ -131,7 +131,7 @@ class FederatedEngine(GradientEngine):
                 if self._clipping is not None:
                     self._clipping.clip(update, each.norm)
                 added.add(update, self._weight(each.participant, mine))
-            table.note(each.place, verdict, each.norm, each.loss)
+            table.note(each.position, verdict, each.norm, each.loss)
         work.before_exchange()
         received = table.of_all(self._world_size)
         if self._needs_each:
@@ -149,11 +149,11 @@ class FederatedEngine(GradientEngine):
     def _updates(self, mine: RoundShare, prepare: Callable[[int], None]) -> Iterator[JudgedUpdate]:
         """Yield the updates of this rank's clients."""
         size, max_norm = self._flat.num_elements, self._options.max_update_norm
-        for place, participant in mine.own(self.rank):
-            prepare(place)
+        for position, participant in mine.own(self.rank):
+            prepare(position)
             update, loss = self._update_of(participant, mine)
             verdict, norm = judged(update, size, max_norm)
-            yield JudgedUpdate(place, participant, update, loss, verdict, norm)
+            yield JudgedUpdate(position, participant, update, loss, verdict, norm)
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
         """Return a client's update and its mean loss."""

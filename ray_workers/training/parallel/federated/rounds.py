@@ -108,7 +108,7 @@ class Rounds:
         count = min(self._options.clients_per_round, len(eligible))
         generator = self._generator(f"chosen again {again}", number)
         drawn = generator.choice(len(eligible), count, replace=False)
-        return sorted(eligible[place] for place in drawn)
+        return sorted(eligible[index] for index in drawn)
 
     def chosen(self, number: int) -> list[int]:
         """Return the chosen clients of a round, sorted. With privacy, each client is drawn
@@ -125,16 +125,16 @@ class Rounds:
         return np.random.default_rng(derive_seed(name, self._seed, number))
 
 
-def deal(participants: Sequence[Participant], num_ranks: int) -> list[int]:
+def assign(participants: Sequence[Participant], num_ranks: int) -> list[int]:
     """Return the rank that simulates each participant. Participants with the most steps are
     assigned first, each to the rank with the fewest steps so far."""
     ranks = [(0, rank) for rank in range(num_ranks)]
-    dealt = [0] * len(participants)
-    for place in sorted(range(len(dealt)), key=lambda at: (-participants[at].num_steps, at)):
+    owners = [0] * len(participants)
+    for index in sorted(range(len(owners)), key=lambda at: (-participants[at].num_steps, at)):
         num_steps, rank = heapq.heappop(ranks)
-        dealt[place] = rank
-        heapq.heappush(ranks, (num_steps + participants[place].num_steps, rank))
-    return dealt
+        owners[index] = rank
+        heapq.heappush(ranks, (num_steps + participants[index].num_steps, rank))
+    return owners
 
 
 class Next(Enum):

@@ -32,13 +32,13 @@ from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
+from ray_workers.training.parallel.dynamic_shares import DynamicShares
 from ray_workers.training.parallel.gossip.copies import GossipReplicas, weights_of
 from ray_workers.training.parallel.gossip.graphs import sides_of
 from ray_workers.training.parallel.gossip.mixing import FlatCopy
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.staleness_metrics import staleness_metrics
 from ray_workers.training.parallel.strategy import StrategyContext
-from ray_workers.training.parallel.turns import SharedTurns
 
 ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
 """Tags of the messages between two ranks."""
@@ -276,35 +276,35 @@ class AsynchronousGossip(GossipReplicas):
         self._copy = SharedCopy(weights_of(given.workload.model))
         super().__init__(given, gradients, AveragedStep(given, gradients, self._copy))
         self._averaging: Averaging | None = None
-        self._turns: SharedTurns | None = None
+        self._dynamic_shares: DynamicShares | None = None
         self._staleness = torch.zeros(0)
         """Sum of `SharedCopy.staleness` over all ranks at the last evaluation."""
         self._step = 0
 
     @property
     def preemption_requested(self) -> bool:
-        if self._turns is None:
+        if self._dynamic_shares is None:
             return super().preemption_requested
-        return self._turns.leaves_after == self._step
+        return self._dynamic_shares.leaves_after == self._step
 
     def prepare(self, feed: Feed, step: int) -> None:
         super().prepare(feed, step)
         self._copy.begin()
-        self._averaging = self._turns = None
+        self._averaging = self._dynamic_shares = None
         if self.world_size > 1:
             store = compat_torch.store_of_group()
-            self._turns = SharedTurns(store, self.rank, self.world_size, last_step=step)
+            self._dynamic_shares = DynamicShares(store, self.rank, self.world_size, last_step=step)
             sides = sides_of(self.graph_options, self.rank, self.world_size)
             self._averaging = Averaging(self._copy, self.rank, sides)
 
-    def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
+    def optimizer_steps(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
         self._step = step
-        if self._turns is None:
+        if self._dynamic_shares is None:
             yield shares
             return
         if self.given.page.is_asked_to_leave:
-            self._turns.leave()
-        yield from self._turns.of_step(step, shares)
+            self._dynamic_shares.leave()
+        yield from self._dynamic_shares.of_step(step, shares)
 
     def after_step(self, step: int) -> None:
         if self._averaging is not None:

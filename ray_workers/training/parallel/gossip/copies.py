@@ -58,9 +58,11 @@ class GossipReplicas(Replicas):
         super().prepare(feed, step)
         if step == 0:
             self._begin_alike()
-        seats = state_transfer.everyones(self.given.seat, self.device, self.world_size)
-        num_places = self.given.spec.resources.num_workers
-        self.graph_options = without_missing(self._document, seats, num_places)
+        worker_indices = state_transfer.everyones(
+            self.given.worker_index, self.device, self.world_size
+        )
+        num_positions = self.given.spec.resources.num_workers
+        self.graph_options = without_missing(self._document, worker_indices, num_positions)
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -118,12 +120,12 @@ class GossipReplicas(Replicas):
         of all copies, which is the state's model, and with the optimizer state of some rank."""
         super().load(state)
         copies = state["gossip"]["copies"]
-        place = self.rank % len(copies)
+        index = self.rank % len(copies)
         if len(copies) == self.world_size:
-            self.model.load_state_dict(copies[place]["model"])
-            self.push_weight = copies[place]["push_weight"]
-        if place:
-            self.update.load_state_dict(copies[place])
+            self.model.load_state_dict(copies[index]["model"])
+            self.push_weight = copies[index]["push_weight"]
+        if index:
+            self.update.load_state_dict(copies[index])
 
     def peer_state_dict(self) -> dict[str, Any]:
         return super().state()

@@ -165,26 +165,29 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
     return Static(pushed_rows(edges, num_ranks) if pushes else shared_rows(edges, num_ranks))
 
 
-def without_missing(options: Gossip, seats: Sequence[int], num_places: int) -> Gossip:
+def without_missing(options: Gossip, worker_indices: Sequence[int], num_positions: int) -> Gossip:
     """Return the document's graph without the missing ranks.
 
-    seats: the index of each rank's worker, which stays the same for the whole attempt. The position
-    of the first workers in the graph is their index; later workers take free positions. num_places:
-    the number of ranks in the document.
+    worker_indices: the index of each rank's worker, which stays the same for the whole attempt. The
+    position of the first workers in the graph is their index; later workers take free positions.
+    num_positions: the number of ranks in the document.
 
     Only custom graphs have positions. The neighbours of a missing rank are connected in a circle,
     which replaces every path through the missing rank.
     """
-    if options.edges is None or list(seats) == list(range(num_places)):
+    if options.edges is None or list(worker_indices) == list(range(num_positions)):
         return options
-    free = iter(sorted(set(range(num_places)).difference(seats)))
-    places = [seat if seat < num_places else next(free) for seat in seats]
+    free = iter(sorted(set(range(num_positions)).difference(worker_indices)))
+    positions = [
+        worker_index if worker_index < num_positions else next(free)
+        for worker_index in worker_indices
+    ]
     edges = {(one, other) for one, other in options.edges}
-    for gone in set(range(num_places)).difference(places):
-        near = sorted({place for edge in edges if gone in edge for place in edge} - {gone})
+    for gone in set(range(num_positions)).difference(positions):
+        near = sorted({position for edge in edges if gone in edge for position in edge} - {gone})
         edges = {edge for edge in edges if gone not in edge}
         edges |= set(zip(near, [*near[1:], *near[:1]], strict=True))
-    rank_at = {place: rank for rank, place in enumerate(places)}
+    rank_at = {position: rank for rank, position in enumerate(positions)}
     left = sorted([rank_at[one], rank_at[other]] for one, other in edges if one != other)
     return options.model_copy(update={"edges": left})
 

@@ -97,7 +97,7 @@ class Mesh:
     @property
     def is_first_but_for_stages(self) -> bool:
         """Whether this rank represents all ranks with the same stage."""
-        return all(place == 0 for axis, place in self.at.items() if axis != "pipeline")
+        return all(index == 0 for axis, index in self.at.items() if axis != "pipeline")
 
 
 class Context:
@@ -124,7 +124,7 @@ class Context:
         received = self._exchange(parts)  # (position part, N, heads / size, T / size, d)
         return received.permute(1, 2, 0, 3, 4).reshape(num, -1, self.size * length, size)
 
-    def to_places(self, vectors: Tensor) -> Tensor:
+    def to_sequence(self, vectors: Tensor) -> Tensor:
         """Map (N, heads / size, T, d) to (N, heads, T / size, d)."""
         num, heads, length, size = vectors.shape
         parts = vectors.view(num, heads, self.size, length // self.size, size)

@@ -59,7 +59,7 @@ class ParallelizableModel(Protocol):
     def divide_matrices(self, mesh: DeviceMesh) -> None:
         """Divide each matrix among the ranks of a one-dimensional mesh."""
 
-    def divide_places(self, context: Context) -> None:
+    def divide_sequence(self, context: Context) -> None:
         """Restrict the model to this rank's part of the positions of each sample."""
 
 
@@ -109,7 +109,7 @@ class ModelParallel(Strategy):
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
         if any(mesh.sizes[axis] > 1 for axis in inner):
-            self.place = tuple(mesh.at[axis] for axis in inner)
+            self.coordinates = tuple(mesh.at[axis] for axis in inner)
 
     def data_part(self) -> DataPart:
         sizes, at = self.mesh.sizes, self.mesh.at
@@ -301,7 +301,7 @@ def _sharded_stage(
     if mesh.tensor is not None:
         divisible.divide_matrices(mesh.tensor)
     if context is not None:
-        divisible.divide_places(context)
+        divisible.divide_sequence(context)
     prepare_blocks(model, given.spec.train)
     if mesh.exchanging is not None:
         _shard(model, mesh, mesh.exchanging, given.spec.parallel)

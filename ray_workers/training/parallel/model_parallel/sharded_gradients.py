@@ -66,8 +66,8 @@ class ShardedGradientEngine(GradientEngine):
         """Return the weight of a sample. Like DDP, FSDP divides by the number of ranks. If several
         ranks compute the positions of a sample, each rank has the mean loss over its own
         positions."""
-        num_place_parts = self._mesh.sizes["context"]
-        return mine.batch.weight * self._mesh.num_exchanging / num_place_parts
+        num_sequence_parts = self._mesh.sizes["context"]
+        return mine.batch.weight * self._mesh.num_exchanging / num_sequence_parts
 
     def _exchange_gradients(self, do: bool) -> None:
         if self._sharded is not None:

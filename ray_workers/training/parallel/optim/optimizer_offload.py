@@ -58,14 +58,18 @@ class OffloadedState:
     value with the shape of its parameter."""
 
     def __init__(
-        self, optimizer: Optimizer, *, as_bf16: bool = False, home: torch.device | None = None
+        self,
+        optimizer: Optimizer,
+        *,
+        as_bf16: bool = False,
+        storage_device: torch.device | None = None,
     ) -> None:
-        """home: device on which moments are stored between steps; None for the parameters'
-        device."""
+        """storage_device: device on which moments are stored between steps; None for the
+        parameters' device."""
         self._optimizer = optimizer
         self._as_bf16 = as_bf16
-        self._home = home
-        self._places: dict[tuple[Tensor, str], Tensor] = {}
+        self._storage_device = storage_device
+        self._buffers: dict[tuple[Tensor, str], Tensor] = {}
         self._step, self._load = optimizer.step, optimizer.load_state_dict
         optimizer.step = self.step  # type: ignore[method-assign,assignment]
         optimizer.load_state_dict = self.load_state_dict  # type: ignore[method-assign,assignment]
@@ -146,30 +150,30 @@ class OffloadedState:
         if not _is_moment(value, parameter):
             state[name] = here.to(local(parameter))
             return
-        place = self._place(parameter, name)
-        place.copy_(rounded(here, self._num_steps) if self._as_bf16 else here)
-        if self._home is None:
-            state[name] = like(place, parameter)
+        buffer = self._buffer(parameter, name)
+        buffer.copy_(rounded(here, self._num_steps) if self._as_bf16 else here)
+        if self._storage_device is None:
+            state[name] = like(buffer, parameter)
         else:
-            state[name] = Apart(place, parameter) if isinstance(parameter, DTensor) else place
+            state[name] = Apart(buffer, parameter) if isinstance(parameter, DTensor) else buffer
 
     def _moments(self, parameter: Tensor) -> list[tuple[str, Tensor | Apart]]:
         """Return the values in a parameter's state that have the shape of the parameter."""
         state = self._optimizer.state.get(parameter, {})
         return [(name, value) for name, value in state.items() if _is_moment(value, parameter)]
 
-    def _place(self, parameter: Tensor, name: str) -> Tensor:
+    def _buffer(self, parameter: Tensor, name: str) -> Tensor:
         key = (parameter, name)
-        if key not in self._places:
+        if key not in self._buffers:
             own = local(parameter)
-            device = self._home or own.device
-            self._places[key] = torch.empty(
+            device = self._storage_device or own.device
+            self._buffers[key] = torch.empty(
                 own.shape,
                 dtype=torch.bfloat16 if self._as_bf16 else own.dtype,
                 device=device,
                 pin_memory=on_gpu(own) and not is_gpu(device),
             )
-        return self._places[key]
+        return self._buffers[key]
 
 
 def _plain(value: Tensor | Apart) -> Tensor:
@@ -192,8 +196,8 @@ def rounded(values: Tensor, number: int) -> Tensor:
     Therefore ranks with the same values round in the same way, even after a resume.
     """
     bits = values.float().view(torch.int32)
-    places = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)
-    chances = _mixed(_mixed(bits + number) + places) & 0xFFFF
+    indices = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)
+    chances = _mixed(_mixed(bits + number) + indices) & 0xFFFF
     cut = ((bits + chances) & -0x10000).view(torch.float32)
     return torch.where(values.isfinite(), cut, values).to(torch.bfloat16)
 

@@ -205,8 +205,10 @@ def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
 def _offloaded(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> OffloadedState | None:
     if options.state_dtype == "fp32" and not options.offload:
         return None
-    home = torch.device("cpu") if options.offload else None
-    return OffloadedState(optimizer, as_bf16=options.state_dtype == "bf16", home=home)
+    storage_device = torch.device("cpu") if options.offload else None
+    return OffloadedState(
+        optimizer, as_bf16=options.state_dtype == "bf16", storage_device=storage_device
+    )
 
 
 Names = Mapping[Tensor, str]
@@ -220,9 +222,9 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
     own = [names[parameter] for parameter in _parameters(optimizer)]
     state = optimizer.state_dict()
     return {
-        "state": {own[place]: dict(values) for place, values in state["state"].items()},
+        "state": {own[index]: dict(values) for index, values in state["state"].items()},
         "param_groups": [
-            {**group, "params": [own[place] for place in group["params"]]}
+            {**group, "params": [own[index] for index in group["params"]]}
             for group in state["param_groups"]
         ],
     }
@@ -261,18 +263,18 @@ def load_named_state(
     parameters = _parameters(optimizer)
     group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
     keys = [
-        names[parameter] if names[parameter] in group_of else place
-        for place, parameter in enumerate(parameters)
+        names[parameter] if names[parameter] in group_of else index
+        for index, parameter in enumerate(parameters)
     ]
     state = {
-        place: {name: part(value, parameters[place]) for name, value in saved["state"][key].items()}
-        for place, key in enumerate(keys)
+        index: {name: part(value, parameters[index]) for name, value in saved["state"][key].items()}
+        for index, key in enumerate(keys)
         if key in saved["state"]
     }
-    places = iter(range(len(keys)))
+    indices = iter(range(len(keys)))
     groups = []
     for group in optimizer.param_groups:
-        own = [next(places) for _ in group["params"]]
+        own = [next(indices) for _ in group["params"]]
         options = group_of[keys[own[0]]] if own else group
         how = {name: group[name] for name in ("fused", "foreach") if name in group}
         groups.append({**options, **how, "params": own})

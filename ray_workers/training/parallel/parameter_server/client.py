@@ -265,8 +265,8 @@ class Servers:
         """Send a message to each server, starting with server `first`, and then receive the
         replies."""
         links = self._links[first:]
-        for place, link in enumerate(links):
-            link.send(headers[place], *(payloads[place] if payloads else ()))
+        for index, link in enumerate(links):
+            link.send(headers[index], *(payloads[index] if payloads else ()))
         return [link.receive() for link in links]
 
     def _part(self, tensor: Tensor, server: int) -> Tensor:

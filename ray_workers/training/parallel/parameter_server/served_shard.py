@@ -15,11 +15,11 @@ from torch import Tensor
 
 from dray import spec
 from dray.train.kv.connection import DTYPES, shapes_of, unpacked
-from ray_workers.training.parallel.parameter_server.dealer import (
-    Dealer,
-    Deals,
-    SharedDealer,
-    SynchronousDealer,
+from ray_workers.training.parallel.parameter_server.batch_dispatcher import (
+    BatchDispatcher,
+    Dispatches,
+    SharedBatchDispatcher,
+    SynchronousBatchDispatcher,
 )
 from ray_workers.training.parallel.parameter_server.layout import Sizes
 from ray_workers.training.parallel.parameter_server.shard import (
@@ -40,12 +40,12 @@ class ShardAnswer:
     header: Mapping[str, Any] | None
     """None if the worker has to wait until it is assigned a batch."""
     tensors: tuple[Tensor, ...] = ()
-    deals: tuple[tuple[int, int | None], ...] = ()
-    """Assigned batches, as in `dealer.Deals`."""
+    dispatches: tuple[tuple[int, int | None], ...] = ()
+    """Assigned batches, as in `batch_dispatcher.Dispatches`."""
 
 
 class ServedShard:
-    """A shard and the other state of its server: the workers and, on server 0, the dealer."""
+    """A shard and the other state of its server: the workers and, on server 0, the dispatcher."""
 
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, is_replica: bool
@@ -60,7 +60,7 @@ class ServedShard:
         self._optimizer = document.train.optimizer
         self._shard: ParameterShard | None = None
         self._sizes: list[int] = []
-        self._dealer: Dealer | None = None
+        self._dispatcher: BatchDispatcher | None = None
         self._workers: set[int] = set()
         """The connected workers."""
         self._notes: dict[str, Any] = {}
@@ -97,8 +97,10 @@ class ServedShard:
             case "push":
                 return self._push(worker, header, payload)
             case "take":
-                assert self._dealer is not None
-                return ShardAnswer(None, deals=tuple(self._dealer.take(worker, header["done"])))
+                assert self._dispatcher is not None
+                return ShardAnswer(
+                    None, dispatches=tuple(self._dispatcher.take(worker, header["done"]))
+                )
             case "pull":
                 return self._pull(worker, header["version"])
             case "state":
@@ -107,25 +109,29 @@ class ServedShard:
                 self._notes = dict(header["notes"])
                 return ShardAnswer({})
             case "stop":
-                return ShardAnswer({}, deals=tuple(self._dealer.stop() if self._dealer else ()))
+                return ShardAnswer(
+                    {}, dispatches=tuple(self._dispatcher.stop() if self._dispatcher else ())
+                )
             case "finish":
                 self.is_finished = True
-                return ShardAnswer({}, deals=tuple(self._dealer.finish() if self._dealer else ()))
+                return ShardAnswer(
+                    {}, dispatches=tuple(self._dispatcher.finish() if self._dispatcher else ())
+                )
             case op:
                 raise AssertionError(f"unknown message {op!r}")
 
     def _hello(self, worker: int, header: Mapping[str, Any]) -> ShardAnswer:
         """Add a worker that is new, replaces a lost worker, or reconnects after the server was
         lost."""
-        deals: Deals = []
+        dispatches: Dispatches = []
         if header["comes_back"] and worker in self._workers:
-            if self._dealer is not None:
-                self._dealer.forget(worker)
+            if self._dispatcher is not None:
+                self._dispatcher.forget(worker)
         else:
             if self._shard is not None:
                 self._shard.lost(worker)
-            if self._dealer is not None:
-                deals = self._dealer.join(worker)
+            if self._dispatcher is not None:
+                dispatches = self._dispatcher.join(worker)
         self._workers.add(worker)
         self._fingerprint = self._fingerprint or header["fingerprint"]
         about = {
@@ -134,13 +140,15 @@ class ServedShard:
             "notes": self._notes,
             "is_same": self._fingerprint == header["fingerprint"],
         }
-        return ShardAnswer(about, deals=tuple(deals))
+        return ShardAnswer(about, dispatches=tuple(dispatches))
 
     def _lost(self, worker: int) -> ShardAnswer:
         self._workers.discard(worker)
         if self._shard is not None:
             self._shard.lost(worker)
-        return ShardAnswer(None, deals=tuple(self._dealer.lost(worker) if self._dealer else ()))
+        return ShardAnswer(
+            None, dispatches=tuple(self._dispatcher.lost(worker) if self._dispatcher else ())
+        )
 
     def _begin(self, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
         """Load the initial weights. A chief that replaces a dead chief might send the weights
@@ -152,9 +160,9 @@ class ServedShard:
             )
             self._notes = dict(header["notes"])
             if self.index == 0:
-                self._dealer = self._dealer_of(header)
+                self._dispatcher = self._dispatcher_of(header)
                 for worker in sorted(self._workers):
-                    self._dealer.join(worker)
+                    self._dispatcher.join(worker)
         return ShardAnswer({})
 
     def _shard_of(self, sizes: list[int]) -> ParameterShard:
@@ -162,10 +170,12 @@ class ServedShard:
         num_shares = self._num_workers if self._sync.mode == "synchronous" else None
         return ParameterShard(Sizes(*sizes), self._optimizer, num_shares, self._sync.correction)
 
-    def _dealer_of(self, about: Mapping[str, Any]) -> Dealer:
+    def _dispatcher_of(self, about: Mapping[str, Any]) -> BatchDispatcher:
         if self._sync.mode == "synchronous":
-            return SynchronousDealer(self._num_workers, about["last"], about["next"] - 1)
-        return SharedDealer(about["last"], about["next"], about["again"], self._sync.max_staleness)
+            return SynchronousBatchDispatcher(self._num_workers, about["last"], about["next"] - 1)
+        return SharedBatchDispatcher(
+            about["last"], about["next"], about["again"], self._sync.max_staleness
+        )
 
     def _push(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
         assert self._shard is not None
@@ -202,7 +212,7 @@ class ServedShard:
             "is_finished": self.is_finished,
             "bytes": [self._pulled_bytes, self._pushed_bytes],
             "sizes": self._sizes,
-            "dealer": None if self._dealer is None else self._dealer.snapshot(),
+            "dealer": None if self._dispatcher is None else self._dispatcher.snapshot(),
             "shard": None,
         }
         if self._shard is None:
@@ -221,5 +231,5 @@ class ServedShard:
         self._shard = self._shard_of(about["sizes"])
         self._shard.restore(replace(snapshot, about=about["shard"]))
         if about["dealer"] is not None:
-            self._dealer = self._dealer_of({"next": 1, "again": (), **about["dealer"]})
-            self._dealer.restore(about["dealer"])
+            self._dispatcher = self._dispatcher_of({"next": 1, "again": (), **about["dealer"]})
+            self._dispatcher.restore(about["dealer"])

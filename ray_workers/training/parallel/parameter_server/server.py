@@ -20,7 +20,7 @@ from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.progress import FINISHED_KEY
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.parallel.parameter_server.dealer import CHIEF
+from ray_workers.training.parallel.parameter_server.batch_dispatcher import CHIEF
 from ray_workers.training.parallel.parameter_server.replication import (
     ReplicaHolder,
     ReplicationLog,
@@ -234,7 +234,7 @@ class ShardServer:
                 self._log.end()
         if answer.header is not None and outbox is not None:
             outbox.put(answer)
-        for other, batch in answer.deals:
+        for other, batch in answer.dispatches:
             # If a worker has not reconnected since a server was lost, it will send its request
             # again.
             if other in self._outboxes:
@@ -260,7 +260,7 @@ def serve(
     assert isinstance(sync, spec.ParameterServer)
     num_workers = document.resources.num_workers - sync.servers
     store = rendezvous.meet_without_group()
-    generation = rendezvous.place.generation
+    generation = rendezvous.assignment.generation
     server = ShardServer(index, num_workers, document, generation=generation)
     if generation > 0:
         try:

@@ -23,8 +23,8 @@ from ray_workers.training.data.prefetcher import Feed
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.optim.optimizer_step import clip_gradients, named_state
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
+from ray_workers.training.parallel.parameter_server.batch_dispatcher import CHIEF
 from ray_workers.training.parallel.parameter_server.client import Servers
-from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat
 from ray_workers.training.parallel.parameter_server.shard import DoneBatches
 from ray_workers.training.parallel.parameter_server.worker_loop import train_served
@@ -178,8 +178,8 @@ class ParameterServerWorker(Strategy):
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
         """Convert a state by parameter name, or by number as in older versions, to vectors."""
         own = [
-            state[name] if name in state else state[place]
-            for place, (name, _) in enumerate(self._layout.trained)
+            state[name] if name in state else state[index]
+            for index, (name, _) in enumerate(self._layout.trained)
         ]
         found = {}
         for key, first in own[0].items():

@@ -12,7 +12,7 @@ from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
 from ray_workers.training.core.progress import finish_if_marked, mark_finished
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
-from ray_workers.training.parallel.parameter_server.dealer import CHIEF
+from ray_workers.training.parallel.parameter_server.batch_dispatcher import CHIEF
 
 if TYPE_CHECKING:
     from ray_workers.training.loop.trainer import Trainer
@@ -34,7 +34,7 @@ def train_served(
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
             # Once the other workers have finished, servers can exit before this worker has.
-            if not finish_if_marked(store, trainer.page, rendezvous.place.generation):
+            if not finish_if_marked(store, trainer.page, rendezvous.assignment.generation):
                 raise
         else:
             trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
@@ -46,11 +46,11 @@ def _train(
     trainer: Trainer, strategy: ParameterServerWorker, rendezvous: RendezvousHandler, store: Store
 ) -> None:
     trainer.page.enter(RankPhase.JOINING, TimeCategory.STARTING)
-    strategy.connect(store, rendezvous.place.rank, timedelta(seconds=MEETING_LIMIT_S))
+    strategy.connect(store, rendezvous.assignment.rank, timedelta(seconds=MEETING_LIMIT_S))
     if strategy.servers.is_ready:
         figures = heartbeat.figures_of_earlier_processes(trainer.task.page_prefix)
         strategy.servers.notes["figures"] = figures
-    trainer.join_group(rendezvous.place)
+    trainer.join_group(rendezvous.assignment)
     trainer.restore()
     strategy.begin(trainer.progress.step, trainer.state.peer_state_dict([]))
     with trainer.steps_are_timed(strategy.servers.sent_bytes, strategy.num_workers):

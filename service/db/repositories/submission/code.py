@@ -24,7 +24,7 @@ MOST_AT_ONCE = 5000
 
 
 @dataclass(frozen=True)
-class PartPlace:
+class PartLocation:
     """The location of a part in the storage."""
 
     pack: str
@@ -44,17 +44,17 @@ def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | 
     return session.get(CodeRow, (owner, code_id), populate_existing=True)
 
 
-def places(session: Session, owner: str, parts: Collection[str]) -> dict[str, PartPlace]:
+def locations(session: Session, owner: str, parts: Collection[str]) -> dict[str, PartLocation]:
     """Return the locations of these parts, by hash. Parts that the owner has not uploaded are
     omitted."""
-    found: dict[str, PartPlace] = {}
+    found: dict[str, PartLocation] = {}
     for some in _batches(sorted(parts), MOST_AT_ONCE):
         rows = session.execute(
             select(
                 CodePartRow.sha256, CodePartRow.pack, CodePartRow.start, CodePartRow.size_bytes
             ).where(CodePartRow.owner == owner, CodePartRow.sha256.in_(some))
         )
-        found |= {row[0]: PartPlace(row[1], row[2], row[3]) for row in rows}
+        found |= {row[0]: PartLocation(row[1], row[2], row[3]) for row in rows}
     return found
 
 
@@ -84,18 +84,18 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
     )
 
 
-def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -> None:
+def insert_parts(session: Session, owner: str, parts: Mapping[str, PartLocation]) -> None:
     """Add those parts of a written pack that no other pack contains. Repeating this is harmless."""
     insert_ = _insert_of(session)
     rows: list[dict[str, Any]] = [
         {
             "owner": owner,
             "sha256": sha256,
-            "pack": place.pack,
-            "start": place.start,
-            "size_bytes": place.size_bytes,
+            "pack": location.pack,
+            "start": location.start,
+            "size_bytes": location.size_bytes,
         }
-        for sha256, place in sorted(parts.items())
+        for sha256, location in sorted(parts.items())
     ]
     for some in _batches(rows, MOST_AT_ONCE // 5):
         session.execute(insert_(CodePartRow).values(list(some)).on_conflict_do_nothing())

@@ -32,7 +32,7 @@ class Holding:
 
     slices: tuple[Slice, ...]
     """All slices, including the newest grant."""
-    grants: int = 0
+    resize_number: int = 0
     """Number of the newest grant."""
     granted: tuple[Slice, ...] | None = None
     """Slices of the newest grant; None after the group has reported which of them it uses."""
@@ -53,19 +53,19 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
     to the group, because otherwise two attempts could get the same slots. Raises NotItsOwn if the
     report can't be true.
     """
-    if known > holding.grants:
-        raise NotItsOwn(f"it reports grant {known}, but only {holding.grants} were made")
+    if known > holding.resize_number:
+        raise NotItsOwn(f"it reports grant {known}, but only {holding.resize_number} were made")
     free = _by_node(holding.slices)
     free.subtract(_by_node(kept))
     for node_id, number in free.items():
         if number < 0:
             raise NotItsOwn(f"it reports {-number} more slots of {node_id} than it was granted")
     granted = holding.granted
-    if granted is not None and known < holding.grants:
+    if granted is not None and known < holding.resize_number:
         coming = (Slice(p.node_id, min(p.num_workers, free[p.node_id])) for p in granted)
         slices = (*kept, *(part for part in coming if part.num_workers))
-        return Resized(Holding(slices, holding.grants, granted), None)
-    after = Holding(tuple(kept), holding.grants)
+        return Resized(Holding(slices, holding.resize_number, granted), None)
+    after = Holding(tuple(kept), holding.resize_number)
     if granted is None or count(kept) > count(holding.slices) - count(granted):
         return Resized(after, None)
     return Resized(after, LACKING_PAUSE if lacking else GROWING_PAUSE)

@@ -147,23 +147,23 @@ def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int
     size = len(active)
     matrix = [[0.0] * (size + 1) for _ in active]
     for terms, seconds in rows:
-        scaled = [terms[at] / seconds / scale[place] for place, at in enumerate(active)]
+        scaled = [terms[at] / seconds / scale[index] for index, at in enumerate(active)]
         for row, one in zip(matrix, scaled, strict=True):
-            for place, other in enumerate(scaled):
-                row[place] += one * other
+            for index, other in enumerate(scaled):
+                row[index] += one * other
             row[size] += one
-    for place, at in enumerate(active):
-        matrix[place][place] += PRIOR * (1e-3 if at == 1 else 1.0)
+    for index, at in enumerate(active):
+        matrix[index][index] += PRIOR * (1e-3 if at == 1 else 1.0)
     for pivot in range(size):  # the matrix is positive definite
         for below in range(pivot + 1, size):
             factor = matrix[below][pivot] / matrix[pivot][pivot]
-            for place in range(pivot, size + 1):
-                matrix[below][place] -= factor * matrix[pivot][place]
+            for index in range(pivot, size + 1):
+                matrix[below][index] -= factor * matrix[pivot][index]
     solved = [0.0] * NUM_TERMS
     for pivot in reversed(range(size)):
         rest = sum(
-            matrix[pivot][place] * solved[active[place]] * scale[place]
-            for place in range(pivot + 1, size)
+            matrix[pivot][index] * solved[active[index]] * scale[index]
+            for index in range(pivot + 1, size)
         )
         solved[active[pivot]] = (matrix[pivot][size] - rest) / matrix[pivot][pivot] / scale[pivot]
     return solved
@@ -300,11 +300,11 @@ def _by_gain(
     heap: list[tuple[float, int, int, int]] = []
     bounds = [each.held if each.has_shrunk else capacity for each in jobs]
 
-    def offer(place: int) -> None:
+    def offer(index: int) -> None:
         """Push the job's next size: the size with the largest gain per additional worker."""
-        name = jobs[place].job_id
+        name = jobs[index].job_id
         of_job, at = worth[name], given[name]
-        bound = min(at + left, bounds[place])
+        bound = min(at + left, bounds[index])
         gains = [
             ((value - of_job.get(at, 0.0)) / (size - at), -size)
             for size, value in of_job.items()
@@ -312,20 +312,20 @@ def _by_gain(
         ]
         gain, size = max(gains, default=(0.0, 0))
         if gain > 0:
-            heapq.heappush(heap, (-gain, place, at, -size))
+            heapq.heappush(heap, (-gain, index, at, -size))
 
     for _ in range(2):  # in the second pass, jobs that have shrunk can get the rest
-        for place in range(len(jobs)):
-            offer(place)
+        for index in range(len(jobs)):
+            offer(index)
         while heap and left > 0:
-            _, place, at, size = heapq.heappop(heap)
-            name = jobs[place].job_id
+            _, index, at, size = heapq.heappop(heap)
+            name = jobs[index].job_id
             if size - at > left:
-                offer(place)
+                offer(index)
                 continue
             given[name] = size
             left -= size - at
-            offer(place)
+            offer(index)
         if left <= 0 or not any(each.has_shrunk for each in jobs):
             break
         bounds = [capacity] * len(jobs)

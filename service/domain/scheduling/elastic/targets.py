@@ -13,7 +13,7 @@ from service.domain.scheduling.elastic.sizing import ElasticJob, Sized, sizes
 from service.domain.scheduling.placement.gangs import WorkerKind
 
 Standing = tuple[int, int, bool]
-"""(turn, negative priority, whether the user is ahead). Lower standings choose first."""
+"""(tier, negative priority, whether the user is ahead). Lower standings choose first."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class ElasticClaim:
 def targets(
     claims: Sequence[ElasticClaim],
     others: Mapping[tuple[Standing, WorkerKind], int],
-    room: Callable[[WorkerKind], int],
+    num_free: Callable[[WorkerKind], int],
     per_node: Callable[[WorkerKind], int],
 ) -> dict[str, int]:
     """Return the workers of each claim.
 
-    others: number of workers of waiting jobs of a fixed size. room: number of workers that fit in
-    addition to the workers that the claims hold. per_node: number of workers that fit on the
+    others: number of workers of waiting jobs of a fixed size. num_free: number of workers that fit
+    in addition to the workers that the claims hold. per_node: number of workers that fit on the
     largest node.
     """
     chosen: dict[str, int] = {}
@@ -49,7 +49,7 @@ def targets(
         by_standing.setdefault((claim.standing, claim.kind), []).append(claim)
     for standing, kind in sorted(by_standing, key=lambda key: key[0]):
         mine = by_standing[standing, kind]
-        left = float(room(kind))
+        left = float(num_free(kind))
         for (other, of), asked in others.items():
             if other <= standing:
                 left -= asked * _in_workers(of, kind)

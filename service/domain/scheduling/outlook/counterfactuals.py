@@ -19,8 +19,8 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import ranges
 from service.domain.scheduling.outlook.simulation import Expected, Simulation
 from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.slots import Request, amount_of, count, fits, workers
-from service.domain.scheduling.placement.unlike import place_unlike
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.limits import QUEUE_LIMIT, USER_LIMIT, why_never
 from service.domain.scheduling.rules.obstacles import Reason, jobs
@@ -229,7 +229,7 @@ class JobQuestions:
         """Yield each amount that could be reduced so that the job fits on these nodes."""
         request = self.job.request
         if not request.roles:  # it is unknown which roles fewer workers would have
-            most = min(self._room(request, there), request.least - 1)
+            most = min(self._capacity_of(request, there), request.least - 1)
             if request.min_workers is None:
                 yield most, lambda number: Change(num_workers=number)
             else:
@@ -244,16 +244,18 @@ class JobQuestions:
         0 if none."""
         request = self.job.request
 
-        def has_room(units: int) -> bool:
+        def has_capacity(units: int) -> bool:
             less = replace(request, bundle={**request.bundle, name: units * unit})
-            return self._room(less, there) >= request.least
+            return self._capacity_of(less, there) >= request.least
 
-        return bisect.bisect_left(range(1, below + 1), True, key=lambda units: not has_room(units))
+        return bisect.bisect_left(
+            range(1, below + 1), True, key=lambda units: not has_capacity(units)
+        )
 
-    def _room(self, request: Request, there: Resources) -> int:
+    def _capacity_of(self, request: Request, there: Resources) -> int:
         """Return how many workers fit where they are allowed to be together."""
         if request.roles:
-            return count(place_unlike(request, there, self._topology))
+            return count(place_heterogeneous(request, there, self._topology))
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
         return self._topology.together(sizes, request.required_level)
 

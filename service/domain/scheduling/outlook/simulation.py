@@ -22,7 +22,7 @@ from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.outlook import forecast
-from service.domain.scheduling.outlook.lanes import Lanes
+from service.domain.scheduling.outlook.job_classes import JobClasses
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
@@ -120,7 +120,7 @@ class Simulation:
         self._node_of = {node.id: node for node in self._nodes}
         self._total = slots.total_of(node.total for node in self._nodes)
         self._used_s = dict(snapshot.used_s)
-        self._lanes = Lanes(snapshot.queue, snapshot.queues, self._nodes)
+        self._classes = JobClasses(snapshot.queue, snapshot.queues, self._nodes)
         limited = {j.job_id: j.array.array_id for j in snapshot.queue if j.array is not None}
         self._array_of = {**limited, **situation.arrays}
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
@@ -146,8 +146,8 @@ class Simulation:
         """Apply a plan for the current time, and advance to the next time at which something can
         happen. Returns False if there is no such time."""
         while self._plans_left > 0:
-            heads = self._lanes.heads(self._free)
-            has_more = bool(self._lanes.left_out)
+            heads = self._classes.heads(self._free)
+            has_more = bool(self._classes.left_out)
             has_started = self._apply(self._plan(heads))
             if not (has_started and has_more) or self._knows_no_more:
                 break
@@ -208,10 +208,10 @@ class Simulation:
         has_started = False
         for decision in decisions:
             if isinstance(decision, policy.Start):
-                self._start(self._lanes.remove(decision.job_id), decision.slices)
+                self._start(self._classes.remove(decision.job_id), decision.slices)
                 has_started = True
             elif isinstance(decision, policy.Impossible):
-                self._lanes.remove(decision.job_id)
+                self._classes.remove(decision.job_id)
                 self._record(decision.job_id, Expected(None, decision.reason))
             elif isinstance(decision, policy.Preempt):
                 self._leave(self._active[decision.job_id])
@@ -296,7 +296,7 @@ class Simulation:
                 may_leave_s = min_run_s - active.job.held_s
                 moments.append(active.since + timedelta(seconds=may_leave_s))
         moments += [each.shrinks_at for each in self._active.values() if each.shrinks_at]
-        moments += self._lanes.not_before()
+        moments += self._classes.not_before()
         coming = min((moment for moment in moments if moment > self._now), default=None)
         if coming is None:
             return None
@@ -323,7 +323,7 @@ class Simulation:
         self._unfinished.subtract(arrays)
         over.update(array for array in arrays if not self._unfinished[array])
         if over:
-            self._lanes.resolve(over)
+            self._classes.resolve(over)
 
     def _leaves(self, active: _Active) -> bool:
         """Release the job's slots. Returns whether the job has ended."""
@@ -336,7 +336,7 @@ class Simulation:
         self._num_assumed += active.is_assumed
         if active.goes_on:
             limit_s = self._situation.runtime_left_s.get(job.job_id)
-            self._lanes.add(replace(_waiting_again(job), ends_within_s=limit_s))
+            self._classes.add(replace(_waiting_again(job), ends_within_s=limit_s))
         return not active.goes_on
 
     def _shrink(self, active: _Active) -> None:
@@ -380,7 +380,7 @@ class Simulation:
             passed_s = (self._now - self._began).total_seconds()
             message = f"the forecast ends {passed_s / 3600:.3g} hours from now"
             return Expected(None, Reason("beyond_forecast", message), not_before=self._now)
-        after = self._lanes.after(job_id)
+        after = self._classes.after(job_id)
         if after:
             return Expected(None, Reason("waiting_for_jobs", waits_for(after)))
         return Expected(None, self._last_reasons.get(job_id, NOTHING_ENDS))

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from service.domain.progress import TimeLeft
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook.lanes import Lanes
+from service.domain.scheduling.outlook.job_classes import JobClasses
 from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
-from service.domain.scheduling.rules.shares import Account, Standings, Turn
+from service.domain.scheduling.rules.shares import Account, Standings, Tier
 
 UNKNOWN_S = 3600.0
 """Assumed running time of a job, in seconds, if nothing is known about it or other jobs."""
@@ -55,9 +55,9 @@ class Situation:
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""
         snapshot = self.snapshot
-        lanes = Lanes(snapshot.queue, snapshot.queues, snapshot.nodes)
+        classes = JobClasses(snapshot.queue, snapshot.queues, snapshot.nodes)
         free = {node.id: node.available_to_us for node in snapshot.nodes if node.accepted}
-        heads = {job.job_id for job in lanes.heads(free, of_each_kind)}
+        heads = {job.job_id for job in classes.heads(free, of_each_kind)}
         queue = tuple(job for job in snapshot.queue if job.job_id in heads)
         holding = {holder.job_id for holder in snapshot.holders}
         there = heads | holding | {job.job_id for job in snapshot.running}
@@ -70,7 +70,7 @@ class Situation:
             time_left=_of(there, self.time_left),
             others_of_arrays=others + Counter(self.others_of_arrays),
             accounts=self._accounts(),
-            left_out=dict(lanes.left_out),
+            left_out=dict(classes.left_out),
         )
 
     def paced(self, share: float) -> Situation:
@@ -107,8 +107,8 @@ class Situation:
     @functools.cached_property
     def heads(self) -> list[WaitingJob]:
         """The jobs of the queue that can affect the next plan."""
-        lanes = Lanes(self.snapshot.queue, self.snapshot.queues, self.nodes)
-        return lanes.heads({node.id: node.available_to_us for node in self.nodes})
+        classes = JobClasses(self.snapshot.queue, self.snapshot.queues, self.nodes)
+        return classes.heads({node.id: node.available_to_us for node in self.nodes})
 
     def without(self, job_id: str) -> Situation:
         """Return the situation without this job in the queue."""
@@ -134,7 +134,7 @@ class Situation:
             if other.quota and other.name != queue and other.name in there:
                 message = f"jobs within the quota of the queue {other.name!r} come first"
                 found.append(Reason("other_quota", message))
-        if standings.turn(queue) is Turn.AHEAD:
+        if standings.tier(queue) is Tier.AHEAD:
             message = f"the queue {queue!r} has used more than its share: others come first"
             found.append(Reason("queue_is_ahead", message))
         if standings.user_is_ahead(queue, owner):

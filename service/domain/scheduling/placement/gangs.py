@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice, by_role
 from service.config.node_types import OPEN
-from service.domain.scheduling.placement.homes import Homes
+from service.domain.scheduling.placement.pinned_nodes import PinnedNodes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
+    GPUS_FITTING,
     NUM_GPUS,
-    ROOM_FOR,
     WHOLE_GPUS,
     Request,
     amounts,
+    gpus_fitting,
     is_part_of_gpu,
     needs,
-    room_for,
     share_of,
     spoken_bundle,
 )
@@ -46,16 +46,18 @@ class WorkerKind:
         self,
         bundle: Mapping[str, float],
         required: Requirement | None,
-        homes: Homes,
-        unlike: Request | None,
+        homes: PinnedNodes,
+        heterogeneous: Request | None,
     ) -> None:
-        """`unlike` is the request of a gang whose roles have their own resources; None for other
-        gangs."""
+        """`heterogeneous` is the request of a gang whose roles have their own resources; None for
+        other gangs."""
         self.bundle = bundle
-        self.unlike = unlike
+        self.heterogeneous = heterogeneous
         self.required = required
         self.homes = homes
-        self.counted = tuple(amounts(bundle if unlike is None else unlike.mean_bundle, 1).items())
+        self.counted = tuple(
+            amounts(bundle if heterogeneous is None else heterogeneous.mean_bundle, 1).items()
+        )
         """A worker's resources, as counted by the rules of queues."""
         self.vector: tuple[float, ...] = ()
         """The worker's amount of each resource that any job requests."""
@@ -68,16 +70,16 @@ class WorkerKind:
     @property
     def is_whole(self) -> bool:
         """Whether the workers of the gang can only be placed all at once."""
-        return bool(self.homes) or self.unlike is not None
+        return bool(self.homes) or self.heterogeneous is not None
 
     def vectors(self, slices: Sequence[Slice]) -> list[tuple[Slice, tuple[float, ...]]]:
         """Return the slices, each with the vector of its workers. With roles, `slices` must be all
         slices of the gang."""
-        if self.unlike is None:  # this case is frequent
+        if self.heterogeneous is None:  # this case is frequent
             return [(part, self.vector) for part in slices]
         return [
             (part, self.vector if role is None else self.role_vectors[role.first_rank])
-            for part, role in by_role(slices, self.unlike.roles)
+            for part, role in by_role(slices, self.heterogeneous.roles)
         ]
 
     def by_node(self, slices: Sequence[Slice]) -> Counter[str]:
@@ -146,12 +148,12 @@ class Gangs:
     def _equal_to(self, request: Request) -> Gang:
         level = request.required_level
         size = request.num_workers, request.min_workers
-        unlike = (request.num_workers, request.role_kinds) if request.roles else None
-        key = (*size, level, request.homes, unlike, *request.bundle.items())
+        heterogeneous = (request.num_workers, request.role_kinds) if request.roles else None
+        key = (*size, level, request.homes, heterogeneous, *request.bundle.items())
         gang = self._gangs.get(key)
         if gang is None:
             required = None if level is None else Requirement(level, request.least)
-            named = request.kind, required, request.homes, unlike
+            named = request.kind, required, request.homes, heterogeneous
             kind = self._kinds.get(named)
             if kind is None:
                 whole = request if request.roles else None
@@ -177,13 +179,15 @@ class Gangs:
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
         names |= dict.fromkeys(label for home in homes for label in home)
-        unlike = (kind.unlike for kind in self._kinds.values() if kind.unlike is not None)
-        names |= dict.fromkeys(name for request in unlike for name in request.mean_bundle)
+        heterogeneous = (
+            kind.heterogeneous for kind in self._kinds.values() if kind.heterogeneous is not None
+        )
+        names |= dict.fromkeys(name for request in heterogeneous for name in request.mean_bundle)
         shares_gpus = shares_gpus or any(is_part_of_gpu(k.bundle) for k in self._kinds.values())
         if "GPU" in names and shares_gpus:
             asked = {k.bundle["GPU"] for k in self._kinds.values() if is_part_of_gpu(k.bundle)}
             self.parts = tuple(sorted(asked))
-            names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS, *map(room_for, self.parts)))
+            names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS, *map(gpus_fitting, self.parts)))
         if has_closed:
             names[OPEN] = None
         self.names = tuple(names)
@@ -201,17 +205,17 @@ class Gangs:
         another fraction if their sum is at most 1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
-        rooms = {
-            room_for(each): gpus * (not is_part or part + each > 1.0 + EPSILON)
+        capacities = {
+            gpus_fitting(each): gpus * (not is_part or part + each > 1.0 + EPSILON)
             for each in self.parts
         }
-        taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus, **rooms}
+        taken = {**kind.bundle, NUM_GPUS: 0.0 if is_part else gpus, WHOLE_GPUS: gpus, **capacities}
         kind.vector = tuple([taken.get(name, 0.0) for name in self.names])
         needed = taken
         if is_part:
-            none_of = dict.fromkeys((WHOLE_GPUS, *rooms), 0.0)
-            needed = {**taken, NUM_GPUS: 1.0, **none_of, room_for(part): 1.0}
-        roles = () if kind.unlike is None else kind.unlike.roles
+            none_of = dict.fromkeys((WHOLE_GPUS, *capacities), 0.0)
+            needed = {**taken, NUM_GPUS: 1.0, **none_of, gpus_fitting(part): 1.0}
+        roles = () if kind.heterogeneous is None else kind.heterogeneous.roles
         kind.role_vectors = {
             role.first_rank: tuple([role.bundle.get(name, 0.0) for name in self.names])
             for role in roles
@@ -229,7 +233,7 @@ def _amount(resources: Mapping[str, float], name: str) -> float:
     amount = resources.get(name)
     if amount is None and name == OPEN:
         return math.inf
-    if amount is None and (name in (NUM_GPUS, WHOLE_GPUS) or name.startswith(ROOM_FOR)):
+    if amount is None and (name in (NUM_GPUS, WHOLE_GPUS) or name.startswith(GPUS_FITTING)):
         gpus = resources.get("GPU", 0.0)
         if name == WHOLE_GPUS:
             return gpus

@@ -21,10 +21,10 @@ from service.domain.scheduling.placement.topology import Domain, Place, Topology
 class _Area:
     """The free room in one domain."""
 
-    __slots__ = ("nodes", "num_nodes", "room")
+    __slots__ = ("capacity", "nodes", "num_nodes")
 
     def __init__(self) -> None:
-        self.room = 0
+        self.capacity = 0
         """Number of workers that fit in the domain."""
         self.num_nodes = 0
         """Number of nodes that have room."""
@@ -68,21 +68,21 @@ class Placement:
             self._size_of[node_id] = size
             bisect.insort(own.setdefault(size, []), node_id)
 
-    def _add(self, domain: Domain, room: int, num_nodes: int) -> None:
+    def _add(self, domain: Domain, capacity: int, num_nodes: int) -> None:
         for each in domain.around:
             area = self._areas[each]
-            area.room += room
+            area.capacity += capacity
             area.num_nodes += num_nodes
 
-    def room(self, place: Place) -> int:
+    def capacity(self, place: Place) -> int:
         if isinstance(place, str):
             return self._size_of.get(place, 0)
-        return self._areas.get(place, _NOTHING).room
+        return self._areas.get(place, _NOTHING).capacity
 
-    def rooms(self, level: str) -> dict[Place, int]:
+    def capacities(self, level: str) -> dict[Place, int]:
         """Return the room in each domain of a level."""
         domains = self._topology.of_level(level)
-        found: dict[Place, int] = {domain: self.room(domain) for domain in domains.all}
+        found: dict[Place, int] = {domain: self.capacity(domain) for domain in domains.all}
         for domain in domains.wider:
             area = self._areas.get(domain, _NOTHING)
             found |= {name: size for size, nodes in area.nodes.items() for name in nodes}
@@ -99,13 +99,13 @@ class Placement:
         """
         pack = _Pack(self)
         for place in self._around(near):
-            pack.fill(place, min(self.room(place), num_workers - pack.num_workers))
+            pack.fill(place, min(self.capacity(place), num_workers - pack.num_workers))
         pack.fill(within or self._topology.cluster, num_workers - pack.num_workers)
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
         """Return the nodes, starting with the most room, followed by the domains around them."""
-        nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.room(name))
+        nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.capacity(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]
 
@@ -132,18 +132,18 @@ class Placement:
         return min([domain for domain in inner if domain.level == level], key=self._fullness)
 
     def largest(self, within: Domain) -> Place:
-        """Return the part of a domain with the most room: a subdomain, or a node directly in the
-        domain."""
+        """Return the part of a domain with the most capacity: a subdomain, or a node directly in
+        the domain."""
         own = self._areas[within].nodes
         size = max(own, default=0)
-        children = [domain for domain in within.children if self.room(domain)]
-        most = max([self.room(domain) for domain in children], default=0)
+        children = [domain for domain in within.children if self.capacity(domain)]
+        most = max([self.capacity(domain) for domain in children], default=0)
         if size >= most:
             return own[size][0]
-        return min([d for d in children if self.room(d) == most], key=self._fullness)
+        return min([d for d in children if self.capacity(d) == most], key=self._fullness)
 
     def _wide_enough(self, within: Domain, num_workers: int) -> Iterator[Domain]:
-        if self.room(within) >= num_workers:
+        if self.capacity(within) >= num_workers:
             yield within
             for child in within.children:
                 yield from self._wide_enough(child, num_workers)
@@ -153,8 +153,8 @@ class Placement:
         for the domains around them, and finally by name."""
         around = list(domain.around)
         areas = [self._areas[each] for each in around]
-        rooms = [(area.room, area.num_nodes) for area in areas]
-        return (rooms, [(each.level, each.name) for each in around])
+        capacities = [(area.capacity, area.num_nodes) for area in areas]
+        return (capacities, [(each.level, each.name) for each in around])
 
 
 class _Pack:
@@ -178,7 +178,7 @@ class _Pack:
                 place = inner
                 continue
             part = self._placement.largest(place)
-            there = self._placement.room(part)
+            there = self._placement.capacity(part)
             self.fill(part, there)
             num_workers -= there
 
@@ -188,7 +188,7 @@ class _Pack:
         return tuple(self._slices)
 
     def _choose(self, node_id: str, num_workers: int) -> None:
-        self._before[node_id] = self._placement.room(node_id)
+        self._before[node_id] = self._placement.capacity(node_id)
         self._slices.append(Slice(node_id, num_workers))
         self._placement.change(node_id, 0)
         self.num_workers += num_workers

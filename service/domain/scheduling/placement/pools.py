@@ -44,8 +44,8 @@ class Reserved:
         For a single kind, never more is set aside than the node has."""
         if kind in self._whole:
             return
-        if kind.unlike is not None:
-            self._set_aside_unlike(kind, kind.unlike)
+        if kind.heterogeneous is not None:
+            self._set_aside_heterogeneous(kind, kind.heterogeneous)
             return
         before = self._workers.get(kind, 0)
         self._workers[kind] = before + num_workers
@@ -57,7 +57,7 @@ class Reserved:
                 self.on[at] = plus(self.on[at], kind.vector, number)
                 self.version += 1
 
-    def _set_aside_unlike(self, kind: WorkerKind, request: Request) -> None:
+    def _set_aside_heterogeneous(self, kind: WorkerKind, request: Request) -> None:
         """Set aside slots for a gang with heterogeneous slots, like `set_aside`."""
         sorts = [(kind.vector, request.num_alike)]
         sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
@@ -85,9 +85,9 @@ class Pool:
         self._when = when
         self._free = stock.by_when[when]
         self._reserved = reserved or Reserved(stock)
-        self._rooms: dict[WorkerKind, _Room] = {}
+        self._capacities: dict[WorkerKind, _Capacity] = {}
 
-    def room(self, kind: WorkerKind) -> int:
+    def capacity(self, kind: WorkerKind) -> int:
         """Return how many such workers fit in the best place that can hold a gang of them."""
         return self._exact(kind).most()
 
@@ -101,51 +101,55 @@ class Pool:
         as_open = ((self._stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
-    def rooms(self, kind: WorkerKind) -> dict[Place, int]:
+    def capacities(self, kind: WorkerKind) -> dict[Place, int]:
         """Return how many such workers fit in each part of the cluster that can hold a gang of
         them."""
-        return self._exact(kind).rooms()
+        return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
         """Whether `num_workers` fit. This is fast if they do not: unless resources were added
         since, an earlier count can only be too high."""
-        room = self._rooms.get(kind)
-        is_bound = room is not None and room.num_grown == self._free.num_grown
-        if room is not None and is_bound and room.bound < num_workers:
+        capacity = self._capacities.get(kind)
+        is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
+        if capacity is not None and is_bound and capacity.bound < num_workers:
             return False
-        room = self._exact(kind)
-        return room.bound >= num_workers and room.most() >= num_workers
+        capacity = self._exact(kind)
+        return capacity.bound >= num_workers and capacity.most() >= num_workers
 
     def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
         """Return slices for up to `most` workers close to each other (`placement`); None if fewer
         than `least` fit."""
         if not self.has(kind, least):
             return None
-        room = self._exact(kind)
-        return room.place_whole() if kind.is_whole else room.placement.pack(min(room.most(), most))
+        capacity = self._exact(kind)
+        return (
+            capacity.place_whole()
+            if kind.is_whole
+            else capacity.placement.pack(min(capacity.most(), most))
+        )
 
     def pack_near(
         self, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
     ) -> tuple[Slice, ...] | None:
         """Return slices like `pack_most`, but close to the slots that the group already holds."""
-        if not self.has(kind, least) or (found := self.room_near(kind, held)) < least:
+        if not self.has(kind, least) or (found := self.capacity_near(kind, held)) < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
         too_many = self._too_many(kind, held)
         for node_id, number in too_many.items():
-            placement.change(node_id, placement.room(node_id) - number)
+            placement.change(node_id, placement.capacity(node_id) - number)
         slices = placement.pack(min(found, most), near)
         for node_id, number in too_many.items():
-            placement.change(node_id, placement.room(node_id) + number)
+            placement.change(node_id, placement.capacity(node_id) + number)
         return slices
 
-    def room_near(self, kind: WorkerKind, held: Sequence[Slice]) -> int:
+    def capacity_near(self, kind: WorkerKind, held: Sequence[Slice]) -> int:
         """Return how many more workers can join a group that holds these slots."""
-        room, near = self._exact(kind), self._that_are_there(held)
+        capacity, near = self._exact(kind), self._that_are_there(held)
         too_many = sum(self._too_many(kind, held).values())
         if kind.required is None or not held:
-            return room.most() - too_many
-        return room.rooms().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
+            return capacity.most() - too_many
+        return capacity.capacities().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
 
     def _too_many(self, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
         """Return, for each node, how many of the counted workers would share a GPU with another
@@ -154,10 +158,11 @@ class Pool:
         if not most:
             return {}
         placement = self._exact(kind).placement
-        return {name: max(0, placement.room(name) - number) for name, number in most.items()}
+        return {name: max(0, placement.capacity(name) - number) for name, number in most.items()}
 
     def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
-        """Return slices for `num_workers` in a place that has enough room according to `rooms`."""
+        """Return slices for `num_workers` in a place that has enough room according to
+        `capacities`."""
         return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
 
     def at(self, node_id: str) -> tuple[Amounts, Amounts] | None:
@@ -166,7 +171,7 @@ class Pool:
         group = self._free.group_of.get(node_id)
         return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
-    def given_back(
+    def released(
         self,
         free: Sequence[float],
         vector: Sequence[float],
@@ -175,8 +180,8 @@ class Pool:
         sign: int,
         had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return the same as `Stock.given_back`, keeping the order of the fractions."""
-        return self._stock.given_back(free, vector, part, parts, sign, had, is_again=True)
+        """Return the same as `Stock.released`, keeping the order of the fractions."""
+        return self._stock.released(free, vector, part, parts, sign, had, is_again=True)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
         """Return the fractions of GPUs that jobs will have on a node."""
@@ -189,15 +194,17 @@ class Pool:
     def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:
         return [part.node_id for part in slices if part.node_id in self._stock.kind_of]
 
-    def _exact(self, kind: WorkerKind) -> _Room:
-        room = self._rooms.get(kind)
-        if room is None:
-            room = self._rooms[kind] = _Room(kind, self._stock, self._free, self._reserved)
-        room.catch_up()
-        return room
+    def _exact(self, kind: WorkerKind) -> _Capacity:
+        capacity = self._capacities.get(kind)
+        if capacity is None:
+            capacity = self._capacities[kind] = _Capacity(
+                kind, self._stock, self._free, self._reserved
+            )
+        capacity.catch_up()
+        return capacity
 
 
-class _Room:
+class _Capacity:
     """The room for workers of one kind, updated incrementally."""
 
     def __init__(self, kind: WorkerKind, stock: Stock, free: Free, reserved: Reserved) -> None:
@@ -210,9 +217,9 @@ class _Room:
         """Number of moves that have been counted."""
         self.num_grown = 0
         self._size_of: dict[NodeGroup, int] = {}
-        """The room on each node of a group."""
+        """The capacity of each node of a group."""
         self.total = 0
-        """The room on all nodes."""
+        """The capacity of all nodes."""
         self.bound = 0
         """Upper bound of `most()`, unless resources were added since it was set."""
         self._is_exact = False
@@ -254,17 +261,17 @@ class _Room:
     def most(self) -> int:
         """Return how many workers fit in the best place that can hold a gang of them."""
         if not self._is_exact:
-            self.bound, self._is_exact = max(self.rooms().values(), default=0), True
+            self.bound, self._is_exact = max(self.capacities().values(), default=0), True
         return self.bound
 
-    def rooms(self) -> dict[Place, int]:
-        """Return the room in each part of the cluster that can hold a gang."""
+    def capacities(self) -> dict[Place, int]:
+        """Return the capacity of each part of the cluster that can hold a gang."""
         required, topology = self._kind.required, self._stock.topology
         if self._kind.is_whole:
             return {topology.cluster: count(self.place_whole())}
         if required is None:
             return {topology.cluster: self.total}
-        return self.placement.rooms(required.level) if topology.has(required.level) else {}
+        return self.placement.capacities(required.level) if topology.has(required.level) else {}
 
     def place_whole(self) -> tuple[Slice, ...]:
         """Return the same as `Stock.place_whole`, for resources that are free and not set aside."""

@@ -21,8 +21,8 @@ from service.domain.scheduling.placement.slots import (
     WHOLE_GPUS,
     Holder,
     count,
+    gpus_fitting,
     is_part_of_gpu,
-    room_for,
 )
 
 UNIT = 10_000
@@ -133,11 +133,13 @@ class SharedGpus:
         self.gpu_at = names.index("GPU")
         self._number_at = names.index(NUM_GPUS)
         self._whole_at = names.index(WHOLE_GPUS)
-        self._rooms = [(names.index(room_for(part)), part) for part in parts]
-        self.places = frozenset({self._whole_at, *(at for at, _ in self._rooms)})
+        self._capacities = [(names.index(gpus_fitting(part)), part) for part in parts]
+        self.indices = frozenset({self._whole_at, *(at for at, _ in self._capacities)})
         """Indices of the amounts that depend on the fractions."""
 
-    def room_to_grow(self, amounts: Sequence[float], parts: Parts, part: float, had: int) -> int:
+    def capacity_to_grow(
+        self, amounts: Sequence[float], parts: Parts, part: float, had: int
+    ) -> int:
         """Return how many more workers with fraction `part` a job can add on the node if it already
         has `had` workers there."""
         number = math.floor(amounts[self._number_at] + EPSILON)
@@ -151,11 +153,11 @@ class SharedGpus:
         number = math.floor(amounts[self._number_at] + EPSILON)
         left, found = packed(parts, number), list(amounts)
         if left is None:  # Ray placed the fractions, but the search found no way to do so
-            for at in self.places:
+            for at in self.indices:
                 found[at] = 0.0
             return tuple(found)
         found[self._whole_at] = float(number - len(left))
-        for at, part in self._rooms:
+        for at, part in self._capacities:
             found[at] = float(number - sum(each < part - EPSILON for each in left))
         return tuple(found)
 
@@ -164,6 +166,6 @@ class SharedGpus:
         promised."""
         was, becomes = self.exact(amounts, before), self.exact(amounts, after)
         found = list(amounts)
-        for at in self.places:
+        for at in self.indices:
             found[at] += becomes[at] - was[at]
         return tuple(found)

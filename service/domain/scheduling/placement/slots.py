@@ -22,7 +22,7 @@ from service.config.node_types import (
     resources_of_node,
     without_labels,
 )
-from service.domain.scheduling.placement.homes import Homes
+from service.domain.scheduling.placement.pinned_nodes import PinnedNodes
 
 ACCELERATOR = "accelerator_type:"
 EPSILON = 1e-6
@@ -38,7 +38,7 @@ WHOLE_GPUS = "whole GPUs"
 """A free resource of a node: the number of its GPUs of which no job has any fraction. Like
 `NUM_GPUS`, it exists only while GPUs are shared."""
 
-ROOM_FOR = "GPUs with room for "
+GPUS_FITTING = "GPUs with room for "
 """Prefix of the names of resources that count GPUs with room for a fraction of a given size."""
 UNITS = ("bytes", "KiB", "MiB", "GiB")
 """Units of memory, each 1024 times as large as the previous one."""
@@ -60,7 +60,7 @@ class Request:
     required_level: str | None = None
     """Level of the topology: a single domain of this level must hold the gang. None if there is no
     such requirement."""
-    homes: Homes = ()
+    homes: PinnedNodes = ()
     """The pinned nodes of each worker except the first; empty if workers are not pinned."""
     roles: tuple[RoleSlots, ...] = ()
     """Roles with their own resources."""
@@ -225,10 +225,10 @@ def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
     """Return how many workers of one job fit into the free resources, for jobs without silos.
     Workers of the same job do not share a GPU."""
-    return fits_at_home(bundle, free) if is_open(free) else 0
+    return fits_pinned(bundle, free) if is_open(free) else 0
 
 
-def fits_at_home(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
+def fits_pinned(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
     """Return the same as `fits`, but for workers of silos."""
     counts = [
         math.floor((free.get(name, 0.0) + EPSILON) / amount)
@@ -245,8 +245,8 @@ def is_part_of_gpu(bundle: Mapping[str, float]) -> bool:
     return 0 < bundle.get("GPU", 0.0) < 1
 
 
-def room_for(part: float) -> str:
-    return f"{ROOM_FOR}{part:g}"
+def gpus_fitting(part: float) -> str:
+    return f"{GPUS_FITTING}{part:g}"
 
 
 def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
@@ -254,7 +254,7 @@ def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
     left = free.get("GPU", 0.0)
     if gpus < 1:
         number = free.get(NUM_GPUS, math.ceil(left - EPSILON))
-        return math.floor(free.get(room_for(gpus), number))
+        return math.floor(free.get(gpus_fitting(gpus), number))
     return math.floor((free.get(WHOLE_GPUS, left) + EPSILON) / gpus)
 
 

@@ -14,7 +14,8 @@ from enum import IntEnum
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import OPEN
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
-from service.domain.scheduling.placement.homes import at_home
+from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
+from service.domain.scheduling.placement.pinned_nodes import place_pinned
 from service.domain.scheduling.placement.shared_gpus import (
     Parts,
     SharedGpus,
@@ -31,7 +32,6 @@ from service.domain.scheduling.placement.slots import (
     is_part_of_gpu,
 )
 from service.domain.scheduling.placement.topology import Domain, Place, Topology
-from service.domain.scheduling.placement.unlike import place_unlike
 
 Amounts = tuple[float, ...]
 """The amount of each resource, in the order of `Gangs.names`."""
@@ -130,7 +130,7 @@ class Stock:
         self.totals: list[Amounts] = []
         """Resources of an empty node, by kind."""
         self.counts: list[int] = []
-        self._place_of_name = {name: at for at, name in enumerate(gangs.names)}
+        self._index_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
         self._largest: dict[WorkerKind, int] = {}
         self._whole: dict[WorkerKind, int] = {}
@@ -154,7 +154,7 @@ class Stock:
             found = self._parts[when, node_id] = parts_on(node_id, self._holders)
         return found
 
-    def given_back(
+    def released(
         self,
         amounts: Sequence[float],
         vector: Sequence[float],
@@ -179,7 +179,7 @@ class Stock:
             after = with_more(parts, size, had, part.num_workers)
             after = sorted(after, reverse=True) if is_again else after
         plain = tuple(
-            before if at in self._shared.places else each
+            before if at in self._shared.indices else each
             for at, (before, each) in enumerate(zip(amounts, found, strict=True))
         )
         return self._shared.changed(plain, parts, after), after
@@ -213,15 +213,15 @@ class Stock:
             return set()
         around = self.topology.of_level(required.level).around
         alone = {spot: kind.fits(spot[0]) for spot in spots}
-        rooms: Counter[Domain | None] = Counter()
+        capacities: Counter[Domain | None] = Counter()
         for spot, number in spots.items():
-            rooms[around[spot[1]]] += alone[spot] * number
-        del rooms[None]  # nodes that are in no domain of the level
-        self._whole[kind] = max([*rooms.values(), *alone.values()], default=0)
+            capacities[around[spot[1]]] += alone[spot] * number
+        del capacities[None]  # nodes that are in no domain of the level
+        self._whole[kind] = max([*capacities.values(), *alone.values()], default=0)
         return {
             spot
             for spot in spots
-            if alone[spot] >= required.least or rooms[around[spot[1]]] >= required.least
+            if alone[spot] >= required.least or capacities[around[spot[1]]] >= required.least
         }
 
     def place_of(self, node_id: str, required: Requirement | None) -> Place:
@@ -259,25 +259,25 @@ class Stock:
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
         """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
         has no room. `amounts` are the free resources by node."""
-        if kind.unlike is None:
-            rooms = {node_id: kind.fits(has) for node_id, has in amounts.items()}
-            found = at_home(kind.homes, rooms, self._has_labels, self._is_open)
+        if kind.heterogeneous is None:
+            capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
+            found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
             return () if isinstance(found, int) else found
-        names = self._place_of_name
+        names = self._index_of_name
         free = {node_id: dict(zip(names, has, strict=True)) for node_id, has in amounts.items()}
-        return place_unlike(kind.unlike, free, self.topology)
+        return place_heterogeneous(kind.heterogeneous, free, self.topology)
 
     def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:
         total = self.totals[self.kind_of[node_id]]
-        return all(total[self._place_of_name[label]] > 0 for label in labels)
+        return all(total[self._index_of_name[label]] > 0 for label in labels)
 
     def _is_open(self, node_id: str) -> bool:
-        at = self._place_of_name.get(OPEN)
+        at = self._index_of_name.get(OPEN)
         return at is None or self.totals[self.kind_of[node_id]][at] > 0
 
     def as_open(self, amounts: Amounts) -> Amounts | None:
         """Return the resources of a closed node as if it were open; None if it is open."""
-        at = self._place_of_name.get(OPEN)
+        at = self._index_of_name.get(OPEN)
         if at is None or amounts[at] > 0:
             return None
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
@@ -308,7 +308,7 @@ class Stock:
         differently."""
         free = self.by_when[when]
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
-        less, after = self.given_back(before, vector, part, parts, -1, had)
+        less, after = self.released(before, vector, part, parts, -1, had)
         self._parts[when, part.node_id] = after
         free.set(part.node_id, tuple(map(min, before, less)))
 
@@ -321,7 +321,7 @@ class Stock:
             if group is not None:
                 parts = self.parts(When.SOON, part.node_id)
                 there = had[part.node_id]
-                amounts, after = self.given_back(group.amounts, vector, part, parts, 1, there)
+                amounts, after = self.released(group.amounts, vector, part, parts, 1, there)
                 had[part.node_id] -= part.num_workers * (vector is kind.vector)
                 self._parts[When.SOON, part.node_id] = after
                 self._soon.set(part.node_id, amounts)
@@ -342,7 +342,7 @@ class Stock:
             group = self.by_when[when].group_of.get(node_id)
             if group is not None:
                 parts, size = self.parts(when, node_id), kind.bundle["GPU"]
-                found[node_id] = self._shared.room_to_grow(group.amounts, parts, size, had)
+                found[node_id] = self._shared.capacity_to_grow(group.amounts, parts, size, had)
         return found
 
     def _cap(self, node_id: str, most: Free) -> None:

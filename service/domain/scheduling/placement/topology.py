@@ -54,9 +54,9 @@ def name_of(place: Place) -> str:
     return place if isinstance(place, str) else place.name
 
 
-def largest(rooms: Mapping[Place, int]) -> Place:
+def largest(capacities: Mapping[Place, int]) -> Place:
     """Return the place with the most room; if several are equal, the first by name."""
-    return min(rooms, key=lambda place: (-rooms[place], name_of(place)))
+    return min(capacities, key=lambda place: (-capacities[place], name_of(place)))
 
 
 class Domains:
@@ -100,7 +100,7 @@ class Topology:
         """Return the node's domain of a level, which can be the node itself."""
         return self.of_level(level).around[self.domain_of[node_id]] or node_id
 
-    def rooms(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:
+    def capacities(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:
         """Return the number of workers in each domain of a level. `sizes` is the number of workers
         by node."""
         found: dict[Place, int] = {}
@@ -118,7 +118,7 @@ class Topology:
         """Return how many workers fit in one domain of a level, or in total if `level` is None."""
         if level is None:
             return sum(sizes.values())
-        return max(self.rooms(sizes, level).values(), default=0) if self.has(level) else 0
+        return max(self.capacities(sizes, level).values(), default=0) if self.has(level) else 0
 
     def _domains(self) -> list[Domain]:
         return [self.cluster, *self._found.values()]

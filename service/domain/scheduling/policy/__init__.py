@@ -4,9 +4,9 @@ from service.domain.scheduling.placement.slots import Holder as Holder
 from service.domain.scheduling.placement.slots import Node as Node
 from service.domain.scheduling.placement.slots import Request as Request
 from service.domain.scheduling.policy.feasibility import can_ever_fit as can_ever_fit
-from service.domain.scheduling.policy.feasibility import homeless_worker as homeless_worker
 from service.domain.scheduling.policy.feasibility import lacking_resource as lacking_resource
 from service.domain.scheduling.policy.feasibility import lacking_role as lacking_role
+from service.domain.scheduling.policy.feasibility import unplaceable_worker as unplaceable_worker
 from service.domain.scheduling.policy.feasibility import why_no_level as why_no_level
 from service.domain.scheduling.policy.planner import plan as plan
 from service.domain.scheduling.policy.records import Decision as Decision

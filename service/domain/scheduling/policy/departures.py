@@ -84,7 +84,7 @@ class Departures:
         others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
         able = Able(self._snapshot, self._gangs, now)
         for job, gang, rank in waiting:
-            if not able.takes_room(job, gang):
+            if not able.claims_capacity(job, gang):
                 continue
             standing = _standing(rank)
             # The rules for sizes do not take the domains of a topology into account.
@@ -118,7 +118,7 @@ class Departures:
                     has_shrunk=choice.in_place and running.shrunk_s < min_run_s,
                 )
             )
-        self.targets |= targets(claims, others, self._soon.room, self._stock.largest)
+        self.targets |= targets(claims, others, self._soon.capacity, self._stock.largest)
         for running in sized:
             self._resize(running, self.targets[running.job_id])
 
@@ -162,7 +162,7 @@ class Departures:
         per_node = max(1, self._stock.largest(self._gangs.of(job.request).kind))
         return sizing.sizes([alone], choice.most, per_node)[name] <= num_workers
 
-    def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
+    def ask_to_leave(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Ask running jobs to leave slots for this job. If that would not free enough slots, ask no
         job and return False. Jobs with chosen sizes are not asked on behalf of each other: their
         sizes already account for that."""
@@ -178,7 +178,7 @@ class Departures:
         candidates = self._candidates.of(rank, kept)
         found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
         if not found.asks:
-            self._unevictable[key] = rank, found.room
+            self._unevictable[key] = rank, found.capacity
             return False
         self._unevictable.clear()
         of_jobs: dict[str, list[eviction.Ask]] = {}
@@ -230,4 +230,4 @@ class Departures:
 
 
 def _standing(rank: order.Rank) -> Standing:
-    return int(rank.turn), rank.falling_priority, rank.user_is_ahead
+    return int(rank.tier), rank.falling_priority, rank.user_is_ahead

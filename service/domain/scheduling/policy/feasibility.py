@@ -8,14 +8,15 @@ from dataclasses import replace
 
 from ray_workers.shared.contracts import RoleSlots
 from service.config.node_types import LABEL, OPEN
-from service.domain.scheduling.placement.homes import at_home
+from service.domain.scheduling.placement.heterogeneous import never_fits
+from service.domain.scheduling.placement.pinned_nodes import place_pinned
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     Node,
     Request,
     distinct_amounts,
     fits,
-    fits_at_home,
+    fits_pinned,
     is_open,
     is_part_of_gpu,
     needs,
@@ -25,7 +26,6 @@ from service.domain.scheduling.placement.slots import (
     workers,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
-from service.domain.scheduling.placement.unlike import never_fits
 from service.domain.scheduling.rules.obstacles import Reason
 
 ALL_CLOSED = "every node of the cluster has a silo's data, and accepts only ranks of silos"
@@ -49,7 +49,7 @@ def _why_not_on(
     request: Request, accepted: Sequence[Node], topology: Topology | None
 ) -> Reason | None:
     if request.homes:
-        return _why_homeless(request, accepted)
+        return _why_unplaceable(request, accepted)
     usable = [node for node in accepted if is_open(node.total)]
     reason = _why_never(request, usable, topology)
     if reason is None or len(usable) == len(accepted):
@@ -82,9 +82,9 @@ def _why_never(
         sizes = {node.id: fits(request.bundle, node.total) for node in usable}
         return _why_never_together(request, topology or Topology((), usable), sizes)
     if most:
-        room = workers(most) if request.roles else most
+        capacity = workers(most) if request.roles else most
         return _unsatisfiable(
-            f"{needs(request)}, but the whole cluster has room for {room} at once"
+            f"{needs(request)}, but the whole cluster has room for {capacity} at once"
             + (", each on a different GPU" if is_part_of_gpu(request.bundle) else ""),
         )
     totals = [node.total for node in usable]
@@ -119,8 +119,12 @@ def _why_never_with_roles(
     if not never_fits(request, free, topology or Topology((), nodes)):
         return None
     role = lacking_role(request, nodes)
-    room = "each of these but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
-    return _unsatisfiable(f"{needs(request)}, but the whole cluster has room for {room} at once")
+    capacity = (
+        "each of these but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
+    )
+    return _unsatisfiable(
+        f"{needs(request)}, but the whole cluster has room for {capacity} at once"
+    )
 
 
 def lacking_role(request: Request, nodes: Sequence[Node]) -> RoleSlots | None:
@@ -136,23 +140,23 @@ def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
     return replace(role, number=sum(fits(role.bundle, node.total) for node in nodes))
 
 
-def homeless_worker(request: Request, nodes: Sequence[Node]) -> int | None:
+def unplaceable_worker(request: Request, nodes: Sequence[Node]) -> int | None:
     """Return the index in `homes` of a worker that has no room on its pinned nodes even if they are
     empty (len(homes) for the first worker); None if all workers have room."""
     if not request.homes:
         return None
     total_of = {node.id: node.total for node in nodes}
-    found = at_home(
+    found = place_pinned(
         request.homes,
-        {node_id: fits_at_home(request.bundle, total) for node_id, total in total_of.items()},
+        {node_id: fits_pinned(request.bundle, total) for node_id, total in total_of.items()},
         lambda node_id, labels: all(label in total_of[node_id] for label in labels),
         lambda node_id: is_open(total_of[node_id]),
     )
     return found if isinstance(found, int) else None
 
 
-def _why_homeless(request: Request, nodes: Sequence[Node]) -> Reason | None:
-    worker = homeless_worker(request, nodes)
+def _why_unplaceable(request: Request, nodes: Sequence[Node]) -> Reason | None:
+    worker = unplaceable_worker(request, nodes)
     if worker is None:
         return None
     if worker == len(request.homes):
@@ -177,13 +181,13 @@ def _why_never_together(
         return None
     if (no_level := why_no_level(request, topology)) is not None:
         return no_level
-    rooms = topology.rooms(sizes, level)
-    place = largest(rooms)
-    if rooms[place] >= request.least:
+    capacities = topology.capacities(sizes, level)
+    place = largest(capacities)
+    if capacities[place] >= request.least:
         return None
     return _unsatisfiable(
         f"{needs(request)}, but the largest {level}, {name_of(place)}, has room for "
-        f"{rooms[place]} at once"
+        f"{capacities[place]} at once"
     )
 
 

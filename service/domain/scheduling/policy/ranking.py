@@ -27,18 +27,18 @@ class Ranking:
             if account not in active and not is_kept_back(job, used_up):
                 active.add(account)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._of_accounts: dict[shares.Account, tuple[shares.Turn, bool]] = {}
+        self._of_accounts: dict[shares.Account, tuple[shares.Tier, bool]] = {}
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
         account = job.queue, job.owner
         standing = self._of_accounts.get(account)
         if standing is None:
-            turn = self._standings.turn(job.queue)
-            standing = turn, self._standings.user_is_ahead(*account)
+            tier = self._standings.tier(job.queue)
+            standing = tier, self._standings.user_is_ahead(*account)
             self._of_accounts[account] = standing
-        turn, user_is_ahead = standing
+        tier, user_is_ahead = standing
         return order.Rank(
-            shares.Turn.QUOTA if job.job_id in self._guaranteed else turn,
+            shares.Tier.QUOTA if job.job_id in self._guaranteed else tier,
             -job.priority,
             user_is_ahead,
             order.work_left(job.left_s, gang.weight, job.waited_s),
@@ -83,7 +83,7 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
             if quotas.are_spent:
                 return found
             gang = gangs.of(job.request)
-            counts = isinstance(job, RunningJob) or able.takes_room(job, gang)
+            counts = isinstance(job, RunningJob) or able.claims_capacity(job, gang)
             if counts and quotas.grant(job.queue, gang.kind, gang.least):
                 found.add(job.job_id)
     return found
@@ -99,7 +99,7 @@ class Able:
         self._in_arrays = Counter(snapshot.running_of_arrays)
         self._limits = limits_of(snapshot, gangs)
 
-    def takes_room(self, job: WaitingJob, gang: Gang) -> bool:
+    def claims_capacity(self, job: WaitingJob, gang: Gang) -> bool:
         """Return whether the job could start if enough slots were free, and if so, count it against
         its limits. False if the limits leave too little, or if it waits for something other than
         slots."""
@@ -113,7 +113,7 @@ class Able:
         limits = self._limits.of((job.queue, job.owner))
         if limits is None:
             return True
-        if limits.room(job.job_id, gang.kind, gang.least).workers < gang.least:
+        if limits.headroom(job.job_id, gang.kind, gang.least).workers < gang.least:
             return False
         limits.take(job.job_id, gang.kind, gang.least)
         return True
@@ -126,7 +126,7 @@ def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))
         if of_account is not None:
-            of_account.keep_place(group.job_id, gangs.of(group.request).kind, group.lacking)
+            of_account.reserve(group.job_id, gangs.of(group.request).kind, group.lacking)
     return limits
 
 

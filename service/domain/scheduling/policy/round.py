@@ -91,7 +91,7 @@ class Round:
         if slices is not None:
             limits = self._limits.of((group.queue, group.owner))
             if limits is not None:  # undo the reservation by `limits_of`
-                limits.keep_place(group.job_id, gang.kind, -lacking)
+                limits.reserve(group.job_id, gang.kind, -lacking)
                 limits.take(group.job_id, gang.kind, lacking)
             return self._grow(group, gang, slices)
         how = "continues without" if group.trains else "waits for"
@@ -132,11 +132,11 @@ class Round:
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
-            room = limits.room(job.job_id, kind, least)
-            if room.workers < least:
-                limits.keep_place(job.job_id, kind, least, room)
-                return Wait(job.job_id, room.reason(gang.needs), position, room.holders)
-            most = min(most, room.workers)
+            headroom = limits.headroom(job.job_id, kind, least)
+            if headroom.workers < least:
+                limits.reserve(job.job_id, kind, least, headroom)
+                return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
+            most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
         # Slots that are free now also count as free soon.
@@ -160,8 +160,8 @@ class Round:
             self._count_in_array(job)
             return Start(job.job_id, slices)
         if limits is not None:
-            limits.keep_place(job.job_id, kind, most)
-        if fits_soon or self.departures.make_room(job, gang, rank, offer):
+            limits.reserve(job.job_id, kind, most)
+        if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
             promised = self._promise(job, gang, offer, most, position)
             if promised is not None:
                 if job.array is not None:
@@ -181,14 +181,14 @@ class Round:
         kind, most = gang.kind, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
-            most = min(most, limits.room(job.job_id, kind, gang.least).workers)
+            most = min(most, limits.headroom(job.job_id, kind, gang.least).workers)
         is_full = job.array is not None and self._is_full(job.array)
         is_soon = (until - self._now).total_seconds() <= SOON_S
         if not is_soon or is_full or most < gang.least:
             self._backing_off.append((job, gang))
             return
         if limits is not None:
-            limits.keep_place(job.job_id, kind, most)
+            limits.reserve(job.job_id, kind, most)
         offer = self._passable if job.yields else self._open
         slices = offer.now.pack_most(kind, gang.least, most)
         if slices is None:
@@ -256,7 +256,7 @@ class Round:
             self._set_aside(job.job_id, gang, most)
             limits = self._limits.of((job.queue, job.owner))
             if limits is not None:
-                limits.keep_place(job.job_id, gang.kind, most)
+                limits.reserve(job.job_id, gang.kind, most)
 
     def grow(self, group: Growing) -> Decision:
         """Give a training group additional slots that no job has reserved."""
@@ -269,7 +269,7 @@ class Round:
             most = min(most, self._targets[group.job_id] - held)
         sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
         if most <= 0:
-            if self._room_near(group, gang) <= 0:
+            if self._capacity_near(group, gang) <= 0:
                 return self._stay(sentence, group, gang, 1)
             why = f"{OTHERS_GAIN} the available slots"
             if self.departures.chooses_at_most(group, held):
@@ -278,10 +278,10 @@ class Round:
             return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))
         if limits is not None:
-            room = limits.room(group.job_id, kind, 1)
-            if not room.workers:
-                return Stay(group.job_id, room.reason(sentence), room.holders)
-            most = min(most, room.workers)
+            headroom = limits.headroom(group.job_id, kind, 1)
+            if not headroom.workers:
+                return Stay(group.job_id, headroom.reason(sentence), headroom.holders)
+            most = min(most, headroom.workers)
         slices = self._open.now.pack_near(kind, 1, most, group.slices)
         if slices is not None:
             if limits is not None:
@@ -304,14 +304,14 @@ class Round:
         ahead = self._obstacles.ahead(gang.kind)
 
         def why() -> Explanation:
-            kind, free = gang.kind, self._room_near(group, gang)
+            kind, free = gang.kind, self._capacity_near(group, gang)
             return self._obstacles.why(sentence, group.job_id, kind, least, ahead, free, runs=True)
 
         self._unexplained_groups.append((stay, why))
         return stay
 
-    def _room_near(self, group: Growing, gang: Gang) -> int:
-        return self._free.room_near(gang.kind, group.slices)
+    def _capacity_near(self, group: Growing, gang: Gang) -> int:
+        return self._free.capacity_near(gang.kind, group.slices)
 
     def explain(self, on_error: Callable[[str, Exception], Reason]) -> None:
         """Add the reasons that depend on everything that the plan starts."""

@@ -68,7 +68,7 @@ class Backfill:
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:
         """Return the minimum number of seconds until enough slots can be free."""
         trial = SlotCheck(kind, self._pool, self._gangs)
-        if trial.room >= least:
+        if trial.capacity >= least:
             return 0.0  # jobs ahead of it may give up their reserved slots
         leaving = [
             (leaves_in_s(rank, job, self._ranks[job.job_id], self._min_run_s), job)
@@ -77,8 +77,8 @@ class Backfill:
         ]
         leaving.sort(key=lambda each: each[0])
         for seconds, job in leaving:
-            trial.give_back(Ask(job, job.slices, True))
-            if trial.room >= least:
+            trial.release(Ask(job, job.slices, True))
+            if trial.capacity >= least:
                 return seconds
         return 0.0  # it waits for slots that no job of dray holds
 

@@ -24,7 +24,7 @@ from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.slots import Request
 from service.domain.scheduling.placement.stock import Amounts
 from service.domain.scheduling.rules.order import Rank
-from service.domain.scheduling.rules.shares import Turn
+from service.domain.scheduling.rules.shares import Tier
 
 MIN_RUN_S = 300.0
 """Default number of seconds for which a job holds its slots before it may be asked for them."""
@@ -84,11 +84,11 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     """Whether the waiting job may evict the running job after its minimum run time."""
     if coming >= rank:
         return False
-    if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
+    if coming.tier is Tier.QUOTA and rank.tier is not Tier.QUOTA:
         return True
-    if coming.turn == rank.turn and coming.priority > rank.priority:
+    if coming.tier == rank.tier and coming.priority > rank.priority:
         return True
-    is_owed = coming.turn < rank.turn or coming.user_is_ahead < rank.user_is_ahead
+    is_owed = coming.tier < rank.tier or coming.user_is_ahead < rank.user_is_ahead
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
     return running.yields and (is_owed or has_less)
 
@@ -98,15 +98,15 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
     job's turn, priority and user rank no lower than the group's."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
-    stands = coming.turn, coming.falling_priority, coming.user_is_ahead
-    return stands <= (rank.turn, rank.falling_priority, rank.user_is_ahead)
+    stands = coming.tier, coming.falling_priority, coming.user_is_ahead
+    return stands <= (rank.tier, rank.falling_priority, rank.user_is_ahead)
 
 
 def because(coming: Rank, rank: Rank) -> str:
     """Return why a job releases its slots for another job, as text that follows the other job's
     name."""
-    if coming.turn < rank.turn:
-        if coming.turn is Turn.QUOTA:
+    if coming.tier < rank.tier:
+        if coming.tier is Tier.QUOTA:
             return "which is within its queue's quota"
         return "because its own queue has used more than its share"
     if coming.priority > rank.priority:
@@ -127,7 +127,7 @@ def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> 
 
     def cost(job: RunningJob) -> tuple[int, int, float, float, int]:
         rank = ranks[job.job_id]
-        return -rank.turn, rank.priority, job.lost_s, -rank.work, -rank.seq
+        return -rank.tier, rank.priority, job.lost_s, -rank.work, -rank.seq
 
     return sorted(running, key=cost)
 
@@ -186,7 +186,7 @@ class Asked(NamedTuple):
 
     asks: tuple[Ask, ...]
     """The requests; empty if the gang does not fit even with all candidates."""
-    room: int
+    capacity: int
     """Number of workers that fit if all candidates that were tried are asked."""
 
 
@@ -200,26 +200,26 @@ def victims(
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []
     for ask in candidates:
-        trial.give_back(ask)
+        trial.release(ask)
         chosen.append(ask)
-        if trial.room >= least:
+        if trial.capacity >= least:
             break
     else:
-        return Asked((), trial.room)
+        return Asked((), trial.capacity)
     needed: list[Ask] = []
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
         # A job that leaves also releases its spare slots.
         if name not in leaving:
-            trial.give_back(ask, -1)
-            if trial.room >= least:
+            trial.release(ask, -1)
+            if trial.capacity >= least:
                 continue
-            trial.give_back(ask)
+            trial.release(ask)
         needed.append(ask)
         if ask.is_all:
             leaving.add(name)
-    return Asked(tuple(reversed(needed)), trial.room)
+    return Asked(tuple(reversed(needed)), trial.capacity)
 
 
 class SlotCheck:
@@ -236,14 +236,14 @@ class SlotCheck:
         """The parts of GPUs that jobs have on each node after the slots were returned."""
         self._had: dict[str, Counter[str]] = {}
         """Number of workers after the slots were returned, by job and node."""
-        self._rooms = pool.rooms(kind)
+        self._capacities = pool.capacities(kind)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Number of workers that fit where they are allowed to be together."""
-        return max(self._rooms.values(), default=0)
+        return max(self._capacities.values(), default=0)
 
-    def give_back(self, ask: Ask, sign: int = 1) -> None:
+    def release(self, ask: Ask, sign: int = 1) -> None:
         """Return these slots, or take them back if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
         name = ask.running.job_id
@@ -260,9 +260,9 @@ class SlotCheck:
                 (free, aside, before), parts = there, self._parts[part.node_id]
                 there_before = had[part.node_id]
                 had[part.node_id] -= sign * part.num_workers * (vector is kind.vector)
-                free, left = self._pool.given_back(free, vector, part, parts, sign, there_before)
+                free, left = self._pool.released(free, vector, part, parts, sign, there_before)
                 fitting = self._kind.fits(free, aside)
                 place = self._pool.place_of(self._kind, part.node_id)
-                self._rooms[place] = self._rooms.get(place, 0) + fitting - before
+                self._capacities[place] = self._capacities.get(place, 0) + fitting - before
                 self._nodes[part.node_id] = free, aside, fitting
                 self._parts[part.node_id] = left

@@ -34,7 +34,7 @@ HELD = "held"
 
 
 @dataclass(frozen=True)
-class Room:
+class Headroom:
     """The number of workers that a job can have, and the limit that allows no more."""
 
     workers: int
@@ -54,7 +54,7 @@ class Room:
         return found
 
 
-UNLIMITED = Room(1 << 40)
+UNLIMITED = Headroom(1 << 40)
 
 
 _Counted = list[tuple[str, float]]
@@ -70,7 +70,7 @@ class _Use:
     ahead: dict[str, float] = field(default_factory=dict)
     """Resources that waiting jobs ahead will hold."""
     num_ahead: int = 0
-    shared: dict[str | None, Room] = field(default_factory=dict)
+    shared: dict[str | None, Headroom] = field(default_factory=dict)
     """Rooms for jobs that hold and get nothing, by resource; cached until more is held."""
 
 
@@ -100,14 +100,14 @@ class _Scope:
 class AccountLimits:
     """The limits for the jobs of one user in one queue. The user's limits come first."""
 
-    def __init__(self, scopes: Sequence[_Scope], closed: Room | None = None) -> None:
+    def __init__(self, scopes: Sequence[_Scope], closed: Headroom | None = None) -> None:
         """closed: the room of every job, if no job is allowed to start."""
         self._scopes = scopes
         self._closed = closed
         self._limiting: dict[WorkerKind, list[tuple[_Scope, _Counted]]] = {}
         self._most_ever: dict[WorkerKind, int] = {}
 
-    def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
+    def headroom(self, job_id: str, kind: WorkerKind, least: int) -> Headroom:
         """Return how many additional workers all limits allow a job. If there are fewer than
         `least` and a user's limit is one of the reasons, the room names this limit, because it
         doesn't block other users."""
@@ -117,16 +117,16 @@ class AccountLimits:
         for scope, counted in self._limits_of(kind):
             workers, resource = _left(scope, job_id, counted)
             if workers < least:
-                return _never(scope, counted, least) or _room(scope, job_id, workers, resource)
+                return _never(scope, counted, least) or _headroom(scope, job_id, workers, resource)
             most = min(most, workers)
-        return UNLIMITED if most == UNLIMITED.workers else Room(most)
+        return UNLIMITED if most == UNLIMITED.workers else Headroom(most)
 
     def take(self, job_id: str, kind: WorkerKind, num_workers: int) -> None:
         """Count workers that the job gets."""
         self.add(job_id, [(name, num_workers * each) for name, each in kind.counted])
 
-    def keep_place(
-        self, job_id: str, kind: WorkerKind, num_workers: int, under: Room = UNLIMITED
+    def reserve(
+        self, job_id: str, kind: WorkerKind, num_workers: int, under: Headroom = UNLIMITED
     ) -> None:
         """Count workers for which the job waits, because of missing slots or `under` a limit. A job
         that limits can never allow, because they were lowered, is not counted: it would block all
@@ -198,7 +198,7 @@ class QueueLimits:
             pass
         scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
         why = self._used_up.get(account[0])
-        closed = None if why is None else Room(0, BUDGET_USED_UP, why)
+        closed = None if why is None else Headroom(0, BUDGET_USED_UP, why)
         limits = AccountLimits(scopes, closed) if scopes or closed else None
         self._of_accounts[account] = limits
         return limits
@@ -235,17 +235,17 @@ def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | Non
     return left, resource
 
 
-def _never(scope: _Scope, counted: _Counted, least: int) -> Room | None:
-    """Return a room for 0 workers if the limits can never allow `least` workers, else None."""
+def _never(scope: _Scope, counted: _Counted, least: int) -> Headroom | None:
+    """Return headroom for 0 workers if the limits can never allow `least` workers, else None."""
     for name, each in counted:
         most = scope.amounts[name]
         if least * each > most + EPSILON:
-            return Room(0, scope.code, f"{scope.allows} {spoken(name, most)} at most")
+            return Headroom(0, scope.code, f"{scope.allows} {spoken(name, most)} at most")
     return None
 
 
-def _room(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
-    """Return the room under the limits, with its message."""
+def _headroom(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Headroom:
+    """Return the headroom under the limits, with its message."""
     use = scope.use
     is_shared = job_id not in use.jobs and not workers
     if is_shared and resource in use.shared:
@@ -258,10 +258,12 @@ def _room(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Roo
         has = f"holds {spoken(resource, use.holds.get(resource, 0.0))}"
         limit = spoken(resource, scope.amounts[resource])
         is_any_ahead = use.ahead.get(resource, 0.0) > EPSILON
-    room = Room(workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named))
+    headroom = Headroom(
+        workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named)
+    )
     if is_shared and is_any_ahead:
-        use.shared[resource] = room
-    return room
+        use.shared[resource] = headroom
+    return headroom
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:

@@ -121,7 +121,7 @@ class Obstacles:
     def _look(self, gang: Gang) -> _Seen:
         seen = self._seen.get(gang)
         if seen is None or seen.num_holders != len(self._holders):
-            seen = _Seen(self._free.room(gang.kind), len(self._holders))
+            seen = _Seen(self._free.capacity(gang.kind), len(self._holders))
             self._seen[gang] = seen
         return seen
 
@@ -179,11 +179,11 @@ class Obstacles:
         """Describe the free slots in one domain. is_new: whether the group has no running workers,
         so that it could use any domain."""
         assert kind.required is not None
-        level, rooms = kind.required.level, self._free.rooms(kind)
+        level, capacities = kind.required.level, self._free.capacities(kind)
         number = f"only {free}" if free else "none"
         if not is_new:
             return f"{number} within its {level}"
-        where = f" ({name_of(largest(rooms))})" if free else ""
+        where = f" ({name_of(largest(capacities))})" if free else ""
         return f"{number} within one {level}{where}"
 
     def _counted(self, kind: WorkerKind) -> _Reach:
@@ -216,9 +216,9 @@ class Obstacles:
 
     def _suitable(self, kind: WorkerKind) -> set[int]:
         """Return the kinds of nodes on which a worker could run if they were empty."""
-        if kind.unlike is None:
+        if kind.heterogeneous is None:
             return {at for at, number in enumerate(self._stock.capacity(kind)) if number}
-        bundles = [bundle for _, bundle in kind.unlike.runs]
+        bundles = [bundle for _, bundle in kind.heterogeneous.runs]
         could = (n for n in self._nodes if any(fits(bundle, n.total) for bundle in bundles))
         return {self._stock.kind_of[node.id] for node in could}
 

@@ -1,7 +1,7 @@
 """The order in which waiting and running jobs are considered.
 
 Jobs within their queue's quota come first, and jobs of a queue that has used more than its share
-(`shares`) come last. Within each turn, jobs with a higher priority come first. Among jobs with the
+(`shares`) come last. Within each tier, jobs with a higher priority come first. Among jobs with the
 same priority, jobs of users who have used more than their share come last. Of the remaining jobs,
 the job with the least work left comes first, which keeps the mean completion time low. The time
 left is estimated from the job's progress and from similar earlier jobs. The order of submission is
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from service.domain.scheduling.rules.shares import Turn
+from service.domain.scheduling.rules.shares import Tier
 
 SETTLING_S = 300.0
 """Seconds added to the time left, so that differences far below the cost of a start don't
@@ -29,7 +29,7 @@ they leave when they are in its way, and empty slots would delay all jobs."""
 class Rank(NamedTuple):
     """A job's rank in the order. Lower ranks come first."""
 
-    turn: Turn
+    tier: Tier
     falling_priority: int
     """The negative priority."""
     user_is_ahead: bool
@@ -45,9 +45,9 @@ class Rank(NamedTuple):
 
     def may_less(self, other: Rank) -> bool:
         """Whether this rank certainly can't evict any job that the other rank can't evict. False
-        for ranks of different turns, because priorities are only comparable within a turn."""
+        for ranks of different tiers, because priorities are only comparable within a tier."""
         return (
-            self.turn == other.turn
+            self.tier == other.tier
             and self.falling_priority >= other.falling_priority
             and self.user_is_ahead >= other.user_is_ahead
             and self.work >= other.work
@@ -59,15 +59,15 @@ class Fronts:
 
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
         """waiting: queue and rank of each job that could start."""
-        self._first: defaultdict[tuple[str, Turn, int], dict[int, Rank]] = defaultdict(dict)
-        """The first rank with each `place`, by queue, turn and priority."""
+        self._first: defaultdict[tuple[str, Tier, int], dict[int, Rank]] = defaultdict(dict)
+        """The first rank with each `place`, by queue, tier and priority."""
         for queue, rank in waiting:
-            of_place = self._first[queue, rank.turn, rank.falling_priority]
+            of_place = self._first[queue, rank.tier, rank.falling_priority]
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))
 
     def rank(self, queue: str, own: Rank) -> Rank:
         """Return the rank of a job, which is just before the first job that it passes."""
-        of_place = self._first.get((queue, own.turn, own.falling_priority), {})
+        of_place = self._first.get((queue, own.tier, own.falling_priority), {})
         passed = [rank for place, rank in of_place.items() if place > own.place]
         return min([own, *passed])._replace(place=own.place)
 

@@ -1,4 +1,4 @@
-"""The turns of queues, by quota and weight, and of their users, by weight.
+"""The shares of queues, by quota and weight, and of their users, by weight.
 
 Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
 share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
@@ -56,8 +56,8 @@ class Used:
             self._at = at
 
 
-class Turn(IntEnum):
-    """The turn of a job. Lower turns come first."""
+class Tier(IntEnum):
+    """The tier of a job. Lower tiers come first."""
 
     QUOTA = 0
     """The job's slots are guaranteed by its queue's quota."""
@@ -93,9 +93,9 @@ class Standings:
             slack_s = _user_slack_s(of_each.values()) * weights[name] / whole
             self._users |= {(name, owner) for owner in _ahead(of_users, of_each, slack_s)}
 
-    def turn(self, queue: str) -> Turn:
-        """Return the turn of the queue's jobs beyond its quota."""
-        return Turn.AHEAD if queue in self._queues else Turn.SHARE
+    def tier(self, queue: str) -> Tier:
+        """Return the tier of the queue's jobs beyond its quota."""
+        return Tier.AHEAD if queue in self._queues else Tier.SHARE
 
     def user_is_ahead(self, queue: str, owner: str) -> bool:
         return (queue, owner) in self._users

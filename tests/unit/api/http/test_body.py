@@ -50,7 +50,7 @@ def test_what_is_not_one_clear_json_object_is_refused(body: bytes, said: str) ->
         (b'{"\\u0000": 1}', ""),
     ],
 )
-def test_text_that_no_database_holds_is_refused_with_its_place(body: bytes, pointer: str) -> None:
+def test_text_that_no_database_holds_is_refused_with_its_pointer(body: bytes, pointer: str) -> None:
     with pytest.raises(Refused) as caught:
         parse(body)
     assert (caught.value.code, caught.value.pointer) == ("invalid_document", pointer)
@@ -78,7 +78,7 @@ def test_an_unknown_field_of_an_optional_part_is_compared_with_that_part() -> No
     assert (refused.pointer, refused.hint) == ("/script/argz", "did you mean 'args'?")
 
 
-def test_a_field_unlike_all_others_is_told_what_there_is() -> None:
+def test_an_unknown_field_without_a_similar_name_gets_the_list_of_fields() -> None:
     refused = refusal(job(train={"schedule": {"zzz": 3}}))
     assert refused.hint is not None
     assert "warmup_steps" in refused.hint
@@ -87,7 +87,7 @@ def test_a_field_unlike_all_others_is_told_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("given", "hint"), [(400, "write it in quotes"), (True, "write it in quotes"), (["a"], None)]
 )
-def test_a_number_in_the_place_of_a_text_needs_quotes(given: Any, hint: str | None) -> None:
+def test_a_number_instead_of_a_text_needs_quotes(given: Any, hint: str | None) -> None:
     refused = refusal({"script": {"entrypoint": "a.py", "args": ["--steps", given]}})
     assert (refused.pointer, refused.hint) == ("/script/args/1", hint)
 

@@ -199,7 +199,7 @@ def test_too_many_requests_at_once_end_the_connection(server: LiveServer) -> Non
     assert found.count(b"200 OK") < 100
 
 
-def test_half_requests_take_no_place_from_others(small: LiveServer) -> None:
+def test_half_requests_do_not_use_up_the_connections_of_others(small: LiveServer) -> None:
     with ExitStack() as stack:
         half = [stack.enter_context(closing(connect(small, HEAD))) for _ in range(3 * SPARE)]
         for _ in range(5):
@@ -225,7 +225,7 @@ def test_a_server_that_is_busy_says_503_and_answers_probes(small: LiveServer) ->
     assert small.ask("GET", "/v1/jobs").status_code == 200
 
 
-def test_one_client_leaves_places_to_another() -> None:
+def test_one_client_leaves_connections_to_another() -> None:
     admission = Admission(Limits(connections=3, per_client=2))
     assert [admission.enter("a") is None for _ in range(3)] == [True, True, False]
     admission.leave("a")

@@ -79,8 +79,8 @@ def test_artifacts(http: httpx.Client, job_id: str) -> None:
         ("POST", "runs/log-batch", {}, 403, "PERMISSION_DENIED", "is read-only"),
         ("POST", "runs/create", {}, 403, "PERMISSION_DENIED", "is read-only"),
         ("PUT", "runs/get", {}, 403, "PERMISSION_DENIED", "is read-only"),
-        ("GET", "none", None, 404, "ENDPOINT_NOT_FOUND", "does not answer"),
-        ("POST", "traces/search", {}, 404, "ENDPOINT_NOT_FOUND", "does not answer"),
+        ("GET", "none", None, 404, "ENDPOINT_NOT_FOUND", "does not support"),
+        ("POST", "traces/search", {}, 404, "ENDPOINT_NOT_FOUND", "does not support"),
     ],
 )
 def test_errors_have_the_form_of_mlflow(

@@ -162,7 +162,7 @@ async def test_a_fault_is_found_in_the_log_by_the_id_that_its_problem_has(
     async def broken(job_id: str) -> None:
         raise RuntimeError(f"secret of {job_id}")
 
-    monkeypatch.setattr(runtime.reading, "explain", broken)
+    monkeypatch.setattr(runtime.queries, "explain", broken)
     app = create_app(Settings(home=tmp_path, open_to_local_users=True), runtime)
     transport = httpx.ASGITransport(app)
     async with (

@@ -97,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(("changes", "code", "pointer"), REFUSED)
-def test_a_wrong_sweep_is_422_with_the_place_and_stores_nothing(
+def test_a_wrong_sweep_is_422_with_the_pointer_and_stores_nothing(
     site: LiveServer, ann: httpx.Client, changes: dict[str, Any], code: str, pointer: str
 ) -> None:
     sweep = {name: value for name, value in {**SWEEP, **changes}.items() if value is not None}

@@ -46,7 +46,7 @@ def test_jobs_are_listed_by_a_search(server: LiveServer, http: httpx.Client) -> 
         ("(" * 4000, "column 33: more than 32"),
         ("x" * 20_000, "the expression has 20,000 characters"),
         ("val/accuracy > 1e999", "column 16: the number is too large"),
-        ("name = '\N{SNOWMAN}", "column 8: the text that begins here has no '"),
+        ("name = '\N{SNOWMAN}", "column 8: the string that begins here has no closing '"),
     ],
 )
 def test_a_search_at_fault_is_answered_with_its_column(

@@ -67,13 +67,13 @@ def test_a_webhook_tells_its_secret_once(guarded: LiveServer) -> None:
 
 def test_a_webhook_is_seen_and_changed_by_its_owner_and_admins_alone(guarded: LiveServer) -> None:
     hook = made(guarded)
-    place = f"/{hook['id']}"
+    hook_path = f"/{hook['id']}"
     calls: list[tuple[str, str, dict[str, Any]]] = [
-        ("GET", place, {}),
-        ("GET", f"{place}/deliveries", {}),
-        ("POST", f"{place}/test", {}),
-        ("PATCH", place, {"json": {"enabled": False}}),
-        ("DELETE", place, {}),
+        ("GET", hook_path, {}),
+        ("GET", f"{hook_path}/deliveries", {}),
+        ("POST", f"{hook_path}/test", {}),
+        ("PATCH", hook_path, {"json": {"enabled": False}}),
+        ("DELETE", hook_path, {}),
     ]
     for method, path, options in calls:
         check(guarded, ask(guarded, "eve", method, path, **options), 404, "webhook_not_found")
@@ -81,7 +81,7 @@ def test_a_webhook_is_seen_and_changed_by_its_owner_and_admins_alone(guarded: Li
     assert hook["id"] in [each["id"] for each in ask(guarded, "ann", "GET").json()["items"]]
     for method, path, options in calls:
         assert ask(guarded, "ann", method, path, **options).is_success
-    check(guarded, ask(guarded, "bob", "GET", place), 404, "webhook_not_found")
+    check(guarded, ask(guarded, "bob", "GET", hook_path), 404, "webhook_not_found")
 
 
 def test_only_admins_are_told_of_the_jobs_of_all(guarded: LiveServer) -> None:
@@ -91,21 +91,21 @@ def test_only_admins_are_told_of_the_jobs_of_all(guarded: LiveServer) -> None:
 
 
 def test_a_disabled_webhook_takes_no_test_until_it_is_enabled(guarded: LiveServer) -> None:
-    place = f"/{made(guarded)['id']}"
+    hook_path = f"/{made(guarded)['id']}"
     for _ in range(2):
-        changed = ask(guarded, "bob", "PATCH", place, json={"enabled": False}).json()
+        changed = ask(guarded, "bob", "PATCH", hook_path, json={"enabled": False}).json()
         assert (changed["enabled"], changed["disabled_reason"]["code"]) == (
             False,
             "disabled_by_user",
         )
-    check(guarded, ask(guarded, "bob", "POST", f"{place}/test"), 409, "webhook_disabled")
+    check(guarded, ask(guarded, "bob", "POST", f"{hook_path}/test"), 409, "webhook_disabled")
     for name, enabled_by in (("ann", "ann"), ("bob", None)):
-        enabled = ask(guarded, name, "PATCH", place, json={"enabled": True}).json()
+        enabled = ask(guarded, name, "PATCH", hook_path, json={"enabled": True}).json()
         assert (enabled["enabled"], enabled["disabled_reason"]) == (True, None)
         assert enabled["enabled_by"] == enabled_by
-    test = ask(guarded, "bob", "POST", f"{place}/test")
+    test = ask(guarded, "bob", "POST", f"{hook_path}/test")
     assert (test.status_code, test.json()["type"]) == (202, "webhook.test")
-    assert ask(guarded, "bob", "GET", f"{place}/deliveries?limit=1").json()["items"] == [
+    assert ask(guarded, "bob", "GET", f"{hook_path}/deliveries?limit=1").json()["items"] == [
         test.json()
     ]
 
@@ -150,7 +150,7 @@ def test_a_user_has_so_many_webhooks_at_most(
         ({"secret": "mine"}, "/secret", "no field"),
     ],
 )
-def test_bad_fields_are_told_with_their_place(
+def test_bad_fields_are_reported_with_their_pointer(
     guarded: LiveServer, fields: dict[str, Any], pointer: str, said: str
 ) -> None:
     before = held(guarded)
@@ -170,7 +170,7 @@ def test_bad_fields_are_told_with_their_place(
         ("https://localhost/", "the machine itself"),
         ("https://[::ffff:10.0.0.1]/", "a private address"),
         ("https://0x7f000002/", "the machine itself"),
-        ("http://93.184.216.34/hook", "https:// only"),
+        ("http://93.184.216.34/hook", "only sent over https://"),
     ],
 )
 def test_an_address_that_may_not_be_connected_to_is_403(
@@ -192,24 +192,29 @@ def test_a_host_that_the_operator_names_is_taken_without_encryption(guarded: Liv
 def test_other_mistakes_are_told(guarded: LiveServer) -> None:
     unknown = ask(guarded, "bob", "POST", json={"url": URL, "queue": "nigth"})
     assert check(guarded, unknown, 422, "unknown_queue")["pointer"] == "/queue"
-    place = f"/{made(guarded)['id']}"
+    hook_path = f"/{made(guarded)['id']}"
     assert (
-        check(guarded, ask(guarded, "bob", "PATCH", place, json={}), 422, "invalid_document")[
+        check(guarded, ask(guarded, "bob", "PATCH", hook_path, json={}), 422, "invalid_document")[
             "pointer"
         ]
         == "/enabled"
     )
-    check(guarded, ask(guarded, "bob", "PATCH", place, content=b"{"), 415, "unsupported_media_type")
+    check(
+        guarded,
+        ask(guarded, "bob", "PATCH", hook_path, content=b"{"),
+        415,
+        "unsupported_media_type",
+    )
     for query, code, status in (
         ("limit=0", "invalid_parameter", 422),
         ("limit=501", "invalid_parameter", 422),
         ("cursor=x", "bad_cursor", 400),
         *(
-            (f"cursor={encode_cursor(place[1:], forged)}", "bad_cursor", 400)
+            (f"cursor={encode_cursor(hook_path[1:], forged)}", "bad_cursor", 400)
             for forged in (2**70, -(2**70), True)
         ),
         ("state=x", "invalid_parameter", 422),
     ):
-        check(guarded, ask(guarded, "bob", "GET", f"{place}/deliveries?{query}"), status, code)
+        check(guarded, ask(guarded, "bob", "GET", f"{hook_path}/deliveries?{query}"), status, code)
     check(guarded, ask(guarded, "bob", "GET", "/webhook-none"), 404, "webhook_not_found")
     check(guarded, ask(guarded, "bob", "GET", "/%ff"), 404, "webhook_not_found")

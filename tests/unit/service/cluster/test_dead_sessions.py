@@ -13,7 +13,7 @@ import pytest
 
 from ray_workers.node.rank_environment import RAY_INSTANCE
 from ray_workers.shared import paths
-from ray_workers.shared.processes.procfs import place
+from ray_workers.shared.processes.procfs import pid_namespace
 from service.cluster.ray import embedded
 
 NO_PROCESS = 2**22 + 1
@@ -32,7 +32,12 @@ def test_only_what_is_certainly_dead_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "machine_root", lambda: tmp_path)
-    said = {"dead": place(), "alive": place(), "elsewhere": "another host", "silent": None}
+    said = {
+        "dead": pid_namespace(),
+        "alive": pid_namespace(),
+        "elsewhere": "another host",
+        "silent": None,
+    }
     for name, text in said.items():
         (tmp_path / f"ray-{name}").mkdir()
         if text is not None:

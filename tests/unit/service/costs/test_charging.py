@@ -131,7 +131,7 @@ async def test_a_job_costs_what_it_holds_divided_by_its_ledger(priced: Service) 
     priced.end(job_id, 1)
     ended = await cost(priced, job_id)
     assert (ended.total, ended.useful) == (8.0, 6.0)
-    (attempt,) = (await priced.reading.attempts(job_id)).items
+    (attempt,) = (await priced.queries.attempts(job_id)).items
     assert attempt.cost == ended
 
 

@@ -80,7 +80,9 @@ def test_prices_that_are_none_are_refused(path: Path, price: str) -> None:
         ("#" * ((1 << 20) + 1), "is larger than 1048576 bytes"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(path: Path, content: str | bytes, told: str) -> None:
+def test_an_error_in_the_file_is_reported_with_its_pointer(
+    path: Path, content: str | bytes, told: str
+) -> None:
     said = refusal(path, content)
     assert said.startswith(f"DRAY_PRICES_FILE {path}")
     assert told in said

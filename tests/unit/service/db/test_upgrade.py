@@ -94,14 +94,14 @@ async def test_what_happened_to_a_job_reads_as_it_did(
     build(empty, revision, storage)
     migrate(empty)
     service = Service(empty, storage, tmp_path)
-    (attempt,) = (await service.reading.attempts(JOB)).items
+    (attempt,) = (await service.queries.attempts(JOB)).items
     assert attempt.receipt is not None
     assert attempt.receipt.step == RECEIPT["step"]
     assert (await service.jobs.get(JOB)).goodput is not None
     assert [found.culprits for found in (await service.faults.hangs(JOB)).items] == [[1]]
     assert [found.state for found in (await service.faults.drills(JOB)).items] == ["passed"]
     assert (await service.faults.slot_seconds())["useful"] == 40.0
-    (node,) = (await service.reading.cluster()).nodes
+    (node,) = (await service.queries.cluster()).nodes
     assert [slots.job_id for slots in node.quarantined] == [JOB]
     lease = empty.read_sync(leases.get)
     assert lease is not None
@@ -121,17 +121,17 @@ async def test_everything_reads_as_it_did(empty: Database, tmp_path: Path, revis
         {"loss": 0.5},
     )
     assert shown.finished_at == START
-    reading = service.reading
-    assert [e.message for e in (await reading.events(JOB)).items] == ["m1", "m2", "m3", "m4"]
-    assert [line.text for line in (await reading.logs(JOB)).items] == ["hello"]
-    assert [c.step for c in (await reading.checkpoints(JOB)).items] == [5]
-    assert [a.path for a in (await reading.artifacts(JOB)).items] == ["model"]
-    assert [a.state for a in (await reading.attempts(JOB)).items] == ["ended"]
-    series = (await reading.metrics(JOB, MetricsFilter(max_points=10_000))).series["loss"]
+    queries = service.queries
+    assert [e.message for e in (await queries.events(JOB)).items] == ["m1", "m2", "m3", "m4"]
+    assert [line.text for line in (await queries.logs(JOB)).items] == ["hello"]
+    assert [c.step for c in (await queries.checkpoints(JOB)).items] == [5]
+    assert [a.path for a in (await queries.artifacts(JOB)).items] == ["model"]
+    assert [a.state for a in (await queries.attempts(JOB)).items] == ["ended"]
+    series = (await queries.metrics(JOB, MetricsFilter(max_points=10_000))).series["loss"]
     last = 2 * CHUNK_POINTS + 1
     assert series.steps == list(range(1, last + 1))
     assert series.values == [1.0 / step for step in series.steps]
-    few = (await reading.metrics(JOB, MetricsFilter(max_points=10))).series["loss"]
+    few = (await queries.metrics(JOB, MetricsFilter(max_points=10))).series["loss"]
     assert (few.values[0], few.steps[-1]) == (1.0, last)
 
 
@@ -173,11 +173,11 @@ async def test_what_ran_goes_on(empty: Database, tmp_path: Path, revision: str) 
         service.report(JOB, 1, [metrics(step, {"loss": 1.0 / step}), log(number, f"line {number}")])
     lines = ["hello", "line 1", "line 2", "line 3"]
     for _ in range(2):
-        found = await service.reading.metrics(JOB, MetricsFilter(max_points=10_000))
+        found = await service.queries.metrics(JOB, MetricsFilter(max_points=10_000))
         series = found.series["loss"]
         assert series.steps == list(range(1, last + 4))
         assert series.values == [1.0 / step for step in series.steps]
-        assert [line.text for line in (await service.reading.logs(JOB)).items] == lines
+        assert [line.text for line in (await service.queries.logs(JOB)).items] == lines
         service.end(JOB, 1)
 
 

@@ -79,7 +79,7 @@ def test_so_are_those_of_a_trial_that_gets_its_values_late(monkeypatch: pytest.M
     }
 
 
-def test_a_comparison_of_very_large_documents_ends_with_the_first_places() -> None:
+def test_a_comparison_of_very_large_documents_ends_with_the_first_differences() -> None:
     found = differences([document(64), document(64, 2.0), document(64)])
     assert len(found) == MAX_DIFFERENCES
     assert found["/model/args/table/0/0/0"] == [1.0, 2.0, 1.0]

@@ -222,7 +222,7 @@ def test_few_points_are_left_as_they_are() -> None:
     assert downsample([], [], 5) == ([], [])
 
 
-def test_a_cursor_gives_back_its_place_in_its_own_listing_only() -> None:
+def test_a_cursor_returns_its_position_in_its_own_listing_only() -> None:
     cursor = encode_cursor("here", [[1, 2, 3]])
     assert decode_cursor("here", cursor) == [[1, 2, 3]]
     with pytest.raises(BadCursor):

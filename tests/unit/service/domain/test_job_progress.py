@@ -78,25 +78,25 @@ def _ends_inside(
     """Return the position of the true end in the range at some time during training; None without a
     range."""
     total, step_s = draw.choice([50, 200, 1000, 5000]), draw.uniform(0.2, 30.0)
-    paces = [step_s * pace for pace in itertools.islice(kind(draw, total), total)]
+    steps_s = [step_s * factor for factor in itertools.islice(kind(draw, total), total)]
     looked_at = int(total * draw.uniform(0.1, 0.95))
     # A new attempt resumes from a checkpoint, without the paces of the previous attempt.
     begins = draw.randrange(looked_at) if is_lost else 0
     at_s, marks = 1e9, list[Mark]()
     for step in range(begins, looked_at):
-        at_s += paces[step]
+        at_s += steps_s[step]
         marks = reached(marks, Mark(at_s, step + 1))
     left = seconds_left(marks, total)
     if left is None:
         return None
-    return "inside" if left.earliest_s <= sum(paces[looked_at:]) <= left.latest_s else "outside"
+    return "inside" if left.earliest_s <= sum(steps_s[looked_at:]) <= left.latest_s else "outside"
 
 
 def steady(number: int, step_s: float = 10.0) -> list[Mark]:
     return [Mark(n * step_s, n + 1) for n in range(number)]
 
 
-def test_a_steady_pace_gives_a_narrow_range_around_the_end() -> None:
+def test_steady_steps_give_a_narrow_range_around_the_end() -> None:
     left = seconds_left(steady(21), 41)
     assert left == TimeLeft(pytest.approx(200 / 1.16, rel=0.01), pytest.approx(232, rel=0.01))
 
@@ -106,7 +106,7 @@ def test_a_steady_pace_gives_a_narrow_range_around_the_end() -> None:
     [[], steady(4), steady(9, 1e-4), [Mark(0.0, 1), Mark(100.0, 230_000)]],
     ids=["no steps", "few steps", "a moment", "one pace"],
 )
-def test_without_enough_measured_paces_there_is_no_end(marks: list[Mark]) -> None:
+def test_without_enough_measured_steps_no_end_is_estimated(marks: list[Mark]) -> None:
     assert seconds_left(marks, 230_000) is None
 
 

@@ -28,7 +28,9 @@ def as_text(found: dict[Series, Points]) -> dict[Series, str]:
 
 
 @given(some_series, st.integers(0, 3))
-def test_a_row_gives_back_what_it_was_made_of(found: dict[Series, Points], rank: int) -> None:
+def test_a_row_returns_the_series_from_which_it_was_made(
+    found: dict[Series, Points], rank: int
+) -> None:
     row = pack_row(found)
     assert as_text(unpack_row(row)) == as_text(found)
     of_rank = {series: points for series, points in found.items() if series[1] == rank}

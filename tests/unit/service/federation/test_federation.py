@@ -46,7 +46,7 @@ def report(service: Service, job_id: str, **fields: Any) -> None:
 
 
 async def waited_for(service: Service, job_id: str) -> views.OpenRound:
-    found = (await service.reading.explain(job_id)).round
+    found = (await service.queries.explain(job_id)).round
     assert found is not None
     return found
 
@@ -109,7 +109,7 @@ async def test_explain_names_the_clients_that_have_not_answered(service: Service
     await clients[1].send(
         NAME, UpdateRequest(sha256="0" * 64, num_samples=1, num_steps=1, loss=0.5)
     )
-    explained = await service.reading.explain(job_id)
+    explained = await service.queries.explain(job_id)
     assert "round 1 waits for clients 0, 2, 3, and has answers from 1 of 4: 2 are enough" in (
         explained.reason.message
     )
@@ -118,18 +118,18 @@ async def test_explain_names_the_clients_that_have_not_answered(service: Service
     found = await waited_for(service, job_id)
     assert (found.missing, found.awaits) == (["0", "1"], MaskingPhase.UNMASK)
     report(service, job_id, is_open=False)
-    assert (await service.reading.explain(job_id)).round is None
+    assert (await service.queries.explain(job_id)).round is None
     assert (await invitations.clients(job_id)).missing == []
 
 
 async def test_a_round_of_an_earlier_attempt_waits_for_nobody(service: Service) -> None:
     _, job_id = await opened(service)
     service.end(job_id, 1, Cause.NODE_LOST)
-    assert (await service.reading.explain(job_id)).round is None
+    assert (await service.queries.explain(job_id)).round is None
     service.advance(3600.0)
     assert service.claim(job_id, 1) is not None
     service.report(job_id, 2)
-    assert (await service.reading.explain(job_id)).round is None
+    assert (await service.queries.explain(job_id)).round is None
 
 
 async def test_explain_names_the_silos_that_have_not_answered(service: Service) -> None:
@@ -139,7 +139,7 @@ async def test_explain_names_the_silos_that_have_not_answered(service: Service) 
     async def said(**fields: Any) -> str:
         plain = {"number": 2, "missing": [0, 2], "quorum": 1, "ends_in_s": None}
         service.report(job_id, 1, [frame(FrameKind.SILO_ROUND, {**plain, **fields})])
-        return (await service.reading.explain(job_id)).reason.message
+        return (await service.queries.explain(job_id)).reason.message
 
     waits = "round 2 waits for silos north, west, and has answers from 1 of 3"
     assert (await said()).endswith(waits)

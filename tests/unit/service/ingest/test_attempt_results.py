@@ -29,15 +29,15 @@ from tests.unit.service.helpers import (
 
 async def everything(service: Service, job_id: str) -> dict[str, Any]:
     """Everything that can be read about a job."""
-    reading = service.reading
+    queries = service.queries
     return {
         "job": (await service.jobs.get(job_id)).model_dump(),
-        "metrics": (await reading.metrics(job_id)).model_dump(),
-        "logs": (await reading.logs(job_id)).model_dump(),
-        "events": (await reading.events(job_id)).model_dump(),
-        "attempts": (await reading.attempts(job_id)).model_dump(),
-        "checkpoints": (await reading.checkpoints(job_id)).model_dump(),
-        "artifacts": (await reading.artifacts(job_id)).model_dump(),
+        "metrics": (await queries.metrics(job_id)).model_dump(),
+        "logs": (await queries.logs(job_id)).model_dump(),
+        "events": (await queries.events(job_id)).model_dump(),
+        "attempts": (await queries.attempts(job_id)).model_dump(),
+        "checkpoints": (await queries.checkpoints(job_id)).model_dump(),
+        "artifacts": (await queries.artifacts(job_id)).model_dump(),
     }
 
 
@@ -89,7 +89,7 @@ async def test_the_first_step_that_is_not_finite_is_an_event_and_a_warning(
     job_id = await service.running()
     assert (await service.jobs.get(job_id)).warnings == []
     service.report(job_id, 1, [frame(FrameKind.DIVERGENCE, DIVERGES)])
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     (event,) = [event for event in events if event.type == "divergence"]
     assert event.data == {"step": 7, "loss": "NaN", "grad_norm": "Infinity"}
     service.end(job_id, 1)
@@ -104,7 +104,7 @@ async def test_an_evaluation_that_is_not_finite_is_an_event_and_a_warning(
     job_id = await service.running()
     found = {"step": 8, "loss": float("nan"), "grad_norm": None, "then": "fail"}
     service.report(job_id, 1, [frame(FrameKind.DIVERGENCE, found)])
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     (event,) = [event for event in events if event.type == "divergence"]
     assert event.data == {"step": 8, "val_loss": "NaN"}
     (warning,) = (await service.jobs.get(job_id)).warnings
@@ -189,7 +189,7 @@ async def test_an_end_that_an_overloaded_machine_made_uses_up_no_budget(
         assert job.reason.message.endswith("not counted)")
     charged = [
         e.data["charged_to"]
-        for e in (await service.reading.events(job_id)).items
+        for e in (await service.queries.events(job_id)).items
         if "charged_to" in e.data
     ]
     assert charged == ["free"] * (most + 2)
@@ -325,7 +325,7 @@ async def test_a_cancelled_job_ends_cancelled_unless_it_succeeded_first(
     await service.jobs.cancel(job_id)
     service.end(job_id, 1, cause, "the sentence")
     assert (await service.jobs.get(job_id)).state == JobState.CANCELLED
-    (attempt,) = (await service.reading.attempts(job_id)).items
+    (attempt,) = (await service.queries.attempts(job_id)).items
     assert attempt.reason is not None
     assert attempt.reason.code == cause
 
@@ -434,9 +434,9 @@ async def test_artifacts_and_checkpoints_outside_of_the_attempts_folder_are_refu
             )
         ],
     )
-    assert (await service.reading.artifacts(job_id)).items == []
-    assert (await service.reading.checkpoints(job_id)).items == []
-    events = (await service.reading.events(job_id)).items
+    assert (await service.queries.artifacts(job_id)).items == []
+    assert (await service.queries.checkpoints(job_id)).items == []
+    events = (await service.queries.events(job_id)).items
     assert [e.type for e in events].count("frames_refused") == 1
 
 
@@ -480,8 +480,8 @@ async def test_a_malformed_frame_is_refused_and_the_rest_is_stored(
     job_id = await service.running()
     service.report(job_id, 1, [bad, log(0, "after it")])
     service.report(job_id, 1, [bad])
-    assert [x.text for x in (await service.reading.logs(job_id)).items] == ["after it"]
-    events = (await service.reading.events(job_id)).items
+    assert [x.text for x in (await service.queries.logs(job_id)).items] == ["after it"]
+    events = (await service.queries.events(job_id)).items
     assert [e.type for e in events].count("frames_refused") == 1
 
 
@@ -498,7 +498,7 @@ async def test_an_artifact_whose_name_alone_is_wrong_is_refused(
     inside = service.url(job_id, 1, "artifacts/x")
     refused, stored = (service.artifact(job_id, 1, name, inside) for name in (path, "x"))
     service.report(job_id, 1, [refused, stored])
-    assert [one.path for one in (await service.reading.artifacts(job_id)).items] == ["x"]
+    assert [one.path for one in (await service.queries.artifacts(job_id)).items] == ["x"]
     (event,) = await events_of(service, job_id, "frames_refused")
     assert sum(event.data["refused"].values()) == 1
 
@@ -512,7 +512,7 @@ async def test_a_url_that_no_database_takes_is_refused(service: Service, name: s
     dropped = frame(FrameKind.CHECKPOINT_DROPPED, {"step": 4, "url": inside})
     refused = [checkpoint, dropped, service.artifact(job_id, 1, "x", inside)]
     service.report(job_id, 1, [*refused, log(0, "after it")])
-    assert (await service.reading.checkpoints(job_id)).items == []
+    assert (await service.queries.checkpoints(job_id)).items == []
     (event,) = await events_of(service, job_id, "frames_refused")
     assert sum(event.data["refused"].values()) == 3
 
@@ -520,7 +520,7 @@ async def test_a_url_that_no_database_takes_is_refused(service: Service, name: s
 async def test_a_line_of_a_time_that_is_none_has_the_time_of_its_storing(service: Service) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [replace(log(0, "x"), time=at) for at in (1e300, -5.0)])
-    lines = (await service.reading.logs(job_id)).items
+    lines = (await service.queries.logs(job_id)).items
     assert [line.time for line in lines] == [service.now] * 2
 
 
@@ -530,7 +530,7 @@ async def test_text_that_a_database_can_not_hold_is_stored_visibly(service: Serv
     error = {"cause": "user_error", "type": "E\0", "message": nasty, "traceback": nasty}
     service.report(job_id, 1, [log(0, nasty), frame(FrameKind.ERROR, error)])
     service.end(job_id, 1, Cause.BAD_DATA, nasty)
-    (line,) = (await service.reading.logs(job_id)).items
+    (line,) = (await service.queries.logs(job_id)).items
     assert line.text == "a␀b ? é 漢 \u2028 \x1b[0m"
     job = await service.jobs.get(job_id)
     assert "a␀b" in job.reason.message
@@ -546,16 +546,16 @@ async def test_events_are_numbered_without_gaps(service: Service) -> None:
     service.report(job_id, 2, [metrics(1, {"a": 1.0}), metrics(1, {"a": 1.0})])
     await service.jobs.cancel(job_id)
     service.end(job_id, 2, Cause.STOPPED)
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     moves = [(e.from_state, e.to_state) for e in events if e.to_state is not None]
     assert moves[0] == (None, JobState.QUEUED)
     assert all(before[1] == after[0] for before, after in pairwise(moves))
     assert events[-1].to_state == JobState.CANCELLED
-    page = await service.reading.events(job_id, after_seq=2, limit=2)
+    page = await service.queries.events(job_id, after_seq=2, limit=2)
     assert [event.seq for event in page.items] == [3, 4]
     assert page.next_seq == 4
-    end = await service.reading.events(job_id, after_seq=events[-1].seq)
+    end = await service.queries.events(job_id, after_seq=events[-1].seq)
     assert (end.items, end.next_seq) == ([], events[-1].seq)
 
 
@@ -566,7 +566,7 @@ async def test_a_thousand_failing_ranks_leave_few_events(service: Service) -> No
         for rank in range(1000)
     ]
     service.report(job_id, 1, errors)
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     assert [e.type for e in events].count("error") == 8
 
 
@@ -588,7 +588,7 @@ async def test_later_attempts_resume_from_what_still_counts_newest_first(
     assert [ref.step for ref in third.resume_from] == [25, 20, 10]
     dropped = service.url(job_id, 1, "checkpoints/step-10")
     service.report(job_id, 3, [frame(FrameKind.CHECKPOINT_DROPPED, {"step": 10, "url": dropped})])
-    page = await service.reading.checkpoints(job_id)
+    page = await service.queries.checkpoints(job_id)
     assert [(c.attempt, c.step, c.is_latest) for c in page.items] == [(2, 25, True), (1, 20, False)]
 
 
@@ -603,7 +603,7 @@ async def test_the_best_checkpoint_has_the_least_loss_or_the_most_of_another_met
         service.checkpoint(job_id, 1, 30, val_loss=float("nan"), val_accuracy=float("nan")),
     ]
     service.report(job_id, 1, frames)
-    page = await service.reading.checkpoints(job_id)
+    page = await service.queries.checkpoints(job_id)
     assert [c.step for c in page.items if c.is_best] == [best]
     assert page.items[0].metric == "NaN"
 
@@ -611,13 +611,13 @@ async def test_the_best_checkpoint_has_the_least_loss_or_the_most_of_another_met
 async def test_an_artifact_of_a_later_attempt_replaces_the_one_before(service: Service) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [service.artifact(job_id, 1, "model")])
-    (before,) = (await service.reading.artifacts(job_id)).items
+    (before,) = (await service.queries.artifacts(job_id)).items
     service.end(job_id, 1, Cause.NODE_LOST)
     service.claim(job_id, 1)
     service.report(job_id, 2, [service.artifact(job_id, 2, "model")])
-    (after,) = (await service.reading.artifacts(job_id)).items
+    (after,) = (await service.queries.artifacts(job_id)).items
     assert after.id == before.id
-    _, url = await service.reading.artifact(job_id, after.id)
+    _, url = await service.queries.artifact(job_id, after.id)
     assert url == service.url(job_id, 2, "artifacts/model")
 
 
@@ -629,7 +629,7 @@ async def test_stragglers_are_named_with_the_time_they_cost(service: Service) ->
     broken = {"step": 65, "ranks": [1], "slowdown": {}, "lost_s": 0.0, "num_steps": 20}
     bodies = (slow, gone, broken)
     service.report(job_id, 1, [frame(FrameKind.STRAGGLERS, body) for body in bodies])
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     told = [event for event in events if event.type == "stragglers"]
     assert [event.data for event in told] == [slow, gone]
     assert told[0].message == (
@@ -699,7 +699,7 @@ async def test_each_end_of_a_job_names_the_results_that_are_not_kept(
     job = await service.jobs.get(job_id)
     assert job.state.is_terminal
     assert job.reason.message == says
-    assert (await service.reading.attempts(job_id)).items[0].reason.message == "it ended"
+    assert (await service.queries.attempts(job_id)).items[0].reason.message == "it ended"
 
 
 async def test_an_attempt_that_is_followed_by_another_names_no_results(service: Service) -> None:

@@ -36,7 +36,7 @@ async def test_a_hang_is_told_of_with_everything_and_outlives_the_cluster(servic
     said = "rank 1 stood still for 12.3 s in data_wait at step 50 (the limit is 4.0 s)"
     where = f"`dray hangs {job_id}` shows where each rank was when it hung"
     assert event.message == f"{said}; {where}"
-    assert (await service.reading.explain(job_id)).reason.message.endswith(where)
+    assert (await service.queries.explain(job_id)).reason.message.endswith(where)
     assert event.data["culprits"] == [1]
     await service.jobs.delete(job_id)
     with pytest.raises(NotFound):
@@ -60,7 +60,7 @@ async def test_bundles_are_bounded_in_number_and_in_size(service: Service) -> No
     assert "cut here" in stack
 
 
-async def test_of_too_many_stacks_the_culprits_are_kept(service: Service) -> None:
+async def test_of_too_many_stacks_the_stacks_of_the_culprits_are_kept(service: Service) -> None:
     num_ranks = 2 * hangs.MAX_BUNDLE_BYTES // hangs.MAX_STACK_BYTES
     job_id = await service.submit(resources={"num_workers": num_ranks})
     service.claim(job_id, workers=num_ranks)

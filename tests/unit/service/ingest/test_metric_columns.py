@@ -116,9 +116,9 @@ async def test_what_is_unusual_in_a_run_costs_no_other_frame(
     usual = [metrics(step, {"loss": float(step)}) for step in range(2, 10)]
     wrong = Frame(0, 0, usual[0].kind, START.timestamp(), body)
     service.report(job_id, 1, [*usual[:4], wrong, *usual[4:]])
-    served = (await service.reading.metrics(job_id)).series["loss"]
+    served = (await service.queries.metrics(job_id)).series["loss"]
     assert served.steps == list(range(2, 10))
-    assert "frames_refused" in [e.type for e in (await service.reading.events(job_id)).items]
+    assert "frames_refused" in [e.type for e in (await service.queries.events(job_id)).items]
 
 
 async def test_frames_alike_make_one_run_and_a_number_that_is_no_float_none() -> None:

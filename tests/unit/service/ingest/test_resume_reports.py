@@ -10,7 +10,7 @@ import pytest
 from dray import views
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
-from ray_workers.shared.processes.machine_pace import OVERLOADED, overload_note
+from ray_workers.shared.processes.machine_speed import OVERLOADED, overload_note
 from service.domain.attempts.reliability import Seen, worker_mtbf_s
 from service.loops.scheduling import starter
 from tests.marks import ON_SQLITE, RULES
@@ -42,11 +42,11 @@ async def second_attempt(service: Service, body: dict[str, Any]) -> str:
 
 
 async def shown(service: Service, job_id: str) -> views.Receipt | None:
-    return (await service.reading.attempts(job_id)).items[-1].receipt
+    return (await service.queries.attempts(job_id)).items[-1].receipt
 
 
 async def told(service: Service, job_id: str) -> list[views.Event]:
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     return [event for event in events if event.type == "resumed"]
 
 
@@ -155,9 +155,9 @@ async def test_a_receipt_that_is_malformed_is_refused_and_the_step_is_kept(
     service: Service, wrong: dict[str, Any]
 ) -> None:
     job_id = await second_attempt(service, TOLD | wrong)
-    (*_, attempt) = (await service.reading.attempts(job_id)).items
+    (*_, attempt) = (await service.queries.attempts(job_id)).items
     assert (attempt.resume_step, attempt.receipt) == (40, None)
-    types = [event.type for event in (await service.reading.events(job_id)).items]
+    types = [event.type for event in (await service.queries.events(job_id)).items]
     assert "frames_refused" in types
 
 

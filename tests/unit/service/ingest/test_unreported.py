@@ -56,7 +56,7 @@ async def test_the_next_attempt_resumes_from_checkpoints_that_nobody_reported(
     assert newest.manifest_sha256 == hashlib.sha256(manifest).hexdigest()
     (event,) = await events_of(service, job_id, "checkpoints_found")
     assert event.data == {"steps": [20, 30]}
-    shown = (await service.reading.checkpoints(job_id)).items[0]
+    shown = (await service.queries.checkpoints(job_id)).items[0]
     assert (shown.step, shown.size_bytes) == (30, 5 + len(manifest))
 
 

@@ -44,21 +44,21 @@ async def test_a_held_job_says_who_holds_it_and_how_it_goes_on(service: Service)
         "held",
         f"is held by ann; `dray release {job_id}` releases it",
     )
-    told = await service.reading.explain(job_id)
+    told = await service.queries.explain(job_id)
     assert (told.reason, told.position) == (held.reason, None)
     released = await service.change(job_id, held=False)
     assert (released.held_by, released.reason.code) == (None, "released")
     events = await events_of(service, job_id, "queue")
     assert [(e.code, e.actor) for e in events] == [("held", "ann"), ("released", "ann")]
     note(service)
-    assert (await service.reading.explain(job_id)).position == 1
+    assert (await service.queries.explain(job_id)).position == 1
 
 
 async def test_a_held_job_is_not_ahead_of_others(service: Service) -> None:
     first, second = await service.submit(), await service.submit()
     await service.change(first, held=True)
     note(service)
-    told = await service.reading.explain(second)
+    told = await service.queries.explain(second)
     assert (told.position, told.ahead) == (1, [])
 
 
@@ -97,9 +97,9 @@ async def test_the_jobs_ahead_are_those_that_the_plan_takes_first(service: Servi
         service.end(job_id, 1, Cause.PREEMPTED)
     service.advance(60)
     note(service)
-    told = await service.reading.explain(long)
+    told = await service.queries.explain(long)
     assert (told.position, [job.id for job in told.ahead]) == (2, [short])
-    assert (await service.reading.explain(short)).position == 1
+    assert (await service.queries.explain(short)).position == 1
 
 
 def waited_s(service: Service, job_id: str) -> float:
@@ -179,7 +179,7 @@ async def test_a_job_moves_before_all_others_of_its_priority(service: Service) -
     await service.change(b, first=True)
     assert order(service) == [urgent, b, c, a, other]
     note(service)
-    told = await service.reading.explain(a)
+    told = await service.queries.explain(a)
     assert (told.position, [job.id for job in told.ahead]) == (4, [urgent, b, c])
     await service.change(b, priority=51)
     await service.change(b, priority=50)

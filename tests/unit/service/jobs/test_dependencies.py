@@ -217,14 +217,14 @@ async def test_explain_names_the_jobs_that_are_waited_for(service: Service) -> N
     first = await service.running(max_runtime_s=60)
     second = await service.submit(after=[first])
     note(service)
-    found = await service.reading.explain(second)
+    found = await service.queries.explain(second)
     assert found.reason.code == "waiting_for_jobs"
     assert found.blocked_by == [first]
     assert [job.id for job in found.running] == [first]
     array_id, _ = await array_of(service, 2)
     third = await service.submit(after=[array_id])
     note(service)
-    found = await service.reading.explain(third)
+    found = await service.queries.explain(third)
     assert found.blocked_by == [array_id]
 
 

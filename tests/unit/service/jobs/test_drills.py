@@ -63,7 +63,7 @@ async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> Non
     assert live.commands == ()
 
 
-async def test_a_preempted_job_keeps_its_place(service: Service) -> None:
+async def test_a_preempted_job_keeps_its_position(service: Service) -> None:
     first = await service.running()
     later = await service.submit()
     urgent = await service.submit(priority=90)

@@ -203,7 +203,9 @@ async def test_a_precision_that_no_gpu_has_is_refused(service: Service, named: b
         await service.submit(resources=resources, train={"precision": precision})
 
 
-async def test_of_unlike_gpus_one_that_has_the_precision_must_be_named(service: Service) -> None:
+async def test_on_heterogeneous_gpus_a_type_that_supports_the_precision_must_be_named(
+    service: Service,
+) -> None:
     see_cluster(service, CPU=8.0, GPU=4.0, **{"accelerator_type:T4": 1.0, "accelerator_type:L4": 1})
     train = {"precision": "bf16"}
     with pytest.raises(Unsatisfiable, match=r"bf16, which a T4 .* may get one") as caught:
@@ -275,7 +277,7 @@ async def test_a_live_job_is_cancelling_until_its_attempt_is_seen_gone(service: 
     assert (await service.jobs.cancel(job_id)).state == JobState.CANCELLING
     service.end(job_id, 1, Cause.STOPPED)
     assert (await service.jobs.cancel(job_id)).state == JobState.CANCELLED
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     assert [e.to_state for e in events if e.to_state == JobState.CANCELLING] == ["CANCELLING"]
 
 
@@ -426,7 +428,7 @@ async def test_waiting_for_what_already_changed_answers_at_once(service: Service
 async def test_jobs_are_counted_by_state(service: Service) -> None:
     await service.submit()
     await service.running()
-    counts = await service.reading.count_jobs()
+    counts = await service.queries.count_jobs()
     assert counts[JobState.QUEUED] == counts[JobState.RUNNING] == 1
     assert counts[JobState.FAILED] == 0
 
@@ -436,22 +438,22 @@ async def test_the_attempts_phase_is_shown(service: Service) -> None:
     service.claim(job_id)
     for phase in (Phase.ACQUIRING, Phase.STARTING, Phase.RUNNING):
         service.report(job_id, 1, phase=phase)
-        (attempt,) = (await service.reading.attempts(job_id)).items
+        (attempt,) = (await service.queries.attempts(job_id)).items
         assert attempt.state == phase
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800"])
 async def test_text_that_no_row_can_hold_finds_nothing(service: Service, text: str) -> None:
     job_id = await service.running()
-    for call in (service.jobs.get, service.jobs.cancel, service.reading.events):
+    for call in (service.jobs.get, service.jobs.cancel, service.queries.events):
         with pytest.raises(NotFound):
             await call(text)
     with pytest.raises(ArtifactNotFound):
-        await service.reading.artifact(job_id, text)
+        await service.queries.artifact(job_id, text)
     texts: list[dict[str, object]] = [{"queue": text}, {"owner": text}]
     texts += [{"label": (f"{text}=a",)}, {"label": (f"a={text}",)}]
     for given in texts:
         query = JobFilter.model_construct(None, **given)
         assert (await service.jobs.list(query)).items == []
     series = MetricsFilter.model_construct(None, keys=(text,))
-    assert (await service.reading.metrics(job_id, series)).series == {}
+    assert (await service.queries.metrics(job_id, series)).series == {}

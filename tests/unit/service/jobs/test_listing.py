@@ -96,7 +96,7 @@ async def test_jobs_are_found_by_a_part_of_their_name(service: Service) -> None:
     assert await ids(service, text="\0") == []
 
 
-async def test_a_cursor_is_no_place_in_a_listing_with_other_filters(service: Service) -> None:
+async def test_a_cursor_is_refused_in_a_listing_with_other_filters(service: Service) -> None:
     for _ in range(3):
         await service.submit(labels={"a": "1", "b": "2"})
     first = JobFilter(

@@ -16,7 +16,7 @@ from service.loops.shared import queue_view
 from service.nodes import node_table
 from service.queues import admission
 from tests.unit.service.helpers import Service
-from tests.unit.service.jobs.test_silos import seat
+from tests.unit.service.jobs.test_silos import process_spec
 from tests.wire import attempt_spec, cluster_node
 
 pytestmark = pytest.mark.anyio
@@ -91,5 +91,5 @@ def test_a_server_has_no_gpu() -> None:
     attempt = attempt_spec(
         spec=spec.model_dump(mode="json"), slices=slices, bundle=GPUS, roles=SERVERS
     )
-    devices = [RankTask.of(attempt, seat(rank)).device for rank in range(3)]
+    devices = [RankTask.of(attempt, process_spec(rank)).device for rank in range(3)]
     assert devices == ["cuda", "cuda", "cpu"]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ray_workers.node import silo_gate
-from ray_workers.shared.contracts import RankTask, Seat, Slice
+from ray_workers.shared.contracts import ProcessSpec, RankTask, Slice
 from service.cluster.port import ClusterSnapshot
 from service.config.node_types import SILO_LABEL
 from service.db.models import JobRow
@@ -58,7 +58,7 @@ async def everything_shown(service: Service, job_id: str) -> str:
     page = await service.jobs.list()
     row = row_of(service, job_id)
     waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
-    events = await service.reading.events(job_id)
+    events = await service.queries.events(job_id)
     return repr((job, page, row.spec, waiting, events))
 
 
@@ -70,7 +70,7 @@ async def test_a_source_is_in_no_document_and_goes_to_its_rank_alone(service: Se
     claimed = service.claim(job_id, workers=3)
     assert claimed is not None
     assert "Kanarie" not in json.dumps(claimed.spec)
-    tasks = [RankTask.of(claimed, seat(rank)) for rank in range(3)]
+    tasks = [RankTask.of(claimed, process_spec(rank)) for rank in range(3)]
     assert "Kanarie" not in tasks[0].to_json()
     for rank, own, other in ((1, *CANARIES), (2, *reversed(CANARIES))):
         assert own in tasks[rank].to_json()
@@ -79,14 +79,16 @@ async def test_a_source_is_in_no_document_and_goes_to_its_rank_alone(service: Se
     assert [silo_gate.silo_of(task) and task.rank for task in tasks] == [None, 1, 2]
 
 
-def seat(rank: int) -> Seat:
+def process_spec(rank: int) -> ProcessSpec:
     texts = dict.fromkeys(("spool_dir", "temp_dir", "work_dir", "folders_dir", "page_prefix"), "/x")
     numbers = dict.fromkeys(("incarnation", "local_rank", "node_rank", "generation"), 0)
     more: dict[str, Any] = {**texts, **numbers, "local_world_size": 1, "peers": ()}
-    return Seat(rank=rank, master_addr="127.0.0.1", master_port=1, **more)
+    return ProcessSpec(rank=rank, master_addr="127.0.0.1", master_port=1, **more)
 
 
-async def test_workers_go_home_and_the_aggregator_where_no_data_are(service: Service) -> None:
+async def test_workers_run_on_their_pinned_nodes_and_the_aggregator_on_a_node_without_data(
+    service: Service,
+) -> None:
     see(service, {"silo": "south"}, {}, {"silo": "north", "rack": "a"})
     job_id = await service.submit(**federated())
     (decision,) = planned(service)
@@ -175,7 +177,7 @@ async def test_a_cluster_of_silos_alone_refuses_jobs_and_says_why(service: Servi
     see(service, KEPT)
     with pytest.raises(Unsatisfiable, match="every node of the cluster has a silo's data"):
         await service.submit()
-    (node,) = (await service.reading.cluster()).nodes
+    (node,) = (await service.queries.cluster()).nodes
     assert node.labels == KEPT
     assert node.reason == "it has a silo's data, and only runs ranks of silos"
     see(service, {})
@@ -186,7 +188,7 @@ async def test_a_cluster_of_silos_alone_refuses_jobs_and_says_why(service: Servi
     assert "every node of the cluster has a silo's data" in decision.reason.message
 
 
-async def test_two_silos_on_one_node_need_room_for_both(service: Service) -> None:
+async def test_two_silos_on_one_node_need_slots_for_both(service: Service) -> None:
     both = [{"name": name, "node_labels": {"site": "a"}} for name in NAMES]
     document = {"federated": {"silos": both, "rounds": 1}}
     see(service, {"site": "a"}, {}, cpus=1.0)
@@ -206,7 +208,7 @@ async def test_a_forbidden_source_is_refused_by_its_silo(service: Service, tmp_p
     assert refused.value.pointer == "/federated/silos/1/source"
 
 
-async def test_a_stored_job_gets_its_homes_back(service: Service) -> None:
+async def test_a_stored_job_keeps_its_pinned_nodes(service: Service) -> None:
     job_id = await service.submit(**federated())
     request = resizing.request_of(row_of(service, job_id))
     assert request.homes == (("label:silo=north",), ("label:silo=south",))

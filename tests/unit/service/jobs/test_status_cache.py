@@ -84,18 +84,18 @@ async def test_an_answer_that_was_overtaken_is_not_kept(
 ) -> None:
     service, cache = sqlite_service, StatusCache(sqlite_service.database)
     job_id = await service.submit()
-    reading, changed = threading.Event(), threading.Event()
+    queries, changed = threading.Event(), threading.Event()
     present = serializers.status
 
     def slowly(row: Any) -> Any:
         view = present(row)
-        reading.set()
+        queries.set()
         assert changed.wait(60)
         return view
 
     monkeypatch.setattr(serializers, "status", slowly)
     answer = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(cache.read(job_id))))
-    assert await asyncio.to_thread(reading.wait, 60)
+    assert await asyncio.to_thread(queries.wait, 60)
     assert await asyncio.to_thread(service.claim, job_id) is not None
     changed.set()
     assert b"QUEUED" in await answer

@@ -33,9 +33,9 @@ async def test_each_job_of_a_round_gets_what_a_claim_of_it_alone_gives(service: 
         assert {**one.spec, "name": "alone"} == alone.spec
         job = await service.jobs.get(job_id)
         assert (job.state, job.attempt, job.reason.code) == (JobState.STARTING, 1, "claimed")
-        events = (await service.reading.events(job_id)).items
+        events = (await service.queries.events(job_id)).items
         assert [(event.seq, event.code) for event in events] == [(1, "submitted"), (2, "claimed")]
-        (attempt,) = (await service.reading.attempts(job_id)).items
+        (attempt,) = (await service.queries.attempts(job_id)).items
         assert (attempt.attempt, attempt.world_size) == (1, 1)
 
 

@@ -156,7 +156,7 @@ async def test_a_group_that_shrank_frees_its_slots_and_says_so(service: Service)
         4,
     )
     assert live(service, job_id).slices == (Slice("node-a", 3),)
-    (attempt,) = (await service.reading.attempts(job_id)).items
+    (attempt,) = (await service.queries.attempts(job_id)).items
     assert attempt.world_size == 3
     (event,) = await events_of(service, job_id, "resized")
     assert event.message == "node-b is gone"
@@ -372,7 +372,7 @@ async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
 
 async def test_a_group_below_its_size_explains_what_it_waits_for(service: Service) -> None:
     job_id = await trains(service)
-    assert (await service.reading.explain(job_id)).reason.message == "trains on 2 workers"
+    assert (await service.queries.explain(job_id)).reason.message == "trains on 2 workers"
     reason = policy.Reason("waiting_for_slots", "could use 2 workers more; 0 are free")
     stay = policy.Stay(job_id, reason, ("job-x",))
 
@@ -380,16 +380,16 @@ async def test_a_group_below_its_size_explains_what_it_waits_for(service: Servic
         return service.database.write_sync(lambda s: resizing.note_stays(s, [stay]))
 
     assert [note(), note()] == [1, 0]
-    explained = await service.reading.explain(job_id)
+    explained = await service.queries.explain(job_id)
     assert explained.reason.message == "trains on 2 workers; could use 2 workers more; 0 are free"
     assert (explained.blocked_by, explained.expected_start_at) == (["job-x"], None)
     seen = growing(service, job_id)
     assert seen is not None
     assert give(service, seen, B)
-    explained = await service.reading.explain(job_id)
+    explained = await service.queries.explain(job_id)
     assert explained.reason.message == "trains on 2 workers; is being granted 1 worker more"
     service.end(job_id, 1)
-    assert (await service.reading.explain(job_id)).reason.message == "it ended"
+    assert (await service.queries.explain(job_id)).reason.message == "it ended"
 
 
 async def test_of_gossip_it_is_explained_with_how_many_it_trains_on(service: Service) -> None:
@@ -401,7 +401,7 @@ async def test_of_gossip_it_is_explained_with_how_many_it_trains_on(service: Ser
     assert size_told(service, job_id) == "", "it recovers"
     service.report(job_id, 1, [regrouped(2, world_size=2)], phase=Phase.RUNNING)
     trains_on = "continues to train with 2 of 3 workers; a replacement joins once it is ready"
-    explained = await service.reading.explain(job_id)
+    explained = await service.queries.explain(job_id)
     assert explained.reason.message.endswith(f"; {trains_on}")
     # No process can be started; then a node is lost and not replaced.
     whole = Slice("node-a", 3)
@@ -550,7 +550,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     assert ask_back(service, job_id, B)
     told = f"was asked to release 1 worker by {service.now + RECALL_LIMIT:%H:%M:%S} UTC"
     assert size_told(service, job_id) == told
-    assert (await service.reading.explain(job_id)).reason.message.endswith(f"; {told}")
+    assert (await service.queries.explain(job_id)).reason.message.endswith(f"; {told}")
     service.advance(RECALL_LIMIT.total_seconds() - 1)
     assert not live(service, job_id).is_recall_unanswered
     assert not withdraw(service, job_id)

@@ -49,8 +49,8 @@ async def test_of_many_claims_at_once_one_wins(service: Service) -> None:
         claims = list(pool.map(lambda _: service.claim(job_id), range(8)))
     winners = [claimed for claimed in claims if claimed is not None]
     assert [claimed.attempt for claimed in winners] == [1]
-    assert len((await service.reading.attempts(job_id)).items) == 1
-    events = (await service.reading.events(job_id)).items
+    assert len((await service.queries.attempts(job_id)).items) == 1
+    events = (await service.queries.events(job_id)).items
     assert [event.to_state for event in events] == [JobState.QUEUED, JobState.STARTING]
 
 
@@ -185,7 +185,7 @@ async def test_a_job_that_hangs_in_its_start_may_be_asked_for_its_slots(service:
     assert held_s(service) == 10.0
 
 
-async def test_a_requeued_job_keeps_its_place_and_waits_for_its_time(service: Service) -> None:
+async def test_a_requeued_job_keeps_its_position_and_waits_for_its_time(service: Service) -> None:
     first = await service.running()
     second = await service.submit()
     service.end(first, 1, Cause.WORKER_LOST)
@@ -209,15 +209,15 @@ async def test_why_a_job_waits_is_stored_once_and_explained(service: Service) ->
         )
 
     assert (note(), note()) == (1, 0)
-    explained = await service.reading.explain(job_id)
+    explained = await service.queries.explain(job_id)
     assert (explained.reason.code, explained.reason.message) == (reason.code, reason.message)
     assert (explained.position, explained.blocked_by) == (1, [blocker])
-    assert len((await service.reading.events(job_id)).items) == 1
+    assert len((await service.queries.events(job_id)).items) == 1
     assert (await service.jobs.get(job_id)).position == 1
     service.claim(job_id, workers=4)
     assert note() == 0
     assert (await service.jobs.get(job_id)).position is None
-    explained = await service.reading.explain(job_id)
+    explained = await service.queries.explain(job_id)
     assert (explained.position, explained.blocked_by) == (None, [])
     assert explained.reason.code == "claimed"
 
@@ -228,9 +228,9 @@ async def test_a_waiting_job_names_who_waits_before_it_and_who_runs(service: Ser
     urgent = await service.submit(name="urgent", priority=90)
     last = await service.submit(name="last")
     await service.submit(name="later")
-    assert (await service.reading.explain(last)).position is None
+    assert (await service.queries.explain(last)).position is None
     note_plan(service)
-    explained = await service.reading.explain(last)
+    explained = await service.queries.explain(last)
     assert (explained.position, explained.queue_length) == (3, 4)
     assert [(job.id, job.name) for job in explained.ahead] == [
         (urgent, "urgent"),
@@ -239,14 +239,14 @@ async def test_a_waiting_job_names_who_waits_before_it_and_who_runs(service: Ser
     assert [(job.id, job.name, job.state) for job in explained.running] == [
         (runs, "runs", "RUNNING")
     ]
-    explained = await service.reading.explain(runs)
+    explained = await service.queries.explain(runs)
     assert (explained.position, explained.ahead, explained.running) == (None, [], [])
 
 
 async def test_a_long_queue_is_counted_and_its_head_is_named(service: Service) -> None:
     made = [await service.submit() for _ in range(25)]
     note_plan(service)
-    explained = await service.reading.explain(made[-1])
+    explained = await service.queries.explain(made[-1])
     assert (explained.position, explained.queue_length) == (25, 25)
     assert [job.id for job in explained.ahead] == made[:20]
 
@@ -266,7 +266,7 @@ async def test_before_a_forecast_was_made_nobody_guesses_when_a_job_starts(
     await service.running()
     job_id = await service.submit()
     note_plan(service)
-    told = await service.reading.explain(job_id)
+    told = await service.queries.explain(job_id)
     assert (told.expected_start_at, told.start, told.counterfactuals) == (None, None, [])
 
 
@@ -303,10 +303,10 @@ async def test_a_move_that_the_table_does_not_have_changes_nothing(service: Serv
 
 
 async def test_the_cluster_is_shown_as_last_seen_with_what_we_hold(service: Service) -> None:
-    assert not (await service.reading.cluster()).connected
+    assert not (await service.queries.cluster()).connected
     see_nodes(service, host("node-a", 8.0), host("node-b", 4.0, accepted=False, problem="old"))
     job_id = await service.running()
-    seen = await service.reading.cluster()
+    seen = await service.queries.cluster()
     assert seen.connected
     assert (seen.ray_address, seen.ray_dashboard) == ("ray://x", "http://dash")
     a, b = seen.nodes
@@ -319,8 +319,8 @@ async def test_the_cluster_is_shown_as_last_seen_with_what_we_hold(service: Serv
     assert (b.accepted, b.reason, b.held, b.jobs) == (False, "old", {}, [])
     assert (await service.jobs.get(job_id)).links.ray_dashboard == "http://dash"
     see_nodes(service, host("node-c", 2.0))
-    assert [n.node_id for n in (await service.reading.cluster()).nodes] == ["node-c"]
+    assert [n.node_id for n in (await service.queries.cluster()).nodes] == ["node-c"]
     service.database.write_sync(lambda s: node_table.store(s, None, "it is away", service.now))
-    seen = await service.reading.cluster()
+    seen = await service.queries.cluster()
     assert (seen.connected, seen.reason) == (False, "it is away")
     assert [n.node_id for n in seen.nodes] == ["node-c"]

@@ -49,7 +49,7 @@ async def test_a_move_from_a_state_that_is_no_more_changes_nothing(service: Serv
 
     assert not service.database.write_sync(races)
     assert (await service.jobs.get(job_id)).state is JobState.QUEUED
-    assert [e.code for e in (await service.reading.events(job_id)).items] == ["submitted"]
+    assert [e.code for e in (await service.queries.events(job_id)).items] == ["submitted"]
 
 
 async def test_a_job_without_running_time_left_is_not_claimed_but_fails(service: Service) -> None:

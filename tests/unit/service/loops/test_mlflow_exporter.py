@@ -379,12 +379,12 @@ async def test_a_job_that_can_not_be_read_holds_up_no_other(
     bad, good = [await service.submit() for _ in range(2)]
     next_part = parts.next_part
 
-    def reading(session: Any, job_id: str) -> Any:
+    def queries(session: Any, job_id: str) -> Any:
         if job_id == bad:
             raise ValueError("a chunk is damaged")
         return next_part(session, job_id)
 
-    monkeypatch.setattr(mlflow_exporter, "next_part", reading)
+    monkeypatch.setattr(mlflow_exporter, "next_part", queries)
     await export_all(exporter)
     assert mlflow.runs.keys() == {good}
     row = service.database.read_sync(lambda s: repository.get(s, bad))

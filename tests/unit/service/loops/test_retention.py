@@ -156,11 +156,11 @@ async def test_a_full_storage_takes_no_job_and_says_what_to_do(
     assert "dray delete" in str(caught.value.hint)
     again, created = await here.jobs.submit(spec(), idempotency=key)
     assert (again.id, created) == (first.id, False), "acknowledged jobs are still answered"
-    shown = (await here.reading.cluster()).storage
+    shown = (await here.queries.cluster()).storage
     assert (shown.used_bytes, shown.quota_bytes) == (20, 20)
     assert shown.problem is not None
     await here.jobs.delete(jobs[0])
-    assert (await here.reading.cluster()).storage.problem is None
+    assert (await here.queries.cluster()).storage.problem is None
     assert (await here.jobs.submit(spec()))[0].state is JobState.QUEUED
 
 
@@ -179,10 +179,10 @@ async def test_deleting_frees_the_storage(service: Service, tmp_path: Path) -> N
 
     before = on_disk()
     await here.watch.look(here.now)
-    assert ((await here.reading.cluster()).storage.used_bytes or 0) > 0
+    assert ((await here.queries.cluster()).storage.used_bytes or 0) > 0
     await here.jobs.delete(job_id)
     assert before - on_disk() >= 100_000
-    assert (await here.reading.cluster()).storage.used_bytes == 0
+    assert (await here.queries.cluster()).storage.used_bytes == 0
 
 
 async def test_a_disk_that_takes_nothing_is_named_without_any_limit(
@@ -211,7 +211,7 @@ async def test_too_little_free_disk_counts_as_full(service: Service, tmp_path: P
         await here.jobs.submit(spec())
     roomy = kept(service, tmp_path, min_free_bytes=1)
     assert await roomy.watch.look(here.now) is None
-    assert ((await roomy.reading.cluster()).storage.free_bytes or 0) > 0
+    assert ((await roomy.queries.cluster()).storage.free_bytes or 0) > 0
 
 
 async def test_a_limit_that_was_lifted_is_forgotten(service: Service, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ async def test_a_job_that_somebody_deleted_first_is_passed_over(
 
 
 def test_an_unknown_amount_is_no_reason() -> None:
-    assert quota.why_no_room(used=None, free=None, quota=1, min_free=1) is None
-    assert quota.why_no_room(used=5, free=5, quota=None, min_free=None) is None
-    assert quota.why_no_room(used=5, free=5, quota=6, min_free=5) is None
-    assert "5 GiB" in str(quota.why_no_room(used=5 << 30, free=1, quota=1, min_free=None))
+    assert quota.why_no_space(used=None, free=None, quota=1, min_free=1) is None
+    assert quota.why_no_space(used=5, free=5, quota=None, min_free=None) is None
+    assert quota.why_no_space(used=5, free=5, quota=6, min_free=5) is None
+    assert "5 GiB" in str(quota.why_no_space(used=5 << 30, free=1, quota=1, min_free=None))

@@ -153,7 +153,7 @@ async def says(runtime: Runtime, job_id: str, code: str) -> views.Explanation:
     """Return the explanation as soon as its reason has this code."""
 
     async def explained() -> views.Explanation | None:
-        explanation = await runtime.reading.explain(job_id)
+        explanation = await runtime.queries.explain(job_id)
         return explanation if explanation.reason.code == code else None
 
     found = await eventually(explained, f"{job_id} never had the reason {code}")
@@ -173,23 +173,23 @@ async def reports_step(runtime: Runtime, job_id: str, step: int) -> None:
 
 async def causes(runtime: Runtime, job_id: str) -> list[str | None]:
     """Return the reason of each attempt's end."""
-    attempts = (await runtime.reading.attempts(job_id)).items
+    attempts = (await runtime.queries.attempts(job_id)).items
     return [attempt.reason.code if attempt.reason else None for attempt in attempts]
 
 
 async def charges(runtime: Runtime, job_id: str) -> list[str]:
     """Return the budget to which each retry was charged."""
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     return [event.data["charged_to"] for event in events if "charged_to" in event.data]
 
 
 async def steps_of(runtime: Runtime, job_id: str, rank: int = 0) -> list[int]:
-    metrics = await runtime.reading.metrics(job_id, MetricsFilter(rank=rank))
+    metrics = await runtime.queries.metrics(job_id, MetricsFilter(rank=rank))
     return metrics.series["train/loss"].steps
 
 
 async def log_of(runtime: Runtime, job_id: str, attempt: int = 1) -> list[str]:
-    page = await runtime.reading.logs(job_id, attempt=attempt)
+    page = await runtime.queries.logs(job_id, attempt=attempt)
     return [line.text for line in page.items]
 
 
@@ -197,11 +197,11 @@ async def keeps_its_promises(world: World, runtime: Runtime, job_id: str) -> Non
     """Check I2, I4, I5, I7, and I8 for a completed job."""
     job = await runtime.jobs.get(job_id)
     assert job.state.is_terminal
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     ends = [e for e in events if e.to_state is not None and e.to_state.is_terminal]
     assert len(ends) == 1
-    for series in (await runtime.reading.metrics(job_id)).series.values():
+    for series in (await runtime.queries.metrics(job_id)).series.values():
         assert series.steps == sorted(set(series.steps))
     assert world.fake.crowds.get(job_id, 0) <= 1
     for attempt in range(1, job.attempt + 1):

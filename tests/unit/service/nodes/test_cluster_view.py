@@ -28,7 +28,7 @@ async def test_each_slot_is_counted_once_however_many_nodes_there_are(
     monkeypatch.setattr(slots, "add", counting)
     jobs = [await service.running() for _ in range(3)]
     see(service, *(cluster_node(f"node-{name}", {"CPU": 4.0}) for name in "abcd"))
-    first, *others = (await service.reading.cluster()).nodes
+    first, *others = (await service.queries.cluster()).nodes
     assert (first.held, first.jobs) == ({"CPU": 3.0}, jobs)
     assert [(node.held, node.jobs) for node in others] == [({}, [])] * 3
     assert counted["slots"] == 3
@@ -38,8 +38,8 @@ async def test_broken_text_of_a_node_or_of_ray_is_shown(service: Service) -> Non
     broken = "half of a character: \ud800, and NUL: \0"
     see(service, cluster_node("node-a", {"CPU": 4.0}, accepted=False, problem=broken))
     shown = "half of a character: ?, and NUL: ␀"
-    (node,) = (await service.reading.cluster()).nodes
+    (node,) = (await service.queries.cluster()).nodes
     assert node.reason == shown
     service.database.write_sync(lambda s: node_table.store(s, None, broken, service.now))
-    cluster = await service.reading.cluster()
+    cluster = await service.queries.cluster()
     assert (cluster.connected, cluster.reason) == (False, shown)

@@ -26,7 +26,7 @@ def keeping(job_id: str, reason: str = "pid 7 (python, state D) is there") -> Cl
 
 
 async def told(service: Service, job_id: str) -> list[Event]:
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     return [event for event in events if event.type.startswith("slot_")]
 
@@ -42,7 +42,7 @@ async def test_slots_in_quarantine_are_shown_and_told_once(service: Service) -> 
     job_id = await ended(service)
     see(service, keeping(job_id))
     see(service, keeping(job_id, "pid 7 (python, state D) is still there"))
-    (node,) = (await service.reading.cluster()).nodes
+    (node,) = (await service.queries.cluster()).nodes
     (kept,) = node.quarantined
     assert (kept.slots, kept.job_id, kept.since) == (1, job_id, START)
     assert kept.reason == "pid 7 (python, state D) is still there"
@@ -59,7 +59,7 @@ async def test_their_release_is_told_too(service: Service) -> None:
     see(service, keeping(job_id))
     service.advance(5.0)
     see(service, NODE)
-    (node,) = (await service.reading.cluster()).nodes
+    (node,) = (await service.queries.cluster()).nodes
     assert node.quarantined == []
     assert [event.type for event in await told(service, job_id)] == [
         "slot_quarantined",
@@ -88,7 +88,7 @@ async def test_a_node_that_has_not_said_yet_keeps_what_it_kept(service: Service)
     job_id = await ended(service)
     see(service, keeping(job_id))
     see(service, replace(NODE, accepted=False, quarantined=None))
-    (node,) = (await service.reading.cluster()).nodes
+    (node,) = (await service.queries.cluster()).nodes
     assert [kept.job_id for kept in node.quarantined] == [job_id]
     assert len(await told(service, job_id)) == 1
     see(service, NODE)
@@ -97,5 +97,5 @@ async def test_a_node_that_has_not_said_yet_keeps_what_it_kept(service: Service)
 
 async def test_a_job_that_was_deleted_is_told_nothing(service: Service) -> None:
     see(service, keeping("no-such-job"))
-    (node,) = (await service.reading.cluster()).nodes
+    (node,) = (await service.queries.cluster()).nodes
     assert [kept.job_id for kept in node.quarantined] == ["no-such-job"]

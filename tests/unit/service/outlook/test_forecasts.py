@@ -56,7 +56,7 @@ async def test_the_first_forecast_is_measured_and_the_newest_is_told(service: Se
     assert store(service, of, {job_id: first}) == 1
     service.advance(100)
     assert store(service, of, {job_id: in_(service, 200)}) == 1
-    told = await service.reading.explain(job_id)
+    told = await service.queries.explain(job_id)
     assert told.start is not None
     assert told.start.first_at == first.at
     assert told.expected_start_at == service.now + timedelta(seconds=200)
@@ -75,7 +75,7 @@ async def test_a_forecast_that_is_about_the_same_is_not_written_again(service: S
     nobody_knows = Expected(None, Reason("held", "is held"), service.now)
     assert store(service, of, {job_id: nobody_knows}) == 1
     assert store(service, of, {job_id: nobody_knows}) == 0
-    told = await service.reading.explain(job_id)
+    told = await service.queries.explain(job_id)
     assert told.start is not None
     assert told.start.reason is not None
     assert (told.start.at, told.start.reason.code) == (None, "held")
@@ -103,11 +103,11 @@ async def test_a_start_whose_time_has_passed_is_not_shown(service: Service) -> N
     at, latest = (service.now + timedelta(seconds=seconds) for seconds in (100, 200))
     store(service, Forecasts(), {job_id: Expected(at, earliest=service.now, latest=latest)})
     service.advance(150)
-    start = (await service.reading.explain(job_id)).start
+    start = (await service.queries.explain(job_id)).start
     assert start is not None
     assert (start.earliest_at, start.at, start.latest_at) == (service.now, service.now, latest)
     service.advance(50)
-    start = (await service.reading.explain(job_id)).start
+    start = (await service.queries.explain(job_id)).start
     assert start is not None
     assert start.reason is not None
     assert (start.at, start.latest_at, start.reason.code) == (None, None, "overdue")
@@ -115,7 +115,7 @@ async def test_a_start_whose_time_has_passed_is_not_shown(service: Service) -> N
 
 async def test_all_answers_about_a_job_have_the_same_end(service: Service) -> None:
     job_id = await service.running()
-    end = (await service.reading.explain(job_id)).end
+    end = (await service.queries.explain(job_id)).end
     assert end is not None
     assert end.reason is not None
     assert (end.at, end.reason.message) == (
@@ -125,7 +125,7 @@ async def test_all_answers_about_a_job_have_the_same_end(service: Service) -> No
     for step in range(1, 11):
         service.advance(10)
         service.report(job_id, 1, [metrics(step, {"x": 1.0}, at=service.now, total_steps=100)])
-    end = (await service.reading.explain(job_id)).end
+    end = (await service.queries.explain(job_id)).end
     assert end is not None
     assert end.earliest_at is not None
     assert end.latest_at is not None
@@ -160,7 +160,7 @@ async def test_the_end_of_a_job_that_succeeds_is_measured_and_no_other(service: 
     good, bad, goes_on = [await service.running(max_retries=0) for _ in range(3)]
     ends = {job_id: in_(service, 100) for job_id in (good, bad, goes_on)}
     assert store(service, of, ends=ends) == 3
-    assert (await service.reading.explain(good)).start is None
+    assert (await service.queries.explain(good)).start is None
     service.advance(130)
     service.end(good, 1)
     service.end(bad, 1, Cause.USER_ERROR)

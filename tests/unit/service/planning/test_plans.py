@@ -125,7 +125,7 @@ async def test_auto_becomes_axes_that_every_attempt_uses(service: Service) -> No
     stored = JobSpec.model_validate(job.spec)
     assert not stored.parallel.auto
     assert stored.parallel.num_parts == 2
-    (event,) = (await service.reading.events(job.id)).items
+    (event,) = (await service.queries.events(job.id)).items
     assert "parallel: auto became" in event.message
     assert event.data["planned"] == job.spec["parallel"]
 
@@ -238,16 +238,16 @@ async def submitted(service: Service, **parts: Any) -> views.Job:
 async def test_sync_auto_is_all_reduce_and_says_why_not_the_others(service: Service) -> None:
     job = await submitted(service)
     assert job.spec["sync"]["kind"] == "all_reduce"
-    (event,) = (await service.reading.events(job.id)).items
+    (event,) = (await service.queries.events(job.id)).items
     assert "sync: auto became all-reduce: takes" in event.message
-    explained = (await service.reading.explain(job.id)).sync
+    explained = (await service.queries.explain(job.id)).sync
     assert explained is not None
     assert explained.model_dump(mode="json") == event.data["sync_plan"]
     assert explained.options[0].name == explained.chosen == "all-reduce"
     assert len(explained.options) == 8
     assert any("are assumed to be equally fast" in fact for fact in explained.facts)
     plain = await service.submit(**text())
-    assert (await service.reading.explain(plain)).sync is None
+    assert (await service.queries.explain(plain)).sync is None
 
 
 async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service) -> None:
@@ -255,7 +255,7 @@ async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service
     slow = await spread(service, {0: 0.01, 1: 0.08, 2: 0.01, 3: 0.01})
     job = await submitted(service)
     assert (job.spec["sync"]["kind"], job.spec["sync"]["mode"]) == ("gossip", "ad_psgd")
-    (event,) = (await service.reading.events(job.id)).items
+    (event,) = (await service.queries.events(job.id)).items
     assert f"takes 8.0 times as long as the median rank, as measured in {slow}" in event.message
     assert (await submitted(service, elastic={"min_workers": 1})).spec["sync"]["kind"] == (
         "all_reduce"
@@ -296,7 +296,7 @@ async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
 async def test_nodes_and_their_labels_are_known(service: Service) -> None:
     see_cluster(service, CPU=2.0)
     job = await submitted(service, resources={"num_workers": 2})
-    explained = (await service.reading.explain(job.id)).sync
+    explained = (await service.queries.explain(job.id)).sync
     assert explained is not None
     assert "1 node holds all 2 workers" in explained.facts
 

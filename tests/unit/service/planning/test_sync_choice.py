@@ -9,7 +9,7 @@ import pytest
 
 from dray.spec import JobSpec
 from service.planning.model.sync_choice import GAIN, SyncFacts, choose_sync
-from service.planning.model.sync_costs import RankPaces, SyncCost, Work, sync_costs
+from service.planning.model.sync_costs import RankSpeeds, SyncCost, Work, sync_costs
 
 MIB = 1 << 20
 ALIKE = Work(
@@ -20,7 +20,7 @@ ALIKE = Work(
     latency_s=1e-4,
 )
 FAST = SyncFacts(ALIKE, "as given in the document", True, 1, False)
-ONE_SLOW = RankPaces(slowest=10.0, mean_speed=3.1 / 4, job_id="job-1")
+ONE_SLOW = RankSpeeds(slowest=10.0, mean_speed=3.1 / 4, job_id="job-1")
 
 
 def facts(*, is_known: bool = True, spot: bool = False, **work: Any) -> SyncFacts:
@@ -45,9 +45,9 @@ PAIRS = "gossip, ad_psgd, ring"
     ("spec", "known", "chosen", "because"),
     [
         (document(), FAST, "all-reduce", "no way that the document allows is known to be 1.5"),
-        (document(), facts(paces=ONE_SLOW), PAIRS, "10.0 times as long as the median rank"),
-        (document(), facts(paces=ONE_SLOW, is_known=False), PAIRS, "as measured in job-1"),
-        (document(), facts(paces=RankPaces(1.3, 0.95, "job-1")), "all-reduce", "no way that"),
+        (document(), facts(speeds=ONE_SLOW), PAIRS, "10.0 times as long as the median rank"),
+        (document(), facts(speeds=ONE_SLOW, is_known=False), PAIRS, "as measured in job-1"),
+        (document(), facts(speeds=RankSpeeds(1.3, 0.95, "job-1")), "all-reduce", "no way that"),
         (document(), facts(**SLOW_LINK), "local steps, every 32", "86% of a step with all-reduce"),
         (
             document(),
@@ -55,19 +55,19 @@ PAIRS = "gossip, ad_psgd, ring"
             "all-reduce",
             "no way that the document allows",
         ),
-        (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
+        (document(), facts(speeds=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
         # Only messages take a long time, and their latency is a guess.
         (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no way that"),
-        (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
+        (NO_COPIES, facts(speeds=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
         (
             NO_COPIES,
-            facts(paces=ONE_SLOW, spot=True),
+            facts(speeds=ONE_SLOW, spot=True),
             "all-reduce",
             "no way that the document allows",
         ),
-        (STALE, facts(paces=ONE_SLOW), "all-reduce", "no way that"),
-        (document(3), facts(num_ranks=3, paces=ONE_SLOW), "gossip, ad_psgd, random", "10.0"),
-        (document(elastic={"min_workers": 1}), facts(paces=ONE_SLOW), "all-reduce", "no way that"),
+        (STALE, facts(speeds=ONE_SLOW), "all-reduce", "no way that"),
+        (document(3), facts(num_ranks=3, speeds=ONE_SLOW), "gossip, ad_psgd, random", "10.0"),
+        (document(elastic={"min_workers": 1}), facts(speeds=ONE_SLOW), "all-reduce", "no way that"),
         (document(), "of the model nothing is known", "all-reduce", "of the model nothing"),
     ],
 )
@@ -85,7 +85,7 @@ def test_another_way_than_all_reduce_is_for_a_reason(
 
 
 def test_each_way_that_is_not_taken_says_what_speaks_against_it() -> None:
-    elastic = choose_sync(document(elastic={"min_workers": 1}), facts(paces=ONE_SLOW))
+    elastic = choose_sync(document(elastic={"min_workers": 1}), facts(speeds=ONE_SLOW))
     against = {option.name: option.why for option in elastic.options[1:]}
     assert all("this document does not allow it" in why for why in against.values())
     assert "it: elastic must be unset: with sync.kind gossip the ranks have no" in against[PAIRS]
@@ -95,7 +95,7 @@ def test_each_way_that_is_not_taken_says_what_speaks_against_it() -> None:
     assert "set sync.bandwidth_bytes_per_s" in guessed.options[1].why
     quick = choose_sync(document(), facts(weights_bytes=6e3, compute_s=1e-4))
     assert "with an assumed latency" in quick.options[1].why
-    slow = choose_sync(document(), facts(paces=ONE_SLOW))
+    slow = choose_sync(document(), facts(speeds=ONE_SLOW))
     whys = {option.name: option.why for option in slow.options}
     assert "no faster than all-reduce" in whys["parameter servers, synchronous"]
     assert "times as long as the chosen way" in whys["parameter servers, asynchronous"]
@@ -113,7 +113,7 @@ def test_facts_are_told_as_sentences() -> None:
         "spot",
     ):
         assert part in told
-    assert "10.00 times" in " ".join(choose_sync(document(), facts(paces=ONE_SLOW)).facts)
+    assert "10.00 times" in " ".join(choose_sync(document(), facts(speeds=ONE_SLOW)).facts)
     gpus = document(resources={"num_workers": 4, "gpus_per_worker": 1})
     assert "paces are not measured on GPUs" in " ".join(choose_sync(gpus, FAST).facts)
 
@@ -142,7 +142,7 @@ def test_the_costs_are_those_of_their_formulas() -> None:
 
 
 def test_only_ways_that_wait_for_nobody_are_quick_with_a_slow_rank() -> None:
-    slow = {of(cost): cost for cost in sync_costs(replace(ALIKE, paces=ONE_SLOW))}
+    slow = {of(cost): cost for cost in sync_costs(replace(ALIKE, speeds=ONE_SLOW))}
     base = slow["all_reduce"].step_time_s
     quick = {name for name, cost in slow.items() if base / cost.step_time_s >= GAIN}
     assert quick == {"ad_psgd", "asynchronous"}

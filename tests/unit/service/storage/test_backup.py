@@ -64,26 +64,26 @@ class Home(Service):
     async def everything(self, job_id: str) -> dict[str, Any]:
         """Return everything that can be read about a job, including its files, with the URL
         replaced by STORAGE."""
-        reading = self.reading
+        queries = self.queries
         answers = {
             "job": await self.jobs.get(job_id),
-            "metrics": await reading.metrics(job_id),
-            "logs": await reading.logs(job_id),
-            "events": await reading.events(job_id),
-            "attempts": await reading.attempts(job_id),
-            "checkpoints": await reading.checkpoints(job_id),
-            "artifacts": await reading.artifacts(job_id),
+            "metrics": await queries.metrics(job_id),
+            "logs": await queries.logs(job_id),
+            "events": await queries.events(job_id),
+            "attempts": await queries.attempts(job_id),
+            "checkpoints": await queries.checkpoints(job_id),
+            "artifacts": await queries.artifacts(job_id),
         }
         read: dict[str, Any] = {
             name: json.loads(view.model_dump_json().replace(self.storage.url, "STORAGE"))
             for name, view in answers.items()
         }
         for item in answers["artifacts"].items:
-            _, url = await reading.artifact(job_id, item.id)
+            _, url = await queries.artifact(job_id, item.id)
             read[item.path] = self.storage.read_bytes(self.storage.key_of(url))
         for item in answers["checkpoints"].items:
-            for file in (await reading.checkpoint_files(job_id, item.step)).items:
-                _, key = await reading.checkpoint_file(job_id, item.step, file.path)
+            for file in (await queries.checkpoint_files(job_id, item.step)).items:
+                _, key = await queries.checkpoint_file(job_id, item.step, file.path)
                 read[key] = self.storage.read_bytes(key)
         return read
 
@@ -176,7 +176,7 @@ async def test_a_running_job_is_taken_with_what_it_had(old: Home, tmp_path: Path
     restore(tmp_path / "copy.tar", tmp_path / "new")
     new = Home(tmp_path / "new")
     assert (await new.jobs.get(job_id)).state is JobState.RUNNING
-    assert [c.step for c in (await new.reading.checkpoints(job_id)).items] == [5]
+    assert [c.step for c in (await new.queries.checkpoints(job_id)).items] == [5]
 
 
 async def test_a_pipe_that_a_job_left_is_not_waited_for(old: Home, tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ async def test_what_was_deleted_while_it_was_taken_is_left_out(old: Home, tmp_pa
     backup(old.settings, tmp_path / "copy.tar")
     restore(tmp_path / "copy.tar", tmp_path / "new")
     new = Home(tmp_path / "new")
-    assert [c.step for c in (await new.reading.checkpoints(extra)).items] == [6]
-    assert (await new.reading.artifacts(extra)).items == []
+    assert [c.step for c in (await new.queries.checkpoints(extra)).items] == [6]
+    assert (await new.queries.artifacts(extra)).items == []
     logs = next((folder / f"jobs/{job_id}").rglob("*.jsonl"))
     logs.unlink()
     backup(old.settings, tmp_path / "second.tar")

@@ -27,7 +27,7 @@ async def read_all(
     lines: list[LogLine] = []
     cursor = None
     while True:
-        page = await service.reading.logs(job_id, cursor=cursor, limit=limit, rank=rank)
+        page = await service.queries.logs(job_id, cursor=cursor, limit=limit, rank=rank)
         lines += page.items
         cursor = page.next_cursor
         if not page.items:
@@ -57,9 +57,9 @@ async def test_ranks_are_merged_by_time_and_each_keeps_its_order(service: Servic
 async def test_a_line_that_arrives_late_comes_on_a_later_page(service: Service) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [log(0, "rank 0", at=START + timedelta(seconds=9))])
-    first = await service.reading.logs(job_id)
+    first = await service.queries.logs(job_id)
     service.report(job_id, 1, [log(0, "rank 1, earlier", rank=1, at=START)])
-    second = await service.reading.logs(job_id, cursor=first.next_cursor)
+    second = await service.queries.logs(job_id, cursor=first.next_cursor)
     assert [line.text for line in second.items] == ["rank 1, earlier"]
 
 
@@ -92,7 +92,7 @@ async def test_lines_of_attempts_come_one_after_the_other(service: Service) -> N
     service.report(job_id, 2, [log(0, "two", at=START)])
     lines = await read_all(service, job_id)
     assert [(line.attempt, line.text) for line in lines] == [(1, "one"), (2, "two")]
-    page = await service.reading.logs(job_id, attempt=2)
+    page = await service.queries.logs(job_id, attempt=2)
     assert [line.text for line in page.items] == ["two"]
 
 
@@ -121,11 +121,11 @@ async def test_the_end_is_told_only_when_the_job_is_over_and_all_was_read(
 ) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [log(i, str(i)) for i in range(4)])
-    assert not (await service.reading.logs(job_id, limit=100)).complete
+    assert not (await service.queries.logs(job_id, limit=100)).complete
     service.end(job_id, 1, frames=[log(4, "bye")])
-    first = await service.reading.logs(job_id, limit=3)
+    first = await service.queries.logs(job_id, limit=3)
     assert not first.complete
-    rest = await service.reading.logs(job_id, limit=3, cursor=first.next_cursor)
+    rest = await service.queries.logs(job_id, limit=3, cursor=first.next_cursor)
     assert [line.text for line in rest.items] == ["3", "bye"]
     assert rest.complete
 
@@ -149,7 +149,7 @@ async def test_beyond_the_limit_the_newest_lines_stay_and_the_others_are_counted
     service.report(job_id, 1, [log(0, "z", rank=1)])
     assert [line.text for line in await read_all(service, job_id, rank=1)][1:] == ["z"]
     service.end(job_id, 1)
-    events = (await service.reading.events(job_id)).items
+    events = (await service.queries.events(job_id)).items
     assert [event.type for event in events].count("log_limit") == 1
     assert events[-1].data["log_lines_dropped"] == left_out
 
@@ -179,7 +179,7 @@ async def test_lines_that_were_lost_and_then_left_out_are_counted_once(
     kept = sum(not text.startswith("[dray]") for text in texts)
     assert f"{140 - kept} lines are left out here" in texts[10]
     service.end(job_id, 1)
-    last = (await service.reading.events(job_id)).items[-1]
+    last = (await service.queries.events(job_id)).items[-1]
     assert last.data["log_lines_dropped"] == 140 - kept
 
 
@@ -192,7 +192,7 @@ async def test_who_follows_a_log_beyond_its_limit_reads_on_where_it_was(
     read, cursor = [], None
     for begin in range(0, 60, 3):
         service.report(job_id, 1, [log(i, f"{i:099d}") for i in range(begin, begin + 3)])
-        page = await service.reading.logs(job_id, cursor=cursor)
+        page = await service.queries.logs(job_id, cursor=cursor)
         read += [line.text for line in page.items if not line.text.startswith("[dray]")]
         cursor = page.next_cursor
     assert [int(text) for text in read] == list(range(60))
@@ -208,7 +208,7 @@ async def test_what_an_attempt_could_not_keep_is_said_at_the_end_of_each_log(
     zero, one = [await read_all(service, job_id, rank=rank) for rank in (0, 1)]
     assert "333 lines were lost here" in zero[-1].text
     assert "may be missing" in one[-1].text
-    last = (await service.reading.events(job_id)).items[-1]
+    last = (await service.queries.events(job_id)).items[-1]
     assert last.data["log_lines_dropped"] == 333
 
 
@@ -255,10 +255,10 @@ async def test_an_attempt_that_never_had_a_process_lost_no_lines(service: Servic
 
 async def test_a_cursor_of_another_jobs_logs_is_refused(service: Service) -> None:
     job_id, other = await service.running(), await service.running()
-    cursor = (await service.reading.logs(other)).next_cursor
+    cursor = (await service.queries.logs(other)).next_cursor
     for bad in (cursor, "nonsense", ""):
         with pytest.raises(BadCursor):
-            await service.reading.logs(job_id, cursor=bad)
+            await service.queries.logs(job_id, cursor=bad)
 
 
 async def test_a_storage_that_is_not_mounted_is_not_a_log_that_is_missing(service: Service) -> None:
@@ -266,12 +266,12 @@ async def test_a_storage_that_is_not_mounted_is_not_a_log_that_is_missing(servic
     service.report(job_id, 1, [log(i, "x" * 1000) for i in range(100)])
     service.storage.delete_tree("jobs")
     with pytest.raises(StorageUnavailable, match="missing"):
-        await service.reading.logs(job_id)
+        await service.queries.logs(job_id)
 
 
 async def test_a_log_without_lines_is_an_empty_page(service: Service) -> None:
     job_id = await service.submit()
-    page = await service.reading.logs(job_id)
+    page = await service.queries.logs(job_id)
     assert (page.items, page.complete) == ([], False)
     await service.jobs.cancel(job_id)
-    assert (await service.reading.logs(job_id, cursor=page.next_cursor)).complete
+    assert (await service.queries.logs(job_id, cursor=page.next_cursor)).complete

@@ -28,7 +28,7 @@ def losses(steps: Sequence[int], value: float = 1.0, **more: int) -> list[Frame]
 
 
 async def series(service: Service, job_id: str, key: str = "loss", **more: int) -> dict[int, float]:
-    found = await service.reading.metrics(job_id, MetricsFilter(max_points=100_000, **more))
+    found = await service.queries.metrics(job_id, MetricsFilter(max_points=100_000, **more))
     if key not in found.series:
         return {}
     steps, values = found.series[key].steps, found.series[key].values
@@ -102,11 +102,11 @@ async def test_within_an_attempt_the_first_value_of_a_step_stays(service: Servic
     service.report(job_id, 1, losses([1, 2, 3], 1.0))
     service.report(job_id, 1, losses([2, 3, 4, 4], 2.0, incarnation=1))
     assert await series(service, job_id) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0}
-    types = [e.type for e in (await service.reading.events(job_id)).items]
+    types = [e.type for e in (await service.queries.events(job_id)).items]
     assert "metric_steps_repeated" not in types
     service.report(job_id, 1, losses([4, 3], 3.0))
     service.report(job_id, 1, losses([4, 3], 3.0))
-    types = [e.type for e in (await service.reading.events(job_id)).items]
+    types = [e.type for e in (await service.queries.events(job_id)).items]
     assert types.count("metric_steps_repeated") == 1
 
 
@@ -124,7 +124,7 @@ async def test_no_value_is_lost_or_changed(service: Service) -> None:
     frames = [metrics(i, {"x": value}) for i, value in enumerate(values, 1)]
     for one in frames:
         service.report(job_id, 1, [one])
-    served = (await service.reading.metrics(job_id)).series["x"]
+    served = (await service.queries.metrics(job_id)).series["x"]
     assert served.steps == list(range(1, 8))
     assert served.values == ["NaN", "Infinity", "-Infinity", *values[3:]]
     service.report(job_id, 1, [metrics(8, {"x": math.nan})])
@@ -134,7 +134,7 @@ async def test_no_value_is_lost_or_changed(service: Service) -> None:
 async def test_keys_can_be_chosen(service: Service) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [metrics(1, {"a": 1.0, "b": 2.0, "c": 3.0})])
-    found = await service.reading.metrics(job_id, MetricsFilter(keys=("c", "a", "none")))
+    found = await service.queries.metrics(job_id, MetricsFilter(keys=("c", "a", "none")))
     assert list(found.series) == ["a", "c"]
 
 
@@ -170,7 +170,7 @@ async def test_a_long_series_keeps_ends_spikes_and_its_nan(
     values = dict.fromkeys(range(1, count + 1), 1.0)
     values[20_001], values[30_002], values[10_003] = 1e9, -1e9, math.nan
     service.report(job_id, 1, [metrics(step, {"loss": v}) for step, v in values.items()])
-    answer = await service.reading.metrics(job_id, MetricsFilter(max_points=max_points))
+    answer = await service.queries.metrics(job_id, MetricsFilter(max_points=max_points))
     found = answer.series["loss"]
     assert len(found.steps) <= max_points
     assert (found.steps[0], found.steps[-1]) == (1, count)
@@ -185,7 +185,7 @@ async def test_polling_by_next_step_gathers_the_whole_series(service: Service) -
 
     async def poll() -> None:
         nonlocal after
-        found = await service.reading.metrics(job_id, MetricsFilter(after_step=after))
+        found = await service.queries.metrics(job_id, MetricsFilter(after_step=after))
         for key, part in found.series.items():
             gathered[key].update(zip(part.steps, part.values, strict=True))
         after = found.next_step
@@ -202,7 +202,7 @@ async def test_polling_by_next_step_gathers_the_whole_series(service: Service) -
     assert gathered["val"] == {5: 5.0, 10: 10.0}
     assert after == 10
     await poll()
-    assert (await service.reading.metrics(job_id, MetricsFilter(after_step=after))).series == {}
+    assert (await service.queries.metrics(job_id, MetricsFilter(after_step=after))).series == {}
 
 
 async def test_only_steps_after_the_given_one_are_served(service: Service) -> None:
@@ -210,7 +210,7 @@ async def test_only_steps_after_the_given_one_are_served(service: Service) -> No
     service.report(job_id, 1, losses(range(3000)))
     assert sorted(await series(service, job_id, after_step=2990)) == list(range(2991, 3000))
     assert await series(service, job_id, after_step=5000) == {}
-    assert (await service.reading.metrics(job_id, MetricsFilter(after_step=5000))).next_step == 5000
+    assert (await service.queries.metrics(job_id, MetricsFilter(after_step=5000))).next_step == 5000
     assert min(await series(service, job_id)) == 0
 
 
@@ -222,8 +222,8 @@ async def test_a_part_of_a_series_is_served_in_more_detail_than_the_whole(servic
     part = await series(service, job_id, after_step=2000, until_step=2600)
     assert sorted(part) == list(range(2001, 2601))
     assert (part[2500], part[2501]) == (1.0, 2.0)
-    read = service.reading.metrics
-    found = await read(job_id, after_step=2000, until_step=2100, max_points=100)
+    query = MetricsFilter(after_step=2000, until_step=2100, max_points=100)
+    found = await service.queries.metrics(job_id, query)
     assert found.series["loss"].steps == list(range(2001, 2101))
     assert await series(service, job_id, after_step=50, until_step=50) == {}
 
@@ -238,7 +238,7 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     names = service.database.read_sync(lambda s: repository.metric_keys(s, job_id))
     assert len(names - {TIMES}) == MAX_KEYS
     assert await series(service, job_id, "k0") == {1: 1.0, 2: 2.0, 3: 3.0}
-    types = [e.type for e in (await service.reading.events(job_id)).items]
+    types = [e.type for e in (await service.queries.events(job_id)).items]
     assert types.count("metric_keys_limit") == 1
 
 
@@ -276,7 +276,7 @@ async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
         frames[0] = metrics(begin, {"loss": math.sin(begin / 100), "holed": math.nan})
         service.report(job_id, 1, frames)
     for max_points in (100, 1000, 20_000):
-        found = await service.reading.metrics(job_id, MetricsFilter(max_points=max_points))
+        found = await service.queries.metrics(job_id, MetricsFilter(max_points=max_points))
         series = found.series["loss"]
         assert len(series.steps) <= max_points
         assert (series.steps[0], series.steps[-1]) == (1, count)
@@ -343,7 +343,7 @@ async def test_a_poll_reads_the_chunks_with_something_new_and_no_other(
 
 async def times(service: Service, job_id: str, **more: Any) -> dict[str, list[float]]:
     """Return the times of points by key, in seconds after `START`."""
-    found = await service.reading.metrics(job_id, MetricsFilter(times=True, **more))
+    found = await service.queries.metrics(job_id, MetricsFilter(times=True, **more))
     return {
         key: [time - START.timestamp() for time in one.times or ()]
         for key, one in found.series.items()
@@ -368,14 +368,14 @@ async def test_each_point_has_the_time_at_which_its_step_was_first_reported(
     assert await times(service, job_id) == {"loss": [10, 500]}
     job = await service.jobs.get(job_id)
     assert set(job.summary) == {"loss", "val", "eval"}, "the times are no metric"
-    assert (await service.reading.metrics(job_id)).series["loss"].times is None
+    assert (await service.queries.metrics(job_id)).series["loss"].times is None
 
 
 async def test_points_that_are_thinned_out_have_times_near_theirs(service: Service) -> None:
     job_id = await service.running()
     steps = range(1, 3 * CHUNK_POINTS)
     service.report(job_id, 1, [metrics(n, {"loss": math.sin(n)}, at=at(n)) for n in steps])
-    found = await service.reading.metrics(job_id, MetricsFilter(times=True, max_points=100))
+    found = await service.queries.metrics(job_id, MetricsFilter(times=True, max_points=100))
     (series,) = found.series.values()
     assert len(series.steps) <= 100
     assert [time - START.timestamp() for time in series.times or ()] == pytest.approx(series.steps)
@@ -399,12 +399,12 @@ async def test_read_in_order_no_point_is_left_out(service: Service) -> None:
     await next_attempt(service, job_id, 1)
     service.report(job_id, 2, [resumed(1500), metrics(1501, {"loss": -1.0})])
     service.report(job_id, 2, [metrics(1502, {"loss": -2.0})])
-    whole = await service.reading.metrics(job_id, MetricsFilter(max_points=100_000))
+    whole = await service.queries.metrics(job_id, MetricsFilter(max_points=100_000))
     for size in (2, 700, CHUNK_POINTS, 100_000):
         read: dict[str, list[int]] = {}
         after_step, num_pages = None, 0
         while True:
-            page = await service.reading.metrics(
+            page = await service.queries.metrics(
                 job_id, MetricsFilter(after_step=after_step, max_points=size, in_order=True)
             )
             num_pages += 1
@@ -430,6 +430,6 @@ async def test_a_part_is_read_in_order_up_to_its_last_step(service: Service) -> 
     service.report(job_id, 1, [metrics(n, {"loss": 1.0}, at=at(n)) for n in steps])
     part: dict[str, Any] = {"until_step": 1030, "max_points": 20, "in_order": True}
     assert await times(service, job_id, after_step=1000, **part) == {"loss": [*range(1001, 1021)]}
-    page = await service.reading.metrics(job_id, MetricsFilter(after_step=1000, **part))
+    page = await service.queries.metrics(job_id, MetricsFilter(after_step=1000, **part))
     assert page.next_step == 1020
     assert await times(service, job_id, after_step=1020, **part) == {"loss": [*range(1021, 1031)]}

@@ -37,12 +37,12 @@ def forget(service: Service) -> None:
 
 
 async def steps_of(service: Service, job_id: str, key: str = "loss", **asked: Any) -> list[int]:
-    found = await service.reading.metrics(job_id, MetricsFilter(**{"max_points": 100_000, **asked}))
+    found = await service.queries.metrics(job_id, MetricsFilter(**{"max_points": 100_000, **asked}))
     return found.series[key].steps if key in found.series else []
 
 
 async def texts_of(service: Service, job_id: str) -> list[str]:
-    return [line.text for line in (await service.reading.logs(job_id, limit=1000)).items]
+    return [line.text for line in (await service.queries.logs(job_id, limit=1000)).items]
 
 
 def loss(step: int, rank: int = 0) -> Frame:
@@ -60,7 +60,7 @@ async def test_points_of_a_reply_are_one_row_and_read_with_those_of_the_chunks(
         assert await steps_of(service, job_id, rank=rank) == [1, 2, 3, 4, 5]
     assert await steps_of(service, job_id, after_step=3) == [4, 5]
     assert await steps_of(service, job_id, keys=("other",)) == []
-    found = await service.reading.metrics(job_id, MetricsFilter(max_points=2))
+    found = await service.queries.metrics(job_id, MetricsFilter(max_points=2))
     assert found.series["loss"] == views.Series(steps=[1, 5], values=[1.0, 0.2])
     assert (await service.jobs.get(job_id)).summary["loss"] == 0.2
 
@@ -145,7 +145,7 @@ async def test_points_of_an_attempt_that_resumed_replace_those_of_the_one_before
         again = metrics(step, {"loss": float(step)})
         service.report(job_id, 2, [*([resumed(5)] if step == 6 else []), again])
         values = [*(1.0 / n for n in range(1, 6)), *map(float, range(6, step + 1))]
-        found = await service.reading.metrics(job_id)
+        found = await service.queries.metrics(job_id)
         assert found.series["loss"] == views.Series(steps=list(range(1, step + 1)), values=values)
     assert count(service, RecentMetricsRow) == 1
 
@@ -217,7 +217,7 @@ async def test_open_chunks_of_a_log_are_read_by_one_statement(service: Service) 
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        page = await service.reading.logs(job_id, limit=1000)
+        page = await service.queries.logs(job_id, limit=1000)
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     assert len(page.items) == 4 * MAX_CHUNKS
@@ -284,7 +284,7 @@ async def test_what_is_known_changes_nothing_of_what_is_read(service: Service, s
 
 async def _all_of(service: Service, job_id: str) -> tuple[object, ...]:
     found = [
-        await service.reading.metrics(
+        await service.queries.metrics(
             job_id, MetricsFilter(rank=rank, after_step=after, max_points=points)
         )
         for rank in (0, 1)

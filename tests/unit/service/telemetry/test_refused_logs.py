@@ -131,7 +131,7 @@ async def test_the_oldest_refused_lines_are_dropped_and_their_bytes_are_told(
     dropped = {str(c.rank): c.dropped_bytes for c in chunks(service) if c.dropped_bytes is not None}
     assert event.data["bytes"] == dropped
     assert f"{dropped['0']} bytes of rank 0" in event.message
-    assert (await service.reading.events(job_id)).items[-1].data["log_lines_dropped"] >= 18
+    assert (await service.queries.events(job_id)).items[-1].data["log_lines_dropped"] >= 18
 
 
 async def test_a_storage_that_is_full_is_waited_for_but_not_by_a_cancelled_job(

@@ -54,21 +54,21 @@ async def test_samples_are_read_by_rank_over_time(service: Service) -> None:
     service.report(job_id, 1, of_ranks[:1])
     service.advance(10)
     service.report(job_id, 1, [*of_ranks[1:], used(service.now, {CPU: 2.5}, ranks=(1,))])
-    one = await service.reading.system_metrics(job_id, SystemMetricsFilter(rank=1))
+    one = await service.queries.system_metrics(job_id, SystemMetricsFilter(rank=1))
     assert one.series.keys() == {CPU}
     assert one.series[CPU].times == [seconds(1), seconds(2)]
     assert one.series[CPU].values == [0.3, 2.5]
     assert one.next_time == seconds(2)
-    later = await service.reading.system_metrics(
+    later = await service.queries.system_metrics(
         job_id, SystemMetricsFilter(rank=1, after_time=seconds(1))
     )
     assert later.series[CPU].times == [seconds(2)]
     others = SystemMetricsFilter(rank=1, keys=("other",))
-    assert (await service.reading.system_metrics(job_id, others)).series == {}
+    assert (await service.queries.system_metrics(job_id, others)).series == {}
     after = SystemMetricsFilter(rank=1, after_time=one.next_time)
-    nothing = await service.reading.system_metrics(job_id, after)
+    nothing = await service.queries.system_metrics(job_id, after)
     assert (nothing.series, nothing.next_time) == ({}, one.next_time)
-    newest = await service.reading.newest_system_metrics(job_id)
+    newest = await service.queries.newest_system_metrics(job_id)
     assert newest.time == seconds(2)
     assert [(r.rank, r.values) for r in newest.ranks] == [(1, {CPU: 2.5})]
 
@@ -81,20 +81,20 @@ async def test_they_are_no_metrics_of_the_job_and_start_nothing(service: Service
     job = await service.jobs.get(job_id)
     assert job.summary == {}
     assert job.progress is None or job.progress.step == 0
-    found = await service.reading.metrics(job_id)
+    found = await service.queries.metrics(job_id)
     assert (found.series, found.next_step) == ({}, 0)
 
 
 async def test_a_job_without_samples_has_none_and_no_job_is_not_found(service: Service) -> None:
     job_id = await service.submit()
-    assert (await service.reading.system_metrics(job_id)).series == {}
-    newest = await service.reading.newest_system_metrics(job_id)
+    assert (await service.queries.system_metrics(job_id)).series == {}
+    newest = await service.queries.newest_system_metrics(job_id)
     assert (newest.time, newest.ranks) == (None, [])
     for missing in ("job-none", "job\0"):
         with pytest.raises(NotFound):
-            await service.reading.system_metrics(missing)
+            await service.queries.system_metrics(missing)
         with pytest.raises(NotFound):
-            await service.reading.newest_system_metrics(missing)
+            await service.queries.newest_system_metrics(missing)
 
 
 async def test_lone_samples_are_joined_also_after_a_restart(
@@ -110,7 +110,7 @@ async def test_lone_samples_are_joined_also_after_a_restart(
     assert num_rows(service) == 1
     sample(service, job_id)
     assert num_rows(service) == 2
-    found = (await service.reading.system_metrics(job_id)).series[CPU]
+    found = (await service.queries.system_metrics(job_id)).series[CPU]
     assert found.times == [seconds(n) for n in range(1, 6)]
     assert found.values == [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -120,8 +120,8 @@ async def test_the_end_of_an_attempt_joins_what_there_is(service: Service) -> No
     sample(service, job_id, count=5)
     service.end(job_id, 1)
     assert num_rows(service) == 1
-    assert len((await service.reading.system_metrics(job_id)).series[CPU].times) == 5
-    assert (await service.reading.newest_system_metrics(job_id)).ranks[0].values == {CPU: 5.0}
+    assert len((await service.queries.system_metrics(job_id)).series[CPU].times) == 5
+    assert (await service.queries.newest_system_metrics(job_id)).ranks[0].values == {CPU: 5.0}
 
 
 @ON_SQLITE
@@ -135,7 +135,7 @@ async def test_however_long_a_job_runs_its_samples_are_bounded(
     for number in range(7, 64, 7):
         sample(service, job_id, count=7)
         assert num_rows(service) <= 16 + 8
-        found = (await service.reading.system_metrics(job_id)).series[CPU]
+        found = (await service.queries.system_metrics(job_id)).series[CPU]
         assert min(number, 8) <= len(found.times) <= 16 + 8
         assert found.times[-1] == seconds(number), "the newest is there as it came"
         assert found.times == sorted(set(found.times))
@@ -158,7 +158,7 @@ async def test_a_later_attempt_goes_on_in_time_whatever_its_step_and_clock(
     # Before the attempt began, so the current time is used.
     sample(service, job_id, 2, clock_s=-3600)
     sample(service, job_id, 2, clock_s=3600)
-    found = (await service.reading.system_metrics(job_id)).series[CPU]
+    found = (await service.queries.system_metrics(job_id)).series[CPU]
     assert found.times == [seconds(n) for n in (1, 2, 3, 14, 15)]
 
 
@@ -167,9 +167,9 @@ async def test_ranks_far_apart_are_in_rows_of_their_own(service: Service) -> Non
     service.advance(10)
     service.report(job_id, 1, [used(service.now, {CPU: 1.0}, ranks=range(512))])
     assert num_rows(service) == 512 // RANKS_OF_ROW
-    last = await service.reading.system_metrics(job_id, SystemMetricsFilter(rank=511))
+    last = await service.queries.system_metrics(job_id, SystemMetricsFilter(rank=511))
     assert last.series[CPU].values == [1.0]
-    newest = await service.reading.newest_system_metrics(job_id)
+    newest = await service.queries.newest_system_metrics(job_id)
     assert [one.rank for one in newest.ranks] == list(range(512))
 
 
@@ -232,6 +232,6 @@ async def test_the_limits_hold_for_a_day_of_samples(service: Service) -> None:
 
     service.database.write_sync(store_all)
     every = SystemMetricsFilter(max_points=100_000)
-    found = (await service.reading.system_metrics(job_id, every)).series[CPU]
+    found = (await service.queries.system_metrics(job_id, every)).series[CPU]
     assert MAX_SAMPLES / 2 <= len(found.times) <= MAX_SAMPLES + LONE_SAMPLES
     assert num_rows(service) <= 2 * MAX_SAMPLES / SAMPLES_OF_ROW + LONE_SAMPLES

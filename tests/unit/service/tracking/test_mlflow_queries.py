@@ -22,7 +22,7 @@ from tests.unit.service.helpers import Service, metrics
 
 @pytest.fixture
 def mlflow(service: Service) -> MlflowQueries:
-    return MlflowQueries(service.database, service.reading)
+    return MlflowQueries(service.database, service.queries)
 
 
 async def test_each_kind_of_filter_finds_the_jobs_it_holds_for(
@@ -120,9 +120,9 @@ async def test_names_with_any_letters_and_quotes_are_found(
         order = [f"metrics.`{name}` DESC"]
         page = await mlflow.search([experiment_id("Default")], "", order, 100, None)
         assert [jobs.index(job.id) for job in page.jobs] == [1, 0], name
-    answer = await service.reading.metrics(jobs[1], MetricsFilter(keys=("precision, recall",)))
+    answer = await service.queries.metrics(jobs[1], MetricsFilter(keys=("precision, recall",)))
     assert answer.series.keys() == {"precision, recall"}
-    answer = await service.reading.metrics(jobs[1], MetricsFilter(keys=("a.b,it's",)))
+    answer = await service.queries.metrics(jobs[1], MetricsFilter(keys=("a.b,it's",)))
     assert answer.series.keys() == {"a.b", "it's"}
 
 

@@ -33,7 +33,7 @@ async def test_messages_are_sent_in_order_and_once_when_they_are_taken(hooked: H
     hook = await hooked.hook()
     ended = [await cancelled(hooked) for _ in range(12)]
     await hooked.round()
-    assert len(hooked.sent) == webhook_sender.MAX_IN_TURN, "the others have their turn"
+    assert len(hooked.sent) == webhook_sender.MAX_PER_BATCH, "the others have their turn"
     await hooked.round()
     await hooked.round()
     assert [sent.data["id"] for sent in hooked.sent] == ended
@@ -157,11 +157,11 @@ async def test_a_database_that_takes_no_answer_has_no_message_sent_again_at_once
     assert len(hooked.sent) == 2
 
 
-async def test_only_so_many_are_under_way_at_once_and_all_have_their_turn(
+async def test_a_limited_number_is_sent_at_once_and_each_webhook_is_served(
     timed: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_sender, "MAX_AT_ONCE", 2)
-    monkeypatch.setattr(webhook_sender, "MAX_IN_TURN", 1)
+    monkeypatch.setattr(webhook_sender, "MAX_PER_BATCH", 1)
     at_once: list[int] = []
     under_way = 0
 
@@ -282,10 +282,10 @@ async def test_a_webhook_that_nothing_waits_for_does_not_fail_on(timed: Hooked) 
     assert (view.failing_since, view.num_waiting) == (timed.now, 1)
 
 
-async def test_a_slow_receiver_has_a_turn_of_some_seconds_and_not_of_ten_messages(
+async def test_a_slow_receiver_is_served_for_some_seconds_and_not_for_ten_messages(
     timed: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook_sender, "MAX_TURN_S", 0.0)
+    monkeypatch.setattr(webhook_sender, "MAX_BATCH_S", 0.0)
     await timed.hook()
     ended = [await cancelled(timed) for _ in range(2)]
     for number in (1, 2):

@@ -13,7 +13,7 @@ import torch
 from dray.train import files
 from dray.train.checkpoints import CheckpointRef
 from dray.train.spool import Known
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.training.checkpoint import checkpoint_files, resuming
 from ray_workers.training.checkpoint.checkpoint_files import (
     CheckpointMetadata,

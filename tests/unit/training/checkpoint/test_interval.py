@@ -82,42 +82,42 @@ def test_before_the_first_usual_step_only_what_blocks_is_known() -> None:
 
 
 def test_the_first_save_is_early_and_the_next_by_what_it_cost() -> None:
-    pace = CheckpointInterval(worker_mtbf_s=3600.0)
-    pace.starts_at(40, 1)
+    interval = CheckpointInterval(worker_mtbf_s=3600.0)
+    interval.starts_at(40, 1)
     steps = 0
-    while not pace.is_due(40 + steps):
+    while not interval.is_due(40 + steps):
         steps += 1
-        pace.step_took(0.5)
+        interval.step_took(0.5)
     assert steps == FIRST_SAVE_S / 0.5
-    pace.saved_at(60)
-    pace.step_took(FIRST_SAVE_S)
-    assert not pace.is_due(80), "the cost of a save is not known yet"
-    assert pace.measured(0.5, 1.0, step_s=0.5) == 120
-    assert not pace.is_due(60 + 119)
-    assert pace.is_due(60 + 120)
+    interval.saved_at(60)
+    interval.step_took(FIRST_SAVE_S)
+    assert not interval.is_due(80), "the cost of a save is not known yet"
+    assert interval.measured(0.5, 1.0, step_s=0.5) == 120
+    assert not interval.is_due(60 + 119)
+    assert interval.is_due(60 + 120)
 
 
 def test_one_outlier_does_not_change_the_interval() -> None:
-    pace = CheckpointInterval(worker_mtbf_s=3600.0)
+    interval = CheckpointInterval(worker_mtbf_s=3600.0)
     for cost in (0.5, 0.5, 90.0):
-        assert pace.measured(cost, 1.0, step_s=0.5) == 120
+        assert interval.measured(cost, 1.0, step_s=0.5) == 120
 
 
 def test_steps_that_become_slower_are_not_waited_for() -> None:
-    pace = CheckpointInterval(worker_mtbf_s=3600.0)
-    pace.starts_at(0, 1)
-    pace.measured(0.5, 1.0, step_s=0.5)
-    pace.step_took(MAX_INTERVAL_S)
-    assert pace.is_due(1)
+    interval = CheckpointInterval(worker_mtbf_s=3600.0)
+    interval.starts_at(0, 1)
+    interval.measured(0.5, 1.0, step_s=0.5)
+    interval.step_took(MAX_INTERVAL_S)
+    assert interval.is_due(1)
 
 
 def test_the_interval_follows_the_size_of_the_group() -> None:
-    pace = CheckpointInterval(worker_mtbf_s=3600.0)
-    pace.starts_at(0, 1)
-    assert pace.measured(0.5, 1.0, step_s=0.5) == 120
-    pace.starts_at(40, 4)
-    assert pace.every_steps == 60, "four workers fail four times as often"
-    assert pace.measured(0.5, 1.0, step_s=0.5) == 60
+    interval = CheckpointInterval(worker_mtbf_s=3600.0)
+    interval.starts_at(0, 1)
+    assert interval.measured(0.5, 1.0, step_s=0.5) == 120
+    interval.starts_at(40, 4)
+    assert interval.every_steps == 60, "four workers fail four times as often"
+    assert interval.measured(0.5, 1.0, step_s=0.5) == 60
 
 
 def test_an_interval_has_a_step_at_least() -> None:
@@ -152,8 +152,8 @@ def test_the_interval_is_told_and_logged(
     tmp_path: Path, told: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manager = CheckpointManager((tmp_path / "c").as_uri(), keep=9, best=None)
-    pace = CheckpointInterval(worker_mtbf_s=DAY)
-    saves = CheckpointTriggers(manager, pace)
+    interval = CheckpointInterval(worker_mtbf_s=DAY)
+    saves = CheckpointTriggers(manager, interval)
     saves.starts_at(0, 1)
     saves.step_took(1, FIRST_SAVE_S)
     assert saves.is_due(1)
@@ -162,6 +162,6 @@ def test_the_interval_is_told_and_logged(
     assert not saves.is_due(1)
     saves.step_took(2, FIRST_SAVE_S)
     values = told()[2]
-    assert values["perf/checkpoint_every_steps"] == pace.every_steps
+    assert values["perf/checkpoint_every_steps"] == interval.every_steps
     assert values["perf/checkpoint_stall_s"] > 0.0
-    assert f"a checkpoint every {pace.every_steps} steps" in capsys.readouterr().out
+    assert f"a checkpoint every {interval.every_steps} steps" in capsys.readouterr().out

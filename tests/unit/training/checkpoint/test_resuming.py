@@ -79,7 +79,7 @@ def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(
     assert weights(left_alone).keys() == weights(killed, attempt=2).keys()
 
 
-def test_a_resume_in_another_world_size_goes_on_at_the_same_place_in_the_data(
+def test_a_resume_in_another_world_size_continues_at_the_same_position_in_the_data(
     tmp_path: Path,
 ) -> None:
     spec = document(3) | {"checkpoint": {"every_steps": 5}}

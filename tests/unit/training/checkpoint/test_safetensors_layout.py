@@ -70,7 +70,7 @@ def test_the_file_is_one_of_safetensors_whose_data_begin_at_a_page(tmp_path: Any
     assert torch.equal(load_file(path)["model/a"], STATE["model"]["a"])
     layout = lay_out(flatten(STATE)[1])
     assert len(layout.header) % PAGE_BYTES == 0
-    assert all(place.start % place.dtype.itemsize == 0 for place in layout.places)
+    assert all(location.start % location.dtype.itemsize == 0 for location in layout.locations)
     assert len(snapshot.data) % PAGE_BYTES == 0
 
 

@@ -98,7 +98,7 @@ def test_with_a_warning_alone_every_checkpoint_is_saved(tmp_path: Path) -> None:
 
 
 @SOAK
-def test_who_takes_rank_0s_place_in_a_bad_stretch_saves_no_checkpoint_of_it(
+def test_a_rank_that_replaces_rank_0_during_a_divergence_saves_no_checkpoint_of_it(
     tmp_path: Path,
 ) -> None:
     spec = job("rollback")

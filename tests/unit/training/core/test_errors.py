@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch import multiprocessing
 
-from dray.train import preparing, storage_room
+from dray.train import preparing, storage_faults
 from ray_workers.shared.contracts import Cause
 from ray_workers.training.core.errors import (
     DataError,
@@ -30,7 +30,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
         dist.DistStoreError("Timed out after 301 seconds waiting for clients. 1/2 clients joined."),
     ],
 )
-def test_the_echo_of_a_dead_peer_is_not_the_users_error(error: Exception) -> None:
+def test_the_failure_that_follows_from_a_dead_peer_is_not_the_users_error(error: Exception) -> None:
     assert cause_of(error) is Cause.WORKER_LOST
 
 
@@ -71,7 +71,7 @@ class SafetensorError(Exception):
         OSError(errno.EREMOTEIO, os.strerror(errno.EREMOTEIO)),
         OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), "/fuse/data.csv"),
         TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), "/nfs/data.csv"),
-        storage_room.StorageError("s3://bucket/model: SlowDown"),
+        storage_faults.StorageError("s3://bucket/model: SlowDown"),
         UnreachableCheckpointError("step-5/manifest.json cannot be read"),
         _raised_from(ValueError("could not save"), OSError(errno.EDQUOT, "Disk quota exceeded")),
         _raised_from(DataError("can't be read"), OSError(errno.EIO, "Input/output error")),

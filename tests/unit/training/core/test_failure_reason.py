@@ -26,7 +26,7 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_error_in_a_loader_process_has_its_own_words_and_place() -> None:
+def test_an_error_in_a_loader_process_has_its_own_message_and_location() -> None:
     with pytest.raises(KeyError) as caught:
         next(iter(DataLoader(Rows(), num_workers=1)))
     said = reason_of(caught.value)
@@ -38,7 +38,7 @@ def fail(number: int) -> None:
     raise ValueError(f"row {number}")
 
 
-def test_an_error_in_a_pool_has_the_place_there() -> None:
+def test_an_error_in_a_pool_has_the_location_there() -> None:
     with (
         multiprocessing.get_context("fork").Pool(1) as pool,
         pytest.raises(ValueError, match="row 7") as caught,
@@ -48,7 +48,7 @@ def test_an_error_in_a_pool_has_the_place_there() -> None:
     assert reason_of(caught.value).endswith("test_failure_reason.py, line 38)")
 
 
-def test_a_group_of_errors_has_the_first_ones_words_and_place() -> None:
+def test_an_exception_group_has_the_message_and_location_of_its_first_error() -> None:
     def begin() -> None:
         try:
             fail(7)
@@ -63,7 +63,7 @@ def test_a_group_of_errors_has_the_first_ones_words_and_place() -> None:
     assert said.endswith("test_failure_reason.py, line 38)")
 
 
-def test_the_place_is_never_in_drays_own_code() -> None:
+def test_the_location_is_never_in_drays_own_code() -> None:
     with pytest.raises(ValueError, match="math domain error") as caught:
         young_interval_s(-1.0, 1.0)
     assert "test_failure_reason.py, line " in reason_of(caught.value)

@@ -453,7 +453,7 @@ class Raising:
         self.rank, self.step = rank, step
 
     def __call__(self, task: RankTask) -> None:
-        rendezvous.PLACE_LIMIT_S = 0.5
+        rendezvous.ASSIGNMENT_LIMIT_S = 0.5
         if task.rank == self.rank:
             arm(FaultPoint.BEFORE_OPTIMIZER, _raise, at_step=self.step)
 
@@ -472,7 +472,7 @@ class FlipsABit:
             arm_with(FaultPoint.GROUP_JOINED, self.flip)
 
     def flip(self, trainer: Trainer) -> None:
-        if trainer.place.generation:
+        if trainer.assignment.generation:
             weight = next(iter(trainer.strategy.model.parameters())).detach()
             weight.view(torch.int32)[0, 0] ^= 1
 

@@ -87,21 +87,21 @@ class Resized:
             )
         )
 
-    def lose(self, *seats: int, batch_size: int | None = None) -> None:
-        for seat in seats:
-            self.gang.processes[seat].kill()
-            self.gang.processes[seat].join()
-        self.tasks = [task for task in self.tasks if task.rank not in seats]
+    def lose(self, *worker_indices: int, batch_size: int | None = None) -> None:
+        for worker_index in worker_indices:
+            self.gang.processes[worker_index].kill()
+            self.gang.processes[worker_index].join()
+        self.tasks = [task for task in self.tasks if task.rank not in worker_indices]
         self.gang.next_generation(self.tasks, batch_size)
 
     def gain(self, batch_size: int | None = None) -> None:
         """Start another rank, which gets its assignment when it is ready."""
-        seat = len(self.gang.tasks)
-        task = self.gang.add(rank=seat, incarnation=1, generation=AWAITING)
-        waiting = heartbeat.RankPhase.STAND_BY
+        worker_index = len(self.gang.tasks)
+        task = self.gang.add(rank=worker_index, incarnation=1, generation=AWAITING)
+        waiting = heartbeat.RankPhase.STANDBY
         self.until(
             lambda: any(
-                s.rank == seat and s.status.phase is waiting
+                s.rank == worker_index and s.status.phase is waiting
                 for s in heartbeat.observe_ranks(self.pages)
             )
         )

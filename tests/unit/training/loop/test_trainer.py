@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dray.train import files, storage_room
+from dray.train import files, storage_faults
 from ray_workers import recipes
 from ray_workers.recipes import results
 from ray_workers.shared import heartbeat
@@ -127,7 +127,7 @@ def fill_the_disk_twice(task: RankTask) -> None:
         arm(FaultPoint.BEFORE_MANIFEST, refuse, at_step=step)
 
 
-def test_a_result_waits_for_room_and_nothing_is_trained_again(tmp_path: Path) -> None:
+def test_a_result_waits_for_space_and_nothing_is_trained_again(tmp_path: Path) -> None:
     assert run_ranks(tmp_path, document(2), world_size=2, before=fill_the_disk_at_the_end) == [0, 0]
     told = [body["path"] for body in frames(tmp_path, kind="artifact")]
     assert sorted(set(told)) == ["config.json", "labels.json", "metrics.json", "model.safetensors"]
@@ -135,7 +135,7 @@ def test_a_result_waits_for_room_and_nothing_is_trained_again(tmp_path: Path) ->
 
 
 def fill_the_disk_at_the_end(task: RankTask) -> None:
-    storage_room.PAUSE_S = 0.05
+    storage_faults.PAUSE_S = 0.05
     store, refusals = files.store, iter(range(3))
 
     def refuse(source: Path, url: str) -> tuple[int, str]:
@@ -147,7 +147,7 @@ def fill_the_disk_at_the_end(task: RankTask) -> None:
 
 
 def test_a_disk_that_stays_full_at_the_end_is_the_machines_fault(tmp_path: Path) -> None:
-    codes = run_ranks(tmp_path, document(1), world_size=1, before=leave_no_room_for_a_result)
+    codes = run_ranks(tmp_path, document(1), world_size=1, before=leave_no_space_for_a_result)
     assert codes == [STORAGE_EXIT_CODE]
     (error,) = frames(tmp_path, kind="error")
     assert error["cause"] == Cause.INFRASTRUCTURE
@@ -155,8 +155,8 @@ def test_a_disk_that_stays_full_at_the_end_is_the_machines_fault(tmp_path: Path)
     assert checkpoint_refs(tmp_path)[0].step == 24, "another attempt has only the result to write"
 
 
-def leave_no_room_for_a_result(task: RankTask) -> None:
-    storage_room.PAUSE_S, storage_room.WAIT_S = 0.05, 0.2
+def leave_no_space_for_a_result(task: RankTask) -> None:
+    storage_faults.PAUSE_S, storage_faults.WAIT_S = 0.05, 0.2
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

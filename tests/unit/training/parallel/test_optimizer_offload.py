@@ -64,7 +64,7 @@ def test_bucket_by_bucket_a_step_is_the_same_to_the_bit(
 ) -> None:
     monkeypatch.setattr(optimizer_offload, "BUCKET_BYTES", 200)
     plain, one = trained(OPTIMIZERS[name])
-    apart, other = trained(OPTIMIZERS[name], home=CPU)
+    apart, other = trained(OPTIMIZERS[name], storage_device=CPU)
     assert_same(dict(plain.state_dict()), dict(apart.state_dict()))
     assert_same(one.state_dict(), without_count(other.state_dict()))
 
@@ -109,7 +109,7 @@ def test_many_small_changes_add_up() -> None:
 
 def test_no_two_moments_that_are_loaded_are_at_hand_at_once() -> None:
     """All of them together could exceed the memory of the device."""
-    model, optimizer = trained(OPTIMIZERS["adamw"], home=CPU)
+    model, optimizer = trained(OPTIMIZERS["adamw"], storage_device=CPU)
     names = {parameter: name for name, parameter in model.named_parameters()}
     saved = copy.deepcopy(optimizer_step.named_state(optimizer, names))
     made: list[weakref.ref[Tensor]] = []

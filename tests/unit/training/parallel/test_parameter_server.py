@@ -34,7 +34,7 @@ from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.parameter_server import shard
-from ray_workers.training.parallel.parameter_server.dealer import (
+from ray_workers.training.parallel.parameter_server.batch_dispatcher import (
     CHIEF,
 )
 from ray_workers.training.parallel.parameter_server.layout import FlatLayout, flat

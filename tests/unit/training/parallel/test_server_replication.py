@@ -127,7 +127,7 @@ class Game:
         weights = answer.tensors[0].clone() if answer.tensors else None
         there = self.workers
         answers = [] if answer.header is None else [(there[worker], dict(answer.header), weights)]
-        answers += [(there[other], {"batch": batch}, None) for other, batch in answer.deals]
+        answers += [(there[other], {"batch": batch}, None) for other, batch in answer.dispatches]
         self.log.append(({**header, "worker": worker}, payload, answers))
 
     def replicate(self) -> None:
@@ -489,9 +489,9 @@ def test_a_server_ends_with_the_job_though_the_chief_was_lost_before_it_said_so(
     do."""
     monkeypatch.setattr(f"{serve.__module__}.FINISHED_LOOK_S", 0.0)
     store = loopback_store()
-    place = RankAssignment(0, NUM_WORKERS, NUM_WORKERS + 2, None)
+    assignment = RankAssignment(0, NUM_WORKERS, NUM_WORKERS + 2, None)
     own = TCPStore(LOOPBACK, store.port, wait_for_workers=False)  # one waits while the other sets
-    rendezvous: Any = SimpleNamespace(place=place, meet_without_group=lambda: own)
+    rendezvous: Any = SimpleNamespace(assignment=assignment, meet_without_group=lambda: own)
     asked = document(shards_kept_by="snapshot")
     given = (asked, 0, rendezvous, HeartbeatPage(None), LOOPBACK)
     serving = threading.Thread(target=serve, args=given, daemon=True)

@@ -58,9 +58,9 @@ def test_the_mean_of_the_ranks_moves_by_the_gradient_of_the_batch(
     found = [step_of_rank(rank, num_ranks, num_samples) for rank in range(num_ranks)]
     model = linear()
     (loss_sum(model(INPUTS[:num_samples]), TARGETS[:num_samples]) / num_samples).backward()
-    for place, parameter in enumerate(model.parameters()):
+    for index, parameter in enumerate(model.parameters()):
         assert parameter.grad is not None
-        mean = torch.stack([list(one.parameters())[place] for one, _ in found]).mean(dim=0)
+        mean = torch.stack([list(one.parameters())[index] for one, _ in found]).mean(dim=0)
         torch.testing.assert_close(mean, parameter - LR * parameter.grad)
 
 

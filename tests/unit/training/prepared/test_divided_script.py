@@ -101,7 +101,7 @@ def assert_trains_as_alone(**division: Any) -> None:
     for number, batch in enumerate(loader):
         chosen = plan.share(0, number, 0, 1).indices
         x, y = samples()[chosen]
-        own = plan.share(0, number, *session.place).indices
+        own = plan.share(0, number, *session.shard).indices
         assert torch.equal(batch[0], samples()[own][0])
         twin_outputs = nn.functional.mse_loss(twin(samples()[own][0]), samples()[own][1])
         loss = step(model, optimizer, batch)
@@ -115,7 +115,7 @@ def assert_trains_as_alone(**division: Any) -> None:
         torch.testing.assert_close(whole(mine), theirs, rtol=1e-3, atol=1e-4)
 
 
-def place(rank: int, world_size: int) -> None:
+def set_shard(rank: int, world_size: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
 
 
@@ -168,7 +168,7 @@ def test_a_script_that_leaves_the_division_of_its_document_out_fails(tmp_path: P
 
 
 def _two(rank: int) -> None:
-    place(rank, 2)
+    set_shard(rank, 2)
     assert_trains_as_alone(blocks="layers.*")
     assert_trains_as_alone(tensor=2, tensor_plan=PLAN)
     kept, recomputed = _after_two(), _after_two(recompute=True)
@@ -186,7 +186,7 @@ def test_compiled_blocks_train_as_alone() -> None:
 
 
 def _compiled(rank: int) -> None:
-    place(rank, 2)
+    set_shard(rank, 2)
     with mock.patch.object(
         nn.Module, "compile", autospec=True, side_effect=nn.Module.compile
     ) as made:
@@ -195,7 +195,7 @@ def _compiled(rank: int) -> None:
 
 
 def _save(rank: int, home: str) -> None:
-    place(rank, 2)
+    set_shard(rank, 2)
     model, optimizer, loader = prepared(blocks="layers.*")
     batches = iter(loader)
     for _ in range(2):
@@ -230,7 +230,7 @@ def _adds_up() -> None:
 
 
 def _four(rank: int, home: str) -> None:
-    place(rank, 4)
+    set_shard(rank, 4)
     assert_trains_as_alone(blocks="layers.*", shard=2)
     assert_trains_as_alone(blocks="layers.*", tensor=2, tensor_plan=PLAN)
     saved = torch.load(f"{home}/two.pt", weights_only=False)
@@ -269,7 +269,7 @@ def test_names_and_sizes_that_do_not_fit_are_refused() -> None:
 
 
 def _wrong(rank: int) -> None:
-    place(rank, 2)
+    set_shard(rank, 2)
     with pytest.raises(
         ValueError, match=r"'layers\.\*\.upper', which matches no module.*layers\.0"
     ):

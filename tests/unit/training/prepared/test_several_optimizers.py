@@ -360,11 +360,11 @@ def test_a_digest_changes_with_every_bit_and_with_the_order() -> None:
     assert found != digest(tensors[::-1])
     for tensor in tensors:
         words = tensor.view(torch.int32)
-        for place in {0, len(words) // 2, len(words) - 1}:
+        for index in {0, len(words) // 2, len(words) - 1}:
             for bit in (0, 13, 31):
-                words[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+                words[index] ^= 1 << bit if bit < 31 else -(1 << 31)
                 assert digest(tensors) != found
-                words[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+                words[index] ^= 1 << bit if bit < 31 else -(1 << 31)
     big = tensors[2]
     big[[3, 17_000]] = big[[17_000, 3]]
     assert digest(tensors) != found

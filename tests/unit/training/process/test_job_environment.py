@@ -210,7 +210,7 @@ def test_the_error_that_record_wrote_is_the_reason_of_an_exit(
 
 
 @EITHER
-def test_an_exit_after_the_loss_of_a_peer_is_an_echo_of_it(
+def test_an_exit_after_the_loss_of_a_peer_is_a_secondary_failure(
     node: Node, variables: dict[str, str]
 ) -> None:
     code = node.run(

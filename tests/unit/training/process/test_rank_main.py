@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from dray.train import storage_room
+from dray.train import storage_faults
 from dray.train.spool import SpoolWriter
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, RankTask
@@ -241,7 +241,7 @@ def test_the_survivor_of_a_dead_peer_blames_the_peer(tmp_path: Path) -> None:
 
 def refuse_reports(number: int, task: RankTask) -> None:
     """Make the disk reject some of the rank's reports before it accepts them again."""
-    storage_room.PAUSE_S, storage_room.WAIT_S = 0.01, 1.0
+    storage_faults.PAUSE_S, storage_faults.WAIT_S = 0.01, 1.0
     write, refusals = SpoolWriter._write, iter(range(number))
 
     def refuse(writer: SpoolWriter, line: bytes) -> bool:

@@ -118,7 +118,7 @@ except RuntimeError as error:
 """
 
 
-def test_an_exit_for_a_lost_peer_is_an_echo_and_an_error_says_when_it_was_raised(
+def test_an_exit_for_a_lost_peer_is_a_secondary_failure_and_an_error_has_its_time(
     tmp_path: Path,
 ) -> None:
     assert run_ranks(tmp_path, script(tmp_path, HIDES_THE_LOSS), world_size=2) == [4, 1]

@@ -20,7 +20,7 @@ from ray_workers.node import agent
 from ray_workers.node.ray_calls import brief
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.paths import NODE_TMPDIR, runtime_dir, spool_dir
-from ray_workers.shared.processes.procfs import boot_id, place, started_ticks
+from ray_workers.shared.processes.procfs import boot_id, pid_namespace, started_ticks
 
 
 def node_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -157,7 +157,7 @@ async def test_what_an_attempt_left_on_a_dead_node_of_the_machine_is_read_and_dr
             writer.append(FrameKind.METRICS, {"step": step})
         assert writer.flush()
         writer.close()
-        owner = {"place": place(), "boot_id": boot_id(), "raylet": raylet}
+        owner = {"place": pid_namespace(), "boot_id": boot_id(), "raylet": raylet}
         owner["started"] = started_ticks(os.getpid())
         (folder / "owner.json").write_text(json.dumps(owner))
     assert await node.spooled() == [("j", 1)]

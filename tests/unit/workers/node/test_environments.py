@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 
 from ray_workers.node import shared_work
-from ray_workers.node.environments import build, turns
+from ray_workers.node.environments import build, build_limiter
 from ray_workers.node.environments.environments import Environments
-from ray_workers.node.environments.eviction import make_room
+from ray_workers.node.environments.eviction import evict
 from ray_workers.node.environments.programs import HEAD_BYTES, TAIL_BYTES, Output, mark_of
 from ray_workers.node.environments.uv import sentence_of, state_of
 from ray_workers.shared.folders import environment_overlay as overlay
@@ -140,7 +140,7 @@ async def test_a_setup_command_runs_in_the_folder_and_its_failure_is_named(
     assert bad.message == "the setup command 'echo it is so; exit 7' ended with code 7: it is so"
 
 
-async def test_a_setup_command_that_puts_pipes_in_the_place_of_files_stops_no_builder(
+async def test_a_setup_command_that_replaces_files_with_pipes_does_not_stop_a_builder(
     node: Environments,
 ) -> None:
     pipes = "cd ..; for each in log requirements.txt; do rm -f $each; mkfifo $each; done"
@@ -243,22 +243,24 @@ async def test_the_builds_of_one_user_hold_up_no_other(node: Environments, tmp_p
     await until(lambda: started_ticks(children[1]) is None, "what the build started goes on")
 
 
-async def test_no_more_builds_run_than_a_node_has_places_for() -> None:
-    builds, running, most = turns.BuildTurns(), 0, 0
+async def test_no_more_builds_run_than_a_node_allows() -> None:
+    builds, running, most = build_limiter.BuildLimiter(), 0, 0
     assert builds.why_waiting("k0", "user 0") is None, "none runs, so it is about to begin"
     go_on = asyncio.Event()
 
     async def run(number: int) -> None:
         nonlocal running, most
         builds.want(f"k{number}", f"user {number}")
-        async with builds.turn(f"k{number}"):
+        async with builds.acquire(f"k{number}"):
             running += 1
             most = max(most, running)
             await go_on.wait()
             running -= 1
 
-    works = [asyncio.ensure_future(run(number)) for number in range(turns.BUILDS_AT_A_TIME + 2)]
-    while running < turns.BUILDS_AT_A_TIME:
+    works = [
+        asyncio.ensure_future(run(number)) for number in range(build_limiter.BUILDS_AT_A_TIME + 2)
+    ]
+    while running < build_limiter.BUILDS_AT_A_TIME:
         await asyncio.sleep(0)
     assert (
         builds.why_waiting("k8", "user 8")
@@ -270,7 +272,7 @@ async def test_no_more_builds_run_than_a_node_has_places_for() -> None:
         await works[9]
     go_on.set()
     await asyncio.gather(*works[:9])
-    assert most == turns.BUILDS_AT_A_TIME
+    assert most == build_limiter.BUILDS_AT_A_TIME
 
 
 async def test_what_an_agent_left_that_was_killed_ends_with_the_start_of_the_next(
@@ -460,7 +462,7 @@ async def test_environments_go_by_their_last_use_and_never_while_a_rank_has_one(
         used_at = time.time() - (8000 if number < 3 else 1) + number
         os.utime(root / f"{key}.json", (used_at, used_at))
     held = overlay.hold(root, records[0])
-    make_room(root, 250_000)
+    evict(root, 250_000)
     there = [(root / record.folder).is_dir() for record in records]
     os.close(held)
     assert there == [True, False, False, True]

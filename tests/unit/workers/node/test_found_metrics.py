@@ -313,7 +313,7 @@ def test_long_records_are_passed_over_and_damaged_files_left(
     assert points == [FoundPoint("a", 1, 1.0), FoundPoint("a", 2, 2.0)]
 
 
-def test_one_look_takes_no_more_than_it_can_and_every_file_has_its_turn(
+def test_one_look_reads_a_limited_amount_and_every_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "POINTS_PER_LOOK", 3)

@@ -28,7 +28,7 @@ __all__ = ["light", "server"]
 def record(**more: object) -> SessionRecord:
     """The record of a session without processes whose forkserver is dead."""
     fields: dict[str, object] = {
-        "place": procfs.place(),
+        "place": procfs.pid_namespace(),
         "boot_id": procfs.boot_id(),
         "server_pid": os.getpid(),
         "server_started": 1,
@@ -153,7 +153,7 @@ def node_folder(root: Path, name: str, **owner: object) -> Path:
     folder = root / name
     folder.mkdir()
     notes = {
-        "place": procfs.place(),
+        "place": procfs.pid_namespace(),
         "boot_id": procfs.boot_id(),
         "raylet": os.getpid(),
         "started": 1,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.train import files as stored_files
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.lines import FoundPoint
 from ray_workers.node.found_metrics.runs import Run, RunNames, form_of

@@ -95,24 +95,24 @@ def test_a_job_may_ask_for_metrics_and_the_owner_allows_fewer() -> None:
 
 def test_a_silos_task_leads_nowhere_but_to_its_node(tmp_path: Path) -> None:
     task = silo_task(tmp_path, artifact_url="s3://bucket/a", checkpoint_url="s3://bucket/c")
-    own = silo_gate.at_home(task, {METRICS: "val/loss", silo_gate.SOURCE: "file:///own.npz"})
+    own = silo_gate.restricted(task, {METRICS: "val/loss", silo_gate.SOURCE: "file:///own.npz"})
     assert own.silo_source == "file:///own.npz"
     assert own.spec["federated"]["metrics"] == ["val/loss"]
     here = Path(task.work_dir).as_uri()
     assert own.artifact_url.startswith(here)
     assert own.checkpoint_url.startswith(here)
-    opened = silo_gate.at_home(task, {OPENS: "files"})
+    opened = silo_gate.restricted(task, {OPENS: "files"})
     assert (opened.artifact_url, opened.checkpoint_url) == ("s3://bucket/a", "s3://bucket/c")
 
 
 def test_a_job_names_no_other_data_where_the_owner_names_some(tmp_path: Path) -> None:
     policy = replace(DataPolicy.open(), file_roots=("/data",))
     named = silo_task(tmp_path, silo_source="s3://b/d", data_policy=policy)
-    alone = silo_gate.at_home(named, {})
+    alone = silo_gate.restricted(named, {})
     assert (alone.silo_source, alone.data_policy) == ("s3://b/d", policy)
     with pytest.raises(ValueError, match="the job document name different data"):
-        silo_gate.at_home(named, {silo_gate.SOURCE: "file:///own.npz"})
-    same = silo_gate.at_home(named, {silo_gate.SOURCE: "s3://b/d"})
+        silo_gate.restricted(named, {silo_gate.SOURCE: "file:///own.npz"})
+    same = silo_gate.restricted(named, {silo_gate.SOURCE: "s3://b/d"})
     assert same.data_policy.file_roots is None
 
 

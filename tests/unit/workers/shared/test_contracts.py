@@ -19,9 +19,9 @@ from ray_workers.shared.contracts import (
     AttemptSpec,
     Outcome,
     PollReply,
+    ProcessSpec,
     RankSpec,
     RankTask,
-    Seat,
     Slice,
 )
 from ray_workers.shared.frames import Report
@@ -104,16 +104,18 @@ def test_a_rank_gets_every_field_of_its_attempt() -> None:
         array_index=5,
         parameters={"lr": 0.1},
     )
-    own = {f.name: getattr(rank_task(), f.name) for f in fields(Seat)}
-    seat = Seat(**{**own, "rank": 3, "page_prefix": "/p", "generation": contracts.AWAITING})
-    task = RankTask.from_json(RankTask.of(attempt, seat).to_json())
+    own = {f.name: getattr(rank_task(), f.name) for f in fields(ProcessSpec)}
+    process = ProcessSpec(
+        **{**own, "rank": 3, "page_prefix": "/p", "generation": contracts.AWAITING}
+    )
+    task = RankTask.from_json(RankTask.of(attempt, process).to_json())
     both = {f.name for f in fields(AttemptSpec)} & {f.name for f in fields(RankTask)}
     assert both == {f.name for f in fields(RankSpec)}
     for name in both:
         assert getattr(task, name) == getattr(attempt, name), name
         if name != "attempt":
             assert getattr(task, name) != getattr(rank_task(), name), f"{name} is not told apart"
-    assert {f.name: getattr(task, f.name) for f in fields(Seat)} == vars(seat)
+    assert {f.name: getattr(task, f.name) for f in fields(ProcessSpec)} == vars(process)
     assert (task.world_size, task.device, task.env) == (5, "cuda", {})
     assert task.checkpoint_url == "file:///s/jobs/job-7/attempts/4/checkpoints"
     assert task.artifact_url == "file:///s/jobs/job-7/attempts/4/artifacts"

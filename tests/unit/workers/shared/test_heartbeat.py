@@ -68,7 +68,7 @@ def test_what_gets_on_is_young_again_and_its_time_is_booked_whole(tmp_path: Path
     assert saved.uses[TimeCategory.USEFUL] == pytest.approx(saved.since - entered)
 
 
-def test_a_place_is_announced_and_found(tmp_path: Path) -> None:
+def test_an_assignment_is_announced_and_found(tmp_path: Path) -> None:
     prefix = heartbeat.prefix_of(tmp_path, 0, 0)
     with pytest.raises(FileNotFoundError):
         heartbeat.announce(prefix, RankAssignment(1, 0, 2, None))
@@ -82,7 +82,7 @@ def test_a_place_is_announced_and_found(tmp_path: Path) -> None:
     assert page.is_asked_to_leave
 
 
-def test_a_place_announced_to_a_page_that_is_just_being_made_is_not_written_over(
+def test_an_assignment_announced_to_a_page_that_is_just_being_made_is_not_overwritten(
     tmp_path: Path,
 ) -> None:
     def announce(prefix: str) -> None:

@@ -52,7 +52,7 @@ def test_every_socket_of_a_node_can_be_bound_below_a_long_temporary_folder(
     assert [path.name for path in long_tmp.iterdir()] == [f"dray-{os.getuid()}"]
 
 
-def test_the_longest_paths_have_room_below_the_longest_root() -> None:
+def test_the_longest_paths_fit_below_the_longest_root() -> None:
     root = "/" + "r" * (paths.SOCKET_PATH_BYTES - paths.BYTES_BELOW_ROOT - 1)
     ray = f"{root}/ray-012345/{SESSION}/sockets/dash_TaskEventsHead"
     assert len(ray) <= paths.SOCKET_PATH_BYTES

@@ -16,7 +16,7 @@ from tests.unit.workers.other_user import NOBODY
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def root() -> Iterator[Path]:
     """A folder that another user can reach; only root can reach pytest's own folders."""
     folder = Path(tempfile.mkdtemp())
     if os.getuid() == 0:
@@ -43,14 +43,14 @@ def without_roots_rights(work: Callable[[], None]) -> int:
 
 @pytest.mark.parametrize("mode", [0o500, 0o000])
 def test_folders_that_may_not_be_written_to_go_and_what_links_name_stays(
-    place: Path, mode: int
+    root: Path, mode: int
 ) -> None:
     def work() -> None:
-        kept = place / "kept"
+        kept = root / "kept"
         kept.mkdir()
         (kept / "file").touch()
         kept.chmod(0o500)
-        doomed = place / "doomed"
+        doomed = root / "doomed"
         inner = doomed / "a" / "b"
         inner.mkdir(parents=True)
         (inner / "file").touch()
@@ -59,7 +59,7 @@ def test_folders_that_may_not_be_written_to_go_and_what_links_name_stays(
         for folder in (inner, inner.parent, doomed):
             folder.chmod(mode)
         remove_tree(doomed)
-        assert sorted(p.name for p in place.iterdir()) == ["kept"]
+        assert sorted(p.name for p in root.iterdir()) == ["kept"]
         assert kept.stat().st_mode & 0o777 == 0o500
         assert (kept / "file").exists()
 

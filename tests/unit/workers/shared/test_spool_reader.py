@@ -183,7 +183,7 @@ def test_an_unread_spool_stays_within_its_limit_and_counts_what_it_drops(
     assert writer.take_num_dropped() == 0
 
 
-def test_what_a_full_disk_does_not_take_is_written_when_it_has_room(
+def test_frames_that_a_full_disk_does_not_take_are_written_when_it_has_space(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)

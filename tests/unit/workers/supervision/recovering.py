@@ -13,7 +13,7 @@ from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import AttemptSpec, Frame, Outcome, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.preparation import Preparation
@@ -42,7 +42,7 @@ QUICK = Timings(
     look_period_s=0.001,
     quick_look_period_s=0.001,
     ask_again_pause_s=0.001,
-    give_back_pause_s=0.001,
+    release_rest_pause_s=0.001,
     dead_node_period_s=0.001,
 )
 
@@ -67,11 +67,11 @@ class Nodes:
     async def errors(self) -> list[Frame]:
         return self.left
 
-    async def stacks(self, seats: Any) -> dict[int, str]:
+    async def stacks(self, indices: Any) -> dict[int, str]:
         return {}
 
-    async def signal(self, node_id: str, seat: int, number: int) -> bool:
-        self.killed.append(seat)
+    async def signal(self, node_id: str, index: int, number: int) -> bool:
+        self.killed.append(index)
         return True
 
     def forget(self, node_ids: Any) -> None:
@@ -81,10 +81,10 @@ class Nodes:
 ON_M = (Slice("m", 1),)
 
 
-def member_of(seat: int, node_id: str = "n") -> Member:
+def member_of(index: int, node_id: str = "n") -> Member:
     slots: Any = Slots(Slice(node_id, 1), None, {})  # type: ignore[arg-type]
     exit_: Any = asyncio.get_running_loop().create_future()
-    return Member(seat, seat, 0, 0, slots, 0, 1, None, exit=exit_)
+    return Member(index, index, 0, 0, slots, 0, 1, None, exit=exit_)
 
 
 def ends(member: Member, code: int | None = -9) -> None:
@@ -97,15 +97,15 @@ class SlowGroup(WorkerGroup):
 
     def __init__(self, num_ranks: int = 2, lost: int | None = 1) -> None:
         """lost: None for a complete group."""
-        super().__init__(SPEC, "n", "127.0.0.1", MachinePace(), QUICK)
-        self.members = [member_of(seat) for seat in range(num_ranks)]
+        super().__init__(SPEC, "n", "127.0.0.1", MachineSpeed(), QUICK)
+        self.members = [member_of(index) for index in range(num_ranks)]
         if lost is not None:
             self.lost = self.members[lost]
             ends(self.lost)
         self.asked = asyncio.Event()
         self.replaced = asyncio.Event()
         self.announced: list[int] = []
-        self.seats: list[list[int]] = []
+        self.indices: list[list[int]] = []
         """The members of each announced round, by rank."""
         self.batch_sizes: list[int | None] = []
         self.adds: asyncio.Event | None = None
@@ -137,7 +137,7 @@ class SlowGroup(WorkerGroup):
         self, round_number: int, members: Sequence[Member], batch_size: int | None
     ) -> None:
         self.announced.append(round_number)
-        self.seats.append([member.seat for member in members])
+        self.indices.append([member.index for member in members])
         self.batch_sizes.append(batch_size)
         for rank, member in enumerate(members):
             member.rank = rank
@@ -154,12 +154,12 @@ class SlowGroup(WorkerGroup):
 
 
 def recovery_of(
-    parts: Any, prepare: Any, pace: MachinePace, timings: Timings
+    parts: Any, prepare: Any, speed: MachineSpeed, timings: Timings
 ) -> tuple[RecoveryController, Resizing]:
     """parts: the attempt's spec, its group, nodes and reporter."""
     spec, group, nodes, _ = parts
-    starts = Preparation(group, nodes, prepare, pace, timings)
-    recovery = RecoveryController(*parts, lambda: None, starts, pace, timings)
+    starts = Preparation(group, nodes, prepare, speed, timings)
+    recovery = RecoveryController(*parts, lambda: None, starts, speed, timings)
     return recovery, Resizing(spec, group, nodes, recovery, starts, timings)
 
 
@@ -170,17 +170,17 @@ class Recovering:
         self, slowness: float = 1.0, spec: AttemptSpec = SPEC, group: SlowGroup | None = None
     ) -> None:
         self.now = 0.0
-        self.pace = MachinePace(lambda: self.now)
-        self.pace.learn(slowness)
+        self.speed = MachineSpeed(lambda: self.now)
+        self.speed.learn(slowness)
         self.group = SlowGroup() if group is None else group
         self.nodes, self.reports = Nodes(), Reports()
         self.prepared: list[list[str]] = []
         self.unprepared: Exception | None = None
         parts: Any = (spec, self.group, self.nodes, self.reports)
-        changes = recovery_of(parts, self.prepare, self.pace, QUICK)
+        changes = recovery_of(parts, self.prepare, self.speed, QUICK)
         self.recovery, self.resizing = changes
         drills = FaultInjector(parts[-1])
-        self.monitor = GroupMonitor(*parts, drills, *changes, self.pace, QUICK)
+        self.monitor = GroupMonitor(*parts, drills, *changes, self.speed, QUICK)
 
     async def prepare(self, node_ids: Any) -> None:
         self.prepared.append(list(node_ids))
@@ -204,7 +204,7 @@ class Recovering:
 
 def stands_by(rank: int, *, round_number: int = 0, incarnation: int = 0) -> Any:
     return observation(
-        *(rank, RankPhase.STAND_BY),
+        *(rank, RankPhase.STANDBY),
         round_number=round_number,
         incarnation=incarnation,
         first_at=0.0,

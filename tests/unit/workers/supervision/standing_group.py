@@ -13,7 +13,7 @@ from typing import Any
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import AttemptSpec, Frame, Slice
 from ray_workers.shared.heartbeat import RankObservation
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
@@ -38,7 +38,7 @@ QUICK = Timings(
     sure_s=0.0,
     script_look_period_s=0.01,
     script_stacks_apart_s=0.0,
-    echo_s=0.01,
+    secondary_s=0.01,
 )
 RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
 SERVED = {
@@ -85,7 +85,7 @@ class Standing:
     def _member(self, rank: int, ends: asyncio.Future[RankExit]) -> Any:
         killed = RankExit.of(rank, -signal.SIGKILL)
         return SimpleNamespace(
-            seat=rank, incarnation=0, rank=rank, node_id="n", exit=ends, end=killed
+            index=rank, incarnation=0, rank=rank, node_id="n", exit=ends, end=killed
         )
 
     @property
@@ -99,8 +99,8 @@ class Standing:
         self.num_observed += 1
         return self.seen
 
-    async def stacks(self, seats: Sequence[int]) -> dict[int, str]:
-        return {seat: self.stack_of.get(seat, STACK) for seat in seats}
+    async def stacks(self, indices: Sequence[int]) -> dict[int, str]:
+        return {index: self.stack_of.get(index, STACK) for index in indices}
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
         used = {rank: time.monotonic() for rank in self.busy}
@@ -126,10 +126,10 @@ class Standing:
         self.placed[rank] = self._member(rank, self._exits[rank])
         return True
 
-    async def signal(self, node_id: str, seat: int, number: int) -> bool:
-        self.signals.append((seat, number))
+    async def signal(self, node_id: str, index: int, number: int) -> bool:
+        self.signals.append((index, number))
         if number == signal.SIGKILL and self.takes_signals:
-            self._exits[seat].set_result(RankExit.of(seat, -signal.SIGKILL))
+            self._exits[index].set_result(RankExit.of(index, -signal.SIGKILL))
         return True
 
 
@@ -145,9 +145,9 @@ def monitor_of(
     timings: Timings = QUICK,
 ) -> GroupMonitor:
     parts = (attempt(document), group, group, reports)
-    pace = MachinePace()
-    changes = recovery_of(parts, _prepared, pace, timings)
-    return GroupMonitor(*parts, drills or FaultInjector(reports), *changes, pace, timings)
+    speed = MachineSpeed()
+    changes = recovery_of(parts, _prepared, speed, timings)
+    return GroupMonitor(*parts, drills or FaultInjector(reports), *changes, speed, timings)
 
 
 def watched(document: dict[str, Any], reports: Reports) -> tuple[Standing, asyncio.Future[Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from ray_workers.shared.contracts import Cause, Slice
 from ray_workers.shared.node_needs import CodeProblem, CodeRef
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision import node_clients
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.rules.timings import Timings
@@ -29,7 +29,7 @@ async def test_only_code_that_another_try_may_get_is_the_clusters_fault(
     one = Ended(monkeypatch, tmp_path).supervisor
     group = {"acquire": nothing, "start": nothing, "release": nothing, "has_lost_a_node": no}
     one._group = SimpleNamespace(**group, num_slots=1, log_lines_lost={})
-    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_keep_pace"):
+    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_refresh_speed"):
         monkeypatch.setattr(one, name, nothing)
 
     async def put_code(*_: Any) -> None:
@@ -63,6 +63,6 @@ async def test_a_node_reports_whether_another_try_may_help(
     spec = attempt_spec(code=code, slices=(Slice("a", 1), Slice("b", 1)))
     agents = {"a": agent(None), "b": agent(problem)}
     metrics: Any = None  # nothing is observed
-    clients = NodeClients(spec, agents, MachinePace(), metrics, Timings())
+    clients = NodeClients(spec, agents, MachineSpeed(), metrics, Timings())
     with pytest.raises(kind, match=f"on the node b: {problem.message}"):
         await clients.put_code(spec, ["a", "b"])

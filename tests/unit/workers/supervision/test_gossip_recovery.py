@@ -44,10 +44,10 @@ class GossipGroup(SlowGroup):
         """The failures of the next starts."""
         self.num_started = 0
         self.asked_to_leave: list[int] = []
-        """The seats of members that were rank 0 then."""
+        """The indices of members that were rank 0 then."""
 
     async def ask_to_leave(self) -> None:
-        self.asked_to_leave += [member.seat for member in self.running if member.rank == 0]
+        self.asked_to_leave += [member.index for member in self.running if member.rank == 0]
 
     async def replace(self, members: Sequence[Member], round_number: int) -> None:
         self.asked.set()
@@ -65,7 +65,7 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     job = Recovering(spec=GOSSIP, group=group)
     job.nodes.seen = [observation(1)]
     assert await job.recover(), "its replacement is not ready yet"
-    assert group.seats == [[1]]
+    assert group.indices == [[1]]
     (report,) = job.reports.of(FrameKind.REGROUPING)
     assert report["message"] == "rank 0 was killed by SIGKILL; the others continue"
     watching = job.watch()
@@ -76,8 +76,8 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     await asyncio.wait_for(group.asked.wait(), PATIENCE_S)
     group.replaced.set()
     job.nodes.seen.append(stands_by(0, incarnation=1))
-    await job.until(lambda: len(group.seats) == 2)
-    assert group.seats == [[1], [1, 0]]
+    await job.until(lambda: len(group.indices) == 2)
+    assert group.indices == [[1], [1, 0]]
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert (size["world_size"], size["lacking"]) == (2, 0)
     # The end of a process that has just got its place is not missed.
@@ -95,7 +95,7 @@ async def test_of_gossip_the_others_go_on_where_no_replacement_can_be_started() 
     await until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert "continues without a lost worker, whose process can't be restarted" in size["message"]
-    assert group.seats == [[1]]
+    assert group.indices == [[1]]
 
 
 async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_while(
@@ -107,11 +107,11 @@ async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_wh
     job = Recovering(spec=GOSSIP, group=group)
     job.nodes.seen = [observation(1)]
     assert await job.recover()
-    assert group.seats == [[1]]
+    assert group.indices == [[1]]
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert (size["world_size"], size["lacking"]) == (1, 1)
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
-    assert job.now > QUICK.stand_by_limit_s
+    assert job.now > QUICK.standby_limit_s
     assert job.reports.of(FrameKind.RESIZED)[-1]["lacking"] == 0
     assert not group.asked.is_set(), "its slot is gone"
     await job.recovery.stop()
@@ -128,8 +128,8 @@ async def test_of_gossip_a_replacement_that_is_never_ready_gives_way_to_another(
     job.now += QUICK.ready_limit_s
     await job.until(lambda: group.num_started == 2)
     job.nodes.seen.append(stands_by(0, incarnation=1))
-    await job.until(lambda: len(group.seats) == 2)
-    assert group.seats == [[1], [1, 0]]
+    await job.until(lambda: len(group.indices) == 2)
+    assert group.indices == [[1], [1, 0]]
     await job.recovery.stop()
 
 
@@ -143,16 +143,16 @@ async def test_of_gossip_a_replacement_is_last_also_where_another_loss_is_not_ha
     assert await job.recover()
     job.nodes.seen.append(stands_by(0, incarnation=1))
     await job.until(lambda: group.lost.is_placed)
-    assert group.seats == [], "the round is announced once the other loss is handled"
+    assert group.indices == [], "the round is announced once the other loss is handled"
     assert [second, group.lost] == group.running
     assert await job.recover(first)
-    assert group.seats == [[2, 0]]
+    assert group.indices == [[2, 0]]
     (report,) = job.reports.of(FrameKind.RESIZED)
     assert report["message"] == "adds the replacement of a lost worker: 2 workers"
     await job.recovery.stop()
 
 
-async def test_of_gossip_a_node_that_turns_out_dead_takes_its_placed_ranks_along(
+async def test_the_placed_ranks_of_a_node_that_proves_dead_are_lost_in_gossip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They already had a position in a round that the others wait for."""
@@ -167,10 +167,10 @@ async def test_of_gossip_a_node_that_turns_out_dead_takes_its_placed_ranks_along
     job = Recovering(spec=spec, group=group)
     job.nodes.seen = [observation(1), observation(2)]
     assert await job.recover()
-    assert group.seats == [[1, 2]]
+    assert group.indices == [[1, 2]]
     alive.remove("m")
-    await job.until(lambda: len(group.seats) == 2)
-    assert group.seats == [[1, 2], [1]]
+    await job.until(lambda: len(group.indices) == 2)
+    assert group.indices == [[1, 2], [1]]
     assert [report["ranks"] for report in job.reports.of(FrameKind.REGROUPING)] == [[0], [1]]
     assert job.recovery.state.regrouping is not None
     await job.recovery.stop()
@@ -189,7 +189,7 @@ async def test_of_gossip_slots_for_a_second_lost_node_are_asked_for_as_long(
     group.vanish(second, monkeypatch=monkeypatch)
     assert await job.recover(second)
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 3)
-    assert job.now > 20.0 + QUICK.stand_by_limit_s
+    assert job.now > 20.0 + QUICK.standby_limit_s
     reports = job.reports.of(FrameKind.RESIZED)
     assert [report["lacking"] for report in reports] == [1, 2, 0]
     lost = "continues without the workers of a lost node"
@@ -226,12 +226,12 @@ async def test_of_gossip_two_that_die_at_once_are_replaced_each() -> None:
     await job.until(lambda: job.nodes.num_observed > 1)
     for member in group.members[:2]:
         ends(member)
-    await job.until(lambda: bool(group.seats))
-    assert group.seats == [[2]]
+    await job.until(lambda: bool(group.indices))
+    assert group.indices == [[2]]
     group.replaced.set()
     job.nodes.seen += [stands_by(0, incarnation=1), stands_by(1, incarnation=1)]
-    await job.until(lambda: group.seats[-1:] != [[2]] and len(group.seats[-1]) == 3)
-    first, second = group.seats[1:]
+    await job.until(lambda: group.indices[-1:] != [[2]] and len(group.indices[-1]) == 3)
+    first, second = group.indices[1:]
     assert first == [2, second[1]]
     assert sorted(second) == [0, 1, 2]
     messages = [report["message"] for report in job.reports.of(FrameKind.RESIZED)]

@@ -209,7 +209,7 @@ async def test_the_end_of_a_job_does_not_wait_for_its_servers(
         return group.replace(1)
 
     monkeypatch.setattr(RecoveryController, "recover", recover)
-    monitor = monitor_of(SERVED, group, Reports(), timings=replace(QUICK, echo_s=3600.0))
+    monitor = monitor_of(SERVED, group, Reports(), timings=replace(QUICK, secondary_s=3600.0))
     watching = asyncio.ensure_future(monitor.watch())
     await group.signal("n", 1, signal.SIGKILL)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)

@@ -39,7 +39,7 @@ async def pump(directory: Path, num_lines: int) -> LogPump:
     """The pump of a process that printed this many lines and is gone."""
     source, sink = os.pipe()
     log = LogPump(
-        directory.with_suffix(".metrics"), source, LIMIT_BYTES, Timings(log_room_limit_s=0.0)
+        directory.with_suffix(".metrics"), source, LIMIT_BYTES, Timings(log_space_limit_s=0.0)
     )
     for number in range(num_lines):
         os.write(sink, f"line {number:05d}\n".encode())
@@ -103,7 +103,7 @@ async def test_the_newest_lines_of_a_burst_arrive_though_no_other_line_follows(
     log.finish()
 
 
-async def test_lines_for_which_the_disk_has_no_room_are_counted(
+async def test_lines_for_which_the_disk_has_no_space_are_counted(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int, data: bytes) -> int:
@@ -120,7 +120,7 @@ async def test_lines_for_which_the_disk_has_no_room_are_counted(
     assert numbers(directory) == list(range(20))
 
 
-async def test_no_room_for_the_actors_own_log_costs_no_line_of_the_jobs(
+async def test_a_full_disk_for_the_actors_own_log_loses_no_line_of_the_jobs_log(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -55,7 +55,7 @@ async def test_a_rank_that_hangs_is_ended_also_if_it_has_another_number_by_then(
     group, reports = Standing(3), Reports()
     group.seen = [observation(0), observation(1), observation(2, age_s=60.0, state="T")]
 
-    async def stacks(seats: Sequence[int]) -> dict[int, str]:
+    async def stacks(indices: Sequence[int]) -> dict[int, str]:
         if len(group.placed) == 3:
             group.placed = group.placed[1:]
             for rank, member in enumerate(group.placed):
@@ -67,7 +67,7 @@ async def test_a_rank_that_hangs_is_ended_also_if_it_has_another_number_by_then(
     kinds = []
 
     async def recover(lost: Any, *, kind: LossKind, began_at: float) -> bool:
-        kinds.append((kind, [member.seat for member in lost], monitor._hung))
+        kinds.append((kind, [member.index for member in lost], monitor._hung))
         return False
 
     monkeypatch.setattr(monitor._recovery, "recover", recover)
@@ -179,7 +179,7 @@ async def test_a_mute_script_is_ended_with_the_rank_that_has_not_joined_a_collec
     )
 
 
-async def test_a_script_whose_ranks_all_stand_at_the_same_place_is_ended_as_a_whole() -> None:
+async def test_a_script_whose_ranks_all_stand_at_the_same_point_is_ended_as_a_whole() -> None:
     document = SCRIPT | {"script": {"entrypoint": "train.py", "hang_limit_s": 60}}
     group, watching = watched(document, Reports())
     group.seen = [observation(rank, age_s=61.0) for rank in (0, 1)]

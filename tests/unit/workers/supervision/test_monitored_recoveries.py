@@ -104,7 +104,7 @@ async def test_the_loss_of_a_rank_that_is_not_started_alone_ends_the_group(
     assert [end.rank for end in group.ended()] == [rank]
 
 
-async def test_a_drill_passes_once_a_lone_rank_is_started_again() -> None:
+async def test_a_drill_passes_once_a_standalone_rank_is_restarted() -> None:
     reports, group = Reports(), Respawning(4)
     drills = FaultInjector(cast(Any, reports))
     monitor = monitor_of(LONE, group, reports, drills)
@@ -252,7 +252,7 @@ async def test_ends_of_ranks_without_a_last_status_show_no_recovery(
         (SCRIPT, 3, Cause.WORKER_LOST),  # rank 2 has taken steps, and may have some left
     ],
 )
-async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through(
+async def test_an_added_rank_does_not_wait_for_ranks_that_have_ended(
     document: dict[str, Any], num_trained: int, cause: Cause
 ) -> None:
     group = Standing(3)

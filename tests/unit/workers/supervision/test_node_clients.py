@@ -12,7 +12,7 @@ import pytest
 
 from ray_workers.shared.frames import Report
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules.timings import Timings
@@ -28,18 +28,18 @@ class Agent:
         self._ranks: tuple[RankObservation, ...] = (observation(rank),)
         self._slowness = slowness
         self.asked: list[bool] = []
-        """Whether each observation also asked for the pace."""
+        """Whether each observation also asked for the speed."""
         self.asked_metrics: list[bool] = []
         self.observe = SimpleNamespace(remote=self._observe)
 
     async def _observe(
-        self, _job_id: str, _attempt: int, with_pace: bool, with_metrics: bool
+        self, _job_id: str, _attempt: int, with_speed: bool, with_metrics: bool
     ) -> NodeObservation:
-        self.asked.append(with_pace)
+        self.asked.append(with_speed)
         self.asked_metrics.append(with_metrics)
         rank = self._ranks[0].rank
         metrics = {rank: {"system/cpu": self._slowness}} if with_metrics else {}
-        return NodeObservation(self._ranks, self._slowness if with_pace else None, metrics)
+        return NodeObservation(self._ranks, self._slowness if with_speed else None, metrics)
 
 
 class KeptReports(Reporter):
@@ -53,37 +53,40 @@ class KeptReports(Reporter):
 
 
 def clients_of(
-    pace: MachinePace, timings: Timings, metrics: SystemMetricsReporter | None = None, **agents: Any
+    speed: MachineSpeed,
+    timings: Timings,
+    metrics: SystemMetricsReporter | None = None,
+    **agents: Any,
 ) -> NodeClients:
     metrics = metrics or SystemMetricsReporter(KeptReports(), None)
-    return NodeClients(attempt_spec(), agents, pace, metrics, timings)
+    return NodeClients(attempt_spec(), agents, speed, metrics, timings)
 
 
-async def test_an_observation_brings_the_pace_along_where_it_is_old() -> None:
-    pace, agents = MachinePace(), {"a": Agent(0, 2.0), "b": Agent(1, 7.0)}
-    clients = clients_of(pace, replace(Timings(), pace_period_s=3600.0), **agents)
+async def test_an_observation_measures_the_speed_if_the_known_speed_is_old() -> None:
+    speed, agents = MachineSpeed(), {"a": Agent(0, 2.0), "b": Agent(1, 7.0)}
+    clients = clients_of(speed, replace(Timings(), speed_period_s=3600.0), **agents)
     for _ in range(3):
         assert [one.rank for one in await clients.observations()] == [0, 1]
-    assert pace.slowness == 7.0
+    assert speed.slowness == 7.0
     assert [one.asked for one in agents.values()] == [[True, False, False]] * 2
 
 
 @pytest.mark.parametrize(("limit_s", "num_asked"), [(3600.0, 1), (0.0, 3)])
-async def test_the_pace_is_asked_for_where_no_observation_brings_it(
+async def test_the_speed_is_measured_if_no_observation_measures_it(
     limit_s: float, num_asked: int
 ) -> None:
     agent = Agent(0, 2.0)
-    timings = replace(Timings(), pace_period_s=0.0, pace_limit_s=limit_s)
-    clients = clients_of(MachinePace(), timings, a=agent)
+    timings = replace(Timings(), speed_period_s=0.0, speed_limit_s=limit_s)
+    clients = clients_of(MachineSpeed(), timings, a=agent)
     for _ in range(3):
-        await clients.keep_pace()
+        await clients.refresh_speed()
     assert agent.asked == [True] * num_asked
 
 
 async def test_without_an_answer_the_machines_are_as_slow_as_before() -> None:
-    pace, agent = MachinePace(), Agent(0, 2.0)
-    timings = replace(Timings(), pace_period_s=0.0, answer_limit_s=0.001)
-    clients = clients_of(pace, timings, a=agent)
+    speed, agent = MachineSpeed(), Agent(0, 2.0)
+    timings = replace(Timings(), speed_period_s=0.0, answer_limit_s=0.001)
+    clients = clients_of(speed, timings, a=agent)
     await clients.observations()
 
     async def stand_still(*_: object) -> NodeObservation:
@@ -92,14 +95,14 @@ async def test_without_an_answer_the_machines_are_as_slow_as_before() -> None:
 
     agent.observe.remote = stand_still
     assert await clients.observations() == []
-    assert pace.slowness == 2.0
+    assert speed.slowness == 2.0
 
 
 async def test_system_metrics_come_with_the_next_observation_and_make_no_call() -> None:
     reports, agents = KeptReports(), {"a": Agent(0, 2.0), "b": Agent(1, 7.0)}
     now = [100.0]
     metrics = SystemMetricsReporter(reports, 10.0, clock=lambda: now[0], wall_clock=lambda: 5000.0)
-    clients = clients_of(MachinePace(), Timings(), metrics, **agents)
+    clients = clients_of(MachineSpeed(), Timings(), metrics, **agents)
     await clients.observations()
     for now[0] in (100.0, 105.0, 109.5):  # the last is due, as it goes along with another call
         metrics.ask()
@@ -114,7 +117,7 @@ async def test_system_metrics_come_with_the_next_observation_and_make_no_call() 
 async def test_system_metrics_that_are_turned_off_are_never_asked_for() -> None:
     reports, agent = KeptReports(), Agent(0, 2.0)
     metrics = SystemMetricsReporter(reports, None)
-    clients = clients_of(MachinePace(), Timings(), metrics, a=agent)
+    clients = clients_of(MachineSpeed(), Timings(), metrics, a=agent)
     metrics.ask()
     await clients.observations()
     assert agent.asked_metrics == [False]

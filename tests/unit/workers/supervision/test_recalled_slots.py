@@ -34,9 +34,9 @@ class SpreadGroup(SlowGroup):
         super().__init__(3)
         parts = (Slice("n", 2), Slice("m", 1))
         self.slots[:] = [Slots(part, None, {}) for part in parts]  # type: ignore[arg-type]
-        self.members = [member_of(seat) for seat in range(3)]
+        self.members = [member_of(index) for index in range(3)]
         for member in self.members:
-            member.slots = self.slots[member.seat // 2]
+            member.slots = self.slots[member.index // 2]
         self.events: list[Any] = []
         self.stuck = asyncio.Event()
         """Whether processes that were ended are gone."""
@@ -46,17 +46,17 @@ class SpreadGroup(SlowGroup):
         self, round_number: int, members: Sequence[Member], batch_size: int | None
     ) -> None:
         await super().announce(round_number, members, batch_size)
-        self.events.append(("announced to", self.seats[-1]))
+        self.events.append(("announced to", self.indices[-1]))
 
-    async def give_back(self, slots: Sequence[Slots]) -> None:
+    async def release_slots(self, slots: Sequence[Slots]) -> None:
         self.members = [member for member in self.members if member.slots not in slots]
         self.events.append(("ended in", [each.part for each in slots]))
         for each in slots:
             each.is_going = True
         if self.stuck.is_set():
-            await self.give_back_rest()
+            await self.release_rest()
 
-    async def give_back_rest(self) -> bool:
+    async def release_rest(self) -> bool:
         await self.stuck.wait()
         self.slots[:] = [each for each in self.slots if not each.is_going]
         return True
@@ -91,7 +91,7 @@ async def test_slots_that_are_asked_back_go_once_the_others_know_of_a_round_with
 
 
 async def test_the_batch_of_a_recall_is_announced_with_its_round_and_all_later_ones() -> None:
-    job, group, reports = spread([observation(seat) for seat in range(3)])
+    job, group, reports = spread([observation(index) for index in range(3)])
     job.resizing.recall(Recall(1, ON_M, 128))
     await settled(reports)
     assert group.batch_sizes == [128]
@@ -105,10 +105,10 @@ async def test_the_batch_of_a_recall_is_announced_with_its_round_and_all_later_o
 
 
 async def test_a_grant_without_slots_brings_the_group_together_with_another_batch() -> None:
-    job, group, reports = spread([observation(seat) for seat in range(3)])
+    job, group, reports = spread([observation(index) for index in range(3)])
     grant = Grant(1, (), 256)
     job.resizing.grow(grant)
-    job.resizing.take_in(grant)
+    job.resizing.add_workers(grant)
     _, body = await settled(reports)
     assert (body["world_size"], body["grants"]) == (3, 1)
     assert body["message"] == "continues with another batch size: 3 workers"
@@ -147,7 +147,7 @@ SCRIPT = {"traits": traits({"script": {"entrypoint": "train.py"}, "resources": {
 
 
 async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
-    seen = [observation(seat, is_prepared=True) for seat in range(3)]
+    seen = [observation(index, is_prepared=True) for index in range(3)]
     job, group, reports = spread(seen, **SCRIPT)
     job.resizing.recall(Recall(1, (Slice("n", 2),), None))
     await settled(reports)
@@ -161,7 +161,7 @@ async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
         ({}, Slice("n", 1)),
         ({"min_workers": 3}, Slice("m", 1)),
         (SCRIPT, Slice("m", 1)),
-        ({**SCRIPT, "seen": [observation(seat) for seat in range(3)]}, Slice("m", 1)),
+        ({**SCRIPT, "seen": [observation(index) for index in range(3)]}, Slice("m", 1)),
         ({"seen": [observation(9)] + [observation(s, step=0) for s in range(3)]}, Slice("m", 1)),
     ],
 )

@@ -49,11 +49,11 @@ async def test_the_time_of_a_recovery_begins_when_the_replacement_is_there(slown
     assert await asyncio.wait_for(recovering, PATIENCE_S)
     assert job.group.announced == [1]
     assert job.recovery.state.announced_at == pytest.approx(1.0)
-    assert job.pace.overrun == 1.0
+    assert job.speed.overrun == 1.0
     job.now += slowness * (QUICK.whole_limit_s + 1.0)
     outcome = await asyncio.wait_for(job.watch(), PATIENCE_S)
     assert "not whole again" in outcome.message
-    assert job.pace.overrun == slowness
+    assert job.speed.overrun == slowness
 
 
 async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_of_a_rank() -> None:
@@ -61,7 +61,7 @@ async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_o
     seat, and an older process may have had the same rank."""
     job = Recovering()
     job.group.replaced.set()
-    job.group.lost.seat, job.group.lost.incarnation = 5, 2
+    job.group.lost.index, job.group.lost.incarnation = 5, 2
     error = {"cause": "user_error", "message": "m"}
     others = {"seat": 1, "incarnation": 3}, {"seat": 1, "incarnation": 0}, {}
     job.nodes.left = [Frame(1, 3, FrameKind.ERROR, 1.0, {**error, **each}) for each in others]
@@ -215,7 +215,7 @@ async def test_an_aggregator_of_silos_is_not_replaced() -> None:
     assert not await job.recover()
 
 
-async def test_slots_that_do_not_come_are_not_taken_in() -> None:
+async def test_no_workers_are_added_in_slots_that_were_not_granted() -> None:
     """The grant is answered once, so that the service gives its slots to other jobs."""
     job = Recovering(spec=replace(SPEC, slices=(Slice("n", 3),)), group=SlowGroup(lost=None))
     for number in (1, 1, 2):
@@ -239,7 +239,7 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
     (answer,) = job.reports.of(FrameKind.RESIZED)
     assert answer["grants"] == 1
     assert "could not add more slots (it took more than 40 s)" in answer["message"]
-    assert not job.recovery.state.is_taking_in
+    assert not job.recovery.state.is_adding_workers
     watching.cancel()
 
 
@@ -272,7 +272,7 @@ async def test_a_late_answer_of_the_node_that_holds_the_state_is_waited_for() ->
 
 
 @pytest.mark.parametrize("slowness", [1.0, 20.0])
-async def test_a_node_that_does_not_report_who_holds_the_state_is_excused_by_its_pace(
+async def test_a_slow_node_that_does_not_report_which_ranks_hold_the_state_is_excused(
     slowness: float,
 ) -> None:
     job = Recovering(slowness)
@@ -280,4 +280,4 @@ async def test_a_node_that_does_not_report_who_holds_the_state_is_excused_by_its
     recovering = asyncio.ensure_future(job.recover())
     await job.until(recovering.done)
     assert not recovering.result()
-    assert job.pace.overrun == slowness
+    assert job.speed.overrun == slowness

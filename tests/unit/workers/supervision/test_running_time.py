@@ -47,7 +47,7 @@ async def test_it_counts_from_the_slots_on_by_a_clock_that_stands_still_in_sleep
     monkeypatch.setattr(supervisor, "time", plain_time)
     group = {"acquire": acquire, "start": nothing, "release": nothing, "has_lost_a_node": no}
     one._group = SimpleNamespace(**group, num_slots=1, log_lines_lost={})
-    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_keep_pace"):
+    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_refresh_speed"):
         monkeypatch.setattr(one, name, nothing)
     monkeypatch.setattr(one._nodes, "put_code", nothing)
     monkeypatch.setattr(one, "_train", train)
@@ -62,7 +62,7 @@ async def test_an_attempt_whose_node_has_just_left_is_charged_to_no_user(
     """An autoscaler may remove a node at the moment at which a job is launched on it."""
     one = Ended(monkeypatch, tmp_path, left=left).supervisor
     one._outcome = None
-    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_keep_pace"):
+    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_refresh_speed"):
         monkeypatch.setattr(one, name, nothing)
     monkeypatch.setattr(one._group, "has_lost_a_node", no)
     one._group.members = []

@@ -9,7 +9,7 @@ import pytest
 
 from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import Slice
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots, SlotsUnavailable
 from ray_workers.supervision.worker_group import WorkerGroup
@@ -45,10 +45,10 @@ class SharedCluster:
     ) -> None:
         self.nodes = nodes
         spec = attempt_spec(slices=slices, bundle={"CPU": 1.0, "GPU": share}, start_timeout_s=5.0)
-        self.group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+        self.group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
         monkeypatch.setattr(self.group._slots, "ask", self._ask)
         monkeypatch.setattr(self.group._slots, "_gpu_of", self._gpu_of)
-        monkeypatch.setattr(placement_groups, "give_back", self._give_back)
+        monkeypatch.setattr(placement_groups, "release_slots", self._release_slots)
 
     async def _ask(
         self, slices: Sequence[Slice], timeout_s: float, *, bundle: Mapping[str, float]
@@ -69,7 +69,7 @@ class SharedCluster:
         there: Any = slots.group
         return str(there[1])
 
-    async def _give_back(self, groups: Sequence[Any]) -> None:
+    async def _release_slots(self, groups: Sequence[Any]) -> None:
         for node_id, gpu, share, cpus in groups:
             if gpu is not None:
                 self.nodes[node_id].free[gpu] += share

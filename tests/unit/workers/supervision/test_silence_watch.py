@@ -12,7 +12,7 @@ import pytest
 
 from ray_workers.node import compat_ray
 from ray_workers.shared.contracts import ProcessKind
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision import silence_watch
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.silence_watch import SilenceWatch
@@ -54,7 +54,7 @@ def stopped_actor(name: str, node_id: str) -> SimpleNamespace:
 
 @contextlib.asynccontextmanager
 async def watched(group: Group) -> AsyncIterator[SilenceWatch]:
-    watch = SilenceWatch(SPEC, group, MachinePace(), QUICK)  # type: ignore[arg-type]
+    watch = SilenceWatch(SPEC, group, MachineSpeed(), QUICK)  # type: ignore[arg-type]
     running = asyncio.ensure_future(watch.run())
     try:
         yield watch

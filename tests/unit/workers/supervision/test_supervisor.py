@@ -24,7 +24,7 @@ from tests.wire import attempt_spec
 
 PATIENCE_S = 30.0
 MEMBERS = [
-    SimpleNamespace(seat=seat, node_id=node, is_placed=False) for seat, node in enumerate("aab")
+    SimpleNamespace(index=index, node_id=node, is_placed=False) for index, node in enumerate("aab")
 ]
 DONE = replace(
     Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0"), log_lines_lost={0: 3, 1: 4}
@@ -85,7 +85,7 @@ class Ended:
         monkeypatch.setenv(NODE_TMPDIR, str(tmp_path))
         monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
         monkeypatch.setattr(ray, "get_actor", get_actor)
-        monkeypatch.setattr(compat_ray, "use_exported_class", lambda actor_class, place: None)
+        monkeypatch.setattr(compat_ray, "use_exported_class", lambda actor_class, descriptor: None)
         monkeypatch.setattr(supervisor, "Timings", timings)
         monkeypatch.setattr(node_clients.placement_groups, "alive_nodes", lambda: self.alive)
         actor_class: Any = supervisor.Supervisor
@@ -180,7 +180,7 @@ async def test_an_attempt_that_failed_has_failed_without_its_last_reports_too(
 
 
 async def test_a_poll_is_answered_in_time_though_a_node_is_given_longer(ended: Ended) -> None:
-    ended.supervisor._nodes._pace.slowness = 1e6  # so the limit of a read is hours away
+    ended.supervisor._nodes._speed.slowness = 1e6  # so the limit of a read is hours away
     ended.agents["b"].goes.clear()
     async with asyncio.timeout(PATIENCE_S):
         assert (await ended.poll()).outcome is None

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import AWAITING, RoleSlots, Slice
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision import worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
@@ -28,18 +28,18 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = {("a", 0), ("a", 1), ("b", 2)}
         self.stuck: set[tuple[str, int]] = set()
-        self.given_back: list[Any] = []
+        self.released: list[Any] = []
         monkeypatch.setattr(worker_group, "end_actor", self._end)
         monkeypatch.setattr(placement_groups, "is_empty", self._is_empty)
-        monkeypatch.setattr(placement_groups, "give_back", self._give_back)
+        monkeypatch.setattr(placement_groups, "release_slots", self._release_slots)
         monkeypatch.setattr(placement_groups, "EMPTY_BOUND_S", 0.1)
-        self.pace = MachinePace()
-        self.group = WorkerGroup(attempt_spec(), "a", "127.0.0.1", self.pace, Timings())
-        for node_id, seats in (("a", [0]), ("a", [1]), ("b", [2])):
-            slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}", {})  # type: ignore[arg-type]
+        self.speed = MachineSpeed()
+        self.group = WorkerGroup(attempt_spec(), "a", "127.0.0.1", self.speed, Timings())
+        for node_id, indices in (("a", [0]), ("a", [1]), ("b", [2])):
+            slots: Any = Slots(Slice(node_id, len(indices)), f"group of {indices}", {})  # type: ignore[arg-type]
             self.group.slots.append(slots)
             self.group.members += (
-                Member(seat, seat, 0, 0, slots, 0, 1, (node_id, seat)) for seat in seats
+                Member(index, index, 0, 0, slots, 0, 1, (node_id, index)) for index in indices
             )
 
     def _end(self, actor: tuple[str, int]) -> None:
@@ -52,18 +52,18 @@ class Cluster:
     ) -> bool:
         return not any((node_id, rank) in self.left for rank in ranks)
 
-    async def _give_back(self, groups: Sequence[Any]) -> None:
-        self.given_back += groups
+    async def _release_slots(self, groups: Sequence[Any]) -> None:
+        self.released += groups
 
 
-async def test_slots_are_given_back_when_their_own_processes_are_gone(
+async def test_slots_are_released_when_their_own_processes_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = Cluster(monkeypatch)
-    await cluster.group.give_back(cluster.group.slots[1:])
+    await cluster.group.release_slots(cluster.group.slots[1:])
     assert cluster.left == {("a", 0)}, "the other ranks of the node train on"
-    assert cluster.given_back == ["group of [1]", "group of [2]"]
-    assert [member.seat for member in cluster.group.members] == [0]
+    assert cluster.released == ["group of [1]", "group of [2]"]
+    assert [member.index for member in cluster.group.members] == [0]
     assert [slots.group for slots in cluster.group.slots] == ["group of [0]"]
 
 
@@ -72,15 +72,15 @@ async def test_slots_whose_processes_do_not_go_stay_taken_until_they_have_gone(
 ) -> None:
     cluster = Cluster(monkeypatch)
     cluster.stuck = {("a", 1)}
-    await cluster.group.give_back(cluster.group.slots[1:])
-    assert cluster.given_back == ["group of [2]"]
+    await cluster.group.release_slots(cluster.group.slots[1:])
+    assert cluster.released == ["group of [2]"]
     kept = {slots.group: (slots.is_held, slots.is_going) for slots in cluster.group.slots}
     assert kept == {"group of [0]": (True, False), "group of [1]": (True, True)}
-    assert [member.seat for member in cluster.group.members] == [0]
-    assert not await cluster.group.give_back_rest()
+    assert [member.index for member in cluster.group.members] == [0]
+    assert not await cluster.group.release_rest()
     cluster.left -= cluster.stuck
-    assert await cluster.group.give_back_rest()
-    assert cluster.given_back == ["group of [2]", "group of [1]"]
+    assert await cluster.group.release_rest()
+    assert cluster.released == ["group of [2]", "group of [1]"]
     assert [slots.group for slots in cluster.group.slots] == ["group of [0]"]
 
 
@@ -89,7 +89,7 @@ async def test_a_killed_process_that_an_overloaded_machine_does_not_end_in_time_
     monkeypatch: pytest.MonkeyPatch, is_stuck: bool, overrun: float
 ) -> None:
     cluster = Cluster(monkeypatch)
-    cluster.pace.learn(20.0)
+    cluster.speed.learn(20.0)
 
     async def wait() -> RankExit:
         gone = RankExit.of(0, None)
@@ -98,7 +98,7 @@ async def test_a_killed_process_that_an_overloaded_machine_does_not_end_in_time_
     member = cluster.group.members[0]
     member.actor = SimpleNamespace(wait=SimpleNamespace(remote=wait))
     assert (await cluster.group._exit_of(member)).is_stuck is is_stuck
-    assert cluster.pace.overrun == overrun
+    assert cluster.speed.overrun == overrun
 
 
 class Actor:
@@ -131,7 +131,7 @@ class Replacing:
         monkeypatch.setattr(worker_group.ray, "kill", self.killed.append)
         self._loop = asyncio.get_running_loop()
         spec = attempt_spec()
-        self.group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+        self.group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
         monkeypatch.setattr(self.group, "_create_actor", self._create)
         slots = Slots(Slice("a", 1), None, {})  # type: ignore[arg-type]
         self.member = Member(0, 0, 0, 0, slots, 0, 1, Actor(self.starts), incarnation=3)
@@ -205,7 +205,7 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
     slices = (Slice("b", 1), Slice("a", 1), Slice("b", 1))
     for are_silos, order in ((False, ["b", "b", "a"]), (True, ["b", "a", "b"])):
         spec = attempt_spec(slices=slices, traits=traits({}, is_tied_to_nodes=are_silos))
-        group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+        group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
         group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
         assert [slots.part.node_id for slots in group._slots_by_rank()] == order
 
@@ -235,7 +235,7 @@ async def test_roles_get_slots_of_their_own_and_keep_their_ranks(
         bundle=of_worker,
         roles=(RoleSlots("ps", 3, 1, of_server),),
     )
-    group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
     await group.acquire()
     assert asked == [[of_worker] * 2, [of_worker], [of_server]]
     monkeypatch.setattr(worker_group, "RankActor", NamedActors())
@@ -252,13 +252,15 @@ async def test_roles_get_slots_of_their_own_and_keep_their_ranks(
     assert on_node == [(0, 3, 0), (1, 3, 0), (0, 1, 1), (2, 3, 0)]
 
 
-def test_a_rank_that_is_started_again_alone_has_its_place_at_once() -> None:
+def test_a_rank_that_is_restarted_alone_has_its_rank_at_once() -> None:
     roles = {"chief": {}, "worker": {}}
     script = {"entrypoint": "a.py", "framework": "tensorflow", "roles": roles}
     spec = attempt_spec(spec={"name": "j", "script": script}, slices=(Slice("a", 2),))
-    group = WorkerGroup(spec, "a", "127.0.0.1", MachinePace(), Timings())
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
     slots: Any = Slots(spec.slices[0], None, {})  # type: ignore[arg-type]
-    again = [Member(seat, seat, seat, 0, slots, seat, 2, None, incarnation=1) for seat in (0, 1)]
+    again = [
+        Member(index, index, index, 0, slots, index, 2, None, incarnation=1) for index in (0, 1)
+    ]
     tasks = [group._task(member) for member in again]
     assert [task.generation for task in tasks] == [AWAITING, 0]
     assert [task.spool_dir.rpartition(".")[2] for task in tasks] == ["early", "metrics"]

@@ -33,8 +33,8 @@ class UpdateTable:
         self._plan = plan
         self._lines = torch.zeros(len(plan.participants), 3, dtype=torch.float64, device=device)
 
-    def note(self, place: int, verdict: Verdict, norm: float, loss: float) -> None:
-        self._lines[place] = self._lines.new_tensor([verdict, norm, loss])
+    def note(self, index: int, verdict: Verdict, norm: float, loss: float) -> None:
+        self._lines[index] = self._lines.new_tensor([verdict, norm, loss])
 
     def of_all(self, world_size: int) -> ReceivedUpdates:
         """Gather the rows of all ranks, exactly, by summing them with zeros. A collective."""

@@ -244,8 +244,8 @@ class MaskedCollector(UpdateCollector):
             for client, message in messages.items():
                 path = Path(scratch, "message")
                 path.write_bytes(message)
-                place = round_files.message_path(phase, int(client))
-                self._publisher.store(path, f"{name}/{place}")
+                message_path = round_files.message_path(phase, int(client))
+                self._publisher.store(path, f"{name}/{message_path}")
                 self._page.move()
 
     def _play_phase(self, server: MaskingServer, asking: RoundReport) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dray import spec
 from dray.secure_aggregation.messages import VERSION
-from dray.train import files, storage_room
+from dray.train import files, storage_faults
 from ray_workers.shared import round_files
 from ray_workers.shared.frames import RoundReport
 from ray_workers.training.core.workload import Workload
@@ -90,7 +90,7 @@ class RoundPublisher:
         def store() -> None:
             files.store(path, url)
 
-        storage_room.wait_for_room(f"the round's {path.name}", store, waiting=self._waiting)
+        storage_faults.wait_for_space(f"the round's {path.name}", store, waiting=self._waiting)
 
     def _delete_old(self, number: int, name: str) -> None:
         """Delete all rounds except for this round and the previous one, which an attempt repeats if

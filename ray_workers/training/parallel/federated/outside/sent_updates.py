@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dray.train import files
-from dray.train.storage_room import StorageError
+from dray.train.storage_faults import StorageError
 from ray_workers.shared import round_files
 from ray_workers.shared.job_log import log
 from ray_workers.shared.round_files import SentUpdate
@@ -107,9 +107,9 @@ def names_below(url: str) -> list[str]:
     try:
         if path is not None:
             return sorted(entry.name for entry in path.iterdir())
-        filesystem, place = fsspec.core.url_to_fs(url)
+        filesystem, folder = fsspec.core.url_to_fs(url)
         filesystem.invalidate_cache()
-        found = filesystem.ls(place, detail=False)
+        found = filesystem.ls(folder, detail=False)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except Exception as error:  # storage clients raise many types

@@ -17,8 +17,8 @@ from torch import Tensor
 from dray import train
 from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec.federated.parts import Http
-from dray.train import files, storage_room
-from dray.train.storage_room import StorageError
+from dray.train import files, storage_faults
+from dray.train.storage_faults import StorageError
 from ray_workers.shared.frames import RoundReport, RoundTroubleReport
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
@@ -173,15 +173,15 @@ class UpdateCollector(RoundFeed):
 
     def _look(self, answers: RoundAnswers) -> None:
         """Check for answers. Raises StorageError only if the storage has not answered for
-        `storage_room.WAIT_S` seconds, because a round can take hours, in which the storage may fail
-        briefly."""
+        `storage_faults.WAIT_S` seconds, because a round can take hours, in which the storage may
+        fail briefly."""
         try:
             answers.look(self._page.move)
         except StorageError as error:
             if self._failing_since is None:
                 self._failing_since = time.monotonic()
                 log(f"the updates of the round can't be read; trying again: {error}")
-            elif time.monotonic() - self._failing_since > storage_room.WAIT_S:
+            elif time.monotonic() - self._failing_since > storage_faults.WAIT_S:
                 raise
         else:
             self._failing_since = None

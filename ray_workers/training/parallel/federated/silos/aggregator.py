@@ -73,10 +73,10 @@ class SiloEngine(FederatedEngine):
         silos, found = self._options.silos, dict[str, float]()
         assert silos is not None
         by_name: dict[str, list[Reported]] = {}
-        for place, sent in self.arrived.items():
-            weight = self._samples_that_count(place)
+        for silo, sent in self.arrived.items():
+            weight = self._samples_that_count(silo)
             for name, value in sent.metrics.items():
-                found[f"silo/{silos[place].name}/{name}"] = value
+                found[f"silo/{silos[silo].name}/{name}"] = value
                 by_name.setdefault(name, []).append(Reported(value, weight))
         for name, reported in by_name.items():
             if (of_all := mean(trusted(reported))) is not None:

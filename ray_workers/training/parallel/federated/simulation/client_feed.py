@@ -14,7 +14,7 @@ from ray_workers.training.parallel.federated.client_batches import (
     RoundShare,
     batches_of,
 )
-from ray_workers.training.parallel.federated.rounds import Participant, Rounds, deal
+from ray_workers.training.parallel.federated.rounds import Participant, Rounds, assign
 from ray_workers.training.parallel.strategy import Numbers
 
 
@@ -56,7 +56,7 @@ class ClientFeed(RoundFeed):
 
     def at(self, step: int) -> Feeding:
         plan = self._rounds.plan(step)
-        owners = deal(plan.participants, self._world_size)
+        owners = assign(plan.participants, self._world_size)
         return Feeding(plan.num_samples, [SimulatedShare.of(plan, owners, feed=self)])
 
     def batches(self, round_number: int, participant: Participant) -> Iterator[Piece]:

@@ -91,8 +91,8 @@ def _of_equal_clients(
     wanted[:, present] = _without_nan(drawn, generator)
     counts = np.zeros((num_classes, num_clients), dtype=np.int64)
     left = sizes.copy()
-    for place, client in enumerate(generator.permutation(num_clients)):
-        missing = sizes.sum() // num_clients + (place < sizes.sum() % num_clients)
+    for index, client in enumerate(generator.permutation(num_clients)):
+        missing = sizes.sum() // num_clients + (index < sizes.sum() % num_clients)
         while missing:
             weights = np.where(left > 0, wanted[client], 0.0)
             if not weights.sum() > 0.0:  # its classes are used up
@@ -121,8 +121,8 @@ def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shar
             f"leave some of the {num_classes} classes out. Use more clients or classes_per_client"
         )
     has = np.zeros((num_classes, num_clients))
-    places = np.arange(per_client * num_clients)
-    has[places % num_classes, places // per_client] = 1.0
+    slots = np.arange(per_client * num_clients)
+    has[slots % num_classes, slots // per_client] = 1.0
     has /= has.sum(axis=1, keepdims=True)
     return has
 
@@ -149,9 +149,9 @@ def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bo
     # For each class, a heap of (-samples, client, index in `order` of its next sample to give
     # away).
     donors: list[list[tuple[int, int, int]]] = [[] for _ in range(num_classes)]
-    for pair, place, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
+    for pair, index, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
         label, client = divmod(pair, num_clients)
-        donors[label].append((-count, client, place))
+        donors[label].append((-count, client, index))
     for heap in donors:
         heapq.heapify(heap)
     for client in np.flatnonzero(sizes == 0):
@@ -168,9 +168,9 @@ def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bo
                 "fewer federated.clients, or a larger partition.alpha or classes_per_client"
             )
         _, label = min(offering)
-        count, donor, place = donors[label][0]
-        heapq.heapreplace(donors[label], (count + 1, donor, place + 1))
-        owners[order[place]] = client
+        count, donor, index = donors[label][0]
+        heapq.heapreplace(donors[label], (count + 1, donor, index + 1))
+        owners[order[index]] = client
         sizes[donor] -= 1
 
 

@@ -79,7 +79,7 @@ class SimulatedEngine(FederatedEngine):
                 weight = sender.num_samples if self._clipping is None else 1
                 secure.send(sender.client, each.update, weight, loss, is_within=is_within)
                 norm = loss = math.nan  # the server does not learn them
-            table.note(each.place, each.verdict, norm, loss)
+            table.note(each.position, each.verdict, norm, loss)
         work.before_exchange()
         received = table.of_all(self._world_size)
         self._take(mine, received, self._of_sum(received, secure.total()))
@@ -102,10 +102,10 @@ class SimulatedEngine(FederatedEngine):
         accepted, participants = received.accepted, mine.plan.participants
         if not self._flat.integers or not accepted:
             return None
-        place = max(accepted, key=lambda at: (participants[at].num_samples, -at))
+        index = max(accepted, key=lambda at: (participants[at].num_samples, -at))
         found = torch.zeros_like(self._flat.integer_values())
-        if mine.owners[place] == self.rank:
-            found += self._counted[participants[place].client]
+        if mine.owners[index] == self.rank:
+            found += self._counted[participants[index].client]
         process_group.add_up(found, self._world_size)
         return found
 

@@ -182,10 +182,10 @@ def test_a_quiet_stream_is_kept_alive_by_comments(
 def test_a_stream_whose_reader_has_gone_ends(http: httpx.Client, server: LiveServer) -> None:
     job_id = server.submit()
     with http.stream("GET", f"/v1/jobs/{job_id}/events", headers=STREAM) as response:
-        reading = frames(response.iter_lines())  # kept: httpx disconnects if it is collected
-        next(reading)
+        queries = frames(response.iter_lines())  # kept: httpx disconnects if it is collected
+        next(queries)
         wait_until(lambda: server.num_waiting(job_id), "the stream to wait")
-        reading.close()
+        queries.close()
     wait_until(lambda: not server.num_waiting(job_id), "the stream to end")
 
 
@@ -198,7 +198,7 @@ def test_a_stream_that_can_not_be_read_on_ends_so_that_its_reader_comes_back(
         raise DatabaseUnavailable("the database does not answer")
 
     with monkeypatch.context() as broken:
-        broken.setattr(server.context.runtime.reading, "events", away)
+        broken.setattr(server.context.runtime.queries, "events", away)
         assert http.get(f"/v1/jobs/{job_id}/events", headers=STREAM).text == "retry: 1000\n\n"
     http.post(f"/v1/jobs/{job_id}/cancel")
     resumed = http.get(f"/v1/jobs/{job_id}/events", headers={**STREAM, "Last-Event-ID": "1"})

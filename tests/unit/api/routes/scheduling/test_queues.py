@@ -116,7 +116,7 @@ BAD_RULES: list[tuple[Any, str, str]] = [
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
 @pytest.mark.parametrize(("rules", "pointer", "said"), BAD_RULES)
-def test_bad_rules_are_told_with_their_place(
+def test_bad_rules_are_reported_with_their_pointer(
     guarded: LiveServer, root: httpx.Client, method: str, rules: Any, pointer: str, said: str
 ) -> None:
     before = held(guarded)

@@ -138,7 +138,7 @@ def test_why_nodes_whose_memory_was_promised_are_not_asked_for() -> None:
     )
 
 
-def test_a_group_that_stands_by_asks_for_what_it_lacks_before_the_queue() -> None:
+def test_a_waiting_group_requests_its_missing_workers_before_the_queue() -> None:
     slices = (Slice("n", 4),)
     group = Growing("group", 1, 50, 0, Request(7, {"CPU": 1.0}), slices, lacking=3)
     grows = replace(group, job_id="grows", lacking=0, request=Request(12, {"CPU": 1.0}, 1))
@@ -204,14 +204,16 @@ def test_slots_that_others_are_about_to_leave_are_not_asked_for_again() -> None:
     assert demand.bundles == ()
 
 
-def test_a_node_that_is_about_to_be_accepted_is_room_that_is_not_asked_for_again() -> None:
+def test_a_node_that_is_about_to_be_accepted_counts_as_capacity_and_is_not_requested_again() -> (
+    None
+):
     joining = node("n")
     demand = asked(job("a", 4), joining=[joining], in_use=[])
     assert (demand.bundles, demand.num_nodes) == (((WHOLE, 1),), 0)
     assert demand.needed == {"n"}
 
 
-def test_refused_nodes_are_asked_for_whole_since_ray_counts_them_as_room() -> None:
+def test_refused_nodes_are_requested_whole_because_ray_counts_them_as_capacity() -> None:
     present = (node("old", accepted=False),)
     new = may_come((SMALL,), present)
     found = Snapshot((job("a", 4),), present, connected=True, to_come=new)

@@ -18,7 +18,7 @@ TOTALS = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 8.0})
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_room_is_what_fits_on_each_node_beside_what_is_set_aside(seed: int) -> None:
+def test_the_capacity_is_what_fits_on_each_node_without_what_is_set_aside(seed: int) -> None:
     """Released slots can exceed a node's total, as with shared GPUs."""
     chance = random.Random(seed)
     totals = [chance.choice(TOTALS) for _ in range(6)]
@@ -45,9 +45,9 @@ def test_the_room_is_what_fits_on_each_node_beside_what_is_set_aside(seed: int) 
             change(kind, slices)
         for pool in (offer.now, offer.soon):
             asked = chance.choice(kinds)
-            room = sum(asked.fits(*(pool.at(node.id) or ((),))) for node in nodes)
-            assert pool.has(asked, max(1, room)) == (room > 0)
-            assert not pool.has(asked, room + 1)
-            assert pool.room(asked) == room
+            capacity = sum(asked.fits(*(pool.at(node.id) or ((),))) for node in nodes)
+            assert pool.has(asked, max(1, capacity)) == (capacity > 0)
+            assert not pool.has(asked, capacity + 1)
+            assert pool.capacity(asked) == capacity
             packed = pool.pack_most(asked, 1, 100)
-            assert sum(part.num_workers for part in packed or ()) == room
+            assert sum(part.num_workers for part in packed or ()) == capacity

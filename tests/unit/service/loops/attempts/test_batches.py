@@ -70,7 +70,7 @@ async def test_replies_of_many_jobs_are_stored_together(
     assert batches == [jobs]
     for job_id in jobs:
         assert (await service.jobs.get(job_id)).state is JobState.SUCCEEDED
-        events = (await service.reading.events(job_id)).items
+        events = (await service.queries.events(job_id)).items
         assert [event.seq for event in events] == [1, 2, 3, 4]
 
 
@@ -127,11 +127,11 @@ async def test_a_slow_storage_does_not_hold_the_database(
     try:
         assert await asyncio.to_thread(begun.wait, 60)
         await asyncio.wait_for(service.jobs.cancel(job_id), 10)
-        assert (await service.reading.logs(job_id)).items == []
+        assert (await service.queries.logs(job_id)).items == []
     finally:
         may_end.set()
     assert (await storing).live
-    assert len((await service.reading.logs(job_id)).items) == 3
+    assert len((await service.queries.logs(job_id)).items) == 3
 
 
 async def test_a_storage_that_stands_still_counts_as_unavailable(
@@ -150,7 +150,7 @@ async def test_a_file_that_no_row_names_is_replaced(service: Service) -> None:
     key = f"{attempt_prefix(job_id, 1)}/logs/rank-00000/000000000000.jsonl"
     service.storage.write_bytes(key, b"of a service that was killed before it stored the row")
     await writer(service).store(full_chunk(service, job_id))
-    assert len((await service.reading.logs(job_id)).items) == 3
+    assert len((await service.queries.logs(job_id)).items) == 3
 
 
 async def test_two_replies_of_a_job_are_stored_one_after_the_other(

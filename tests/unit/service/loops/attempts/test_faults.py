@@ -156,7 +156,7 @@ async def test_a_killed_rank_ends_its_group_and_the_job_is_tried_again(world: Wo
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
     assert await causes(runtime, job_id) == ["worker_lost", "succeeded"]
     assert await charges(runtime, job_id) == ["infra"]
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     (lost,) = [event for event in events if event.code == "worker_lost"]
     assert (lost.data["rank"], lost.data["exit_code"]) == (1, -9)
 
@@ -268,10 +268,10 @@ async def test_a_retry_resumes_from_the_newest_checkpoint_and_each_step_counts_o
     prefix = f"{first.storage_url}/{attempt_prefix(job_id, 1)}"
     assert first.resume_from == ()
     assert second.resume_from == (CheckpointRef(f"{prefix}/checkpoints/2", 2, "0" * 64),)
-    series = (await runtime.reading.metrics(job_id)).series["train/loss"]
+    series = (await runtime.queries.metrics(job_id)).series["train/loss"]
     assert series.steps == list(range(1, STEPS + 1))
     assert series.values == [1.0, 1.0, 2.0, 2.0, 2.0]
-    assert [a.resume_step for a in (await runtime.reading.attempts(job_id)).items] == [0, 2]
+    assert [a.resume_step for a in (await runtime.queries.attempts(job_id)).items] == [0, 2]
 
 
 async def test_two_jobs_fail_and_succeed_apart(world: World) -> None:

@@ -150,7 +150,7 @@ async def test_what_no_supervisor_can_mean_is_refused_and_said(
     (refused,) = await events_of(service, job_id, "frames_refused")
     assert str(bad.kind) in refused.message
     assert (await service.faults.hangs(job_id)).items == []
-    assert [line.text for line in (await service.reading.logs(job_id)).items] == ["hello"]
+    assert [line.text for line in (await service.queries.logs(job_id)).items] == ["hello"]
 
 
 async def test_each_step_is_served_once_over_replacements(service: Service) -> None:
@@ -167,7 +167,7 @@ async def test_each_step_is_served_once_over_replacements(service: Service) -> N
     service.report(job_id, 1, [regrouping(1), regrouped(1), *again])
     service.report(job_id, 1, [metrics(3, {"x": 3.0}, incarnation=1)])
     for rank in (0, 1):
-        series = (await service.reading.metrics(job_id, MetricsFilter(rank=rank))).series["x"]
+        series = (await service.queries.metrics(job_id, MetricsFilter(rank=rank))).series["x"]
         assert (series.steps, series.values) == ([1, 2, 3], [1.0, 2.0, 3.0])
     assert await events_of(service, job_id, "metric_steps_repeated") == []
     job = await service.jobs.get(job_id)
@@ -183,7 +183,7 @@ async def test_last_words_of_a_rank_come_before_its_replacements_first(service: 
         metrics(1, {"x": 1.0}),
     ]
     service.report(job_id, 1, frames)
-    assert (await service.reading.metrics(job_id)).series["x"].steps == [1, 2, 3]
+    assert (await service.queries.metrics(job_id)).series["x"].steps == [1, 2, 3]
 
 
 async def test_progress_does_not_go_back_by_what_is_told_again(service: Service) -> None:
@@ -200,6 +200,6 @@ async def test_a_log_in_which_a_replacement_spoke_first_claims_no_gap(service: S
     service.report(job_id, 1, [log(0, "a"), log(0, "new", incarnation=1)])
     service.report(job_id, 1, [log(1, "late"), log(1, "newer", incarnation=1)])
     service.report(job_id, 1, [log(3, "after a gap", incarnation=1)])
-    lines = [line.text for line in (await service.reading.logs(job_id)).items]
+    lines = [line.text for line in (await service.queries.logs(job_id)).items]
     assert lines[:4] == ["a", "new", "late", "newer"]
     assert "1 lines were lost" in lines[4]

@@ -49,7 +49,7 @@ async def is_whole(runtime: Runtime, job_id: str) -> None:
     """Every step of `trains_long` is stored once."""
     for rank in range(2):
         assert await steps_of(runtime, job_id, rank) == list(range(1, MANY + 1))
-        lines = (await runtime.reading.logs(job_id, rank=rank)).items
+        lines = (await runtime.queries.logs(job_id, rank=rank)).items
         assert [line.text for line in lines] == [f"at {step}" for step in range(1, MANY + 1)]
 
 

@@ -45,13 +45,13 @@ async def test_explain_says_who_is_silent_since_when_and_progress_promises_no_en
         service.report(job_id, 1, [metrics(step, values, at=service.now, total_steps=100)])
     assert (await service.jobs.get(job_id)).progress.latest_end_at is not None
     service.store(job_id, 1, nothing_but(service, job_id, SUPERVISOR))
-    message = (await service.reading.explain(job_id)).reason.message
+    message = (await service.queries.explain(job_id)).reason.message
     assert "the attempt's supervisor has not answered since 2026-01-01 12:00:00 UTC" in message
     job = await service.jobs.get(job_id)
     assert job.progress.latest_end_at is None
     assert job.progress.step == 19
     service.end(job_id, 1, Cause.SUPERVISOR_LOST)
-    assert "answered" not in (await service.reading.explain(job_id)).reason.message
+    assert "answered" not in (await service.queries.explain(job_id)).reason.message
 
 
 @pytest.mark.parametrize("kind", ProcessKind)
@@ -68,5 +68,5 @@ async def test_every_kind_of_process_has_a_name_for_users(
 async def test_a_phase_that_nobody_can_tell_leaves_it_as_it_was(service: Service) -> None:
     job_id = await two_ranks(service)
     service.store(job_id, 1, nothing_but(service, job_id, SUPERVISOR))
-    (attempt,) = (await service.reading.attempts(job_id)).items
+    (attempt,) = (await service.queries.attempts(job_id)).items
     assert attempt.state == "running"

@@ -30,7 +30,7 @@ from tests.unit.service.loops.world import (
 
 async def says(runtime: Runtime, job_id: str, type_: str) -> None:
     async def said() -> bool:
-        events = (await runtime.reading.events(job_id)).items
+        events = (await runtime.queries.events(job_id)).items
         return any(event.type == type_ for event in events)
 
     await eventually(said, f"{job_id} has no event {type_}")
@@ -55,7 +55,7 @@ async def test_a_job_that_spoilt_its_log_folder_is_cancelled_and_its_slots_go_to
     await runtime.jobs.cancel(job_id)
     await comes_to(runtime, job_id, JobState.CANCELLED)
     await comes_to(runtime, other, JobState.SUCCEEDED)
-    page = await runtime.reading.logs(job_id, rank=0)
+    page = await runtime.queries.logs(job_id, rank=0)
     assert [line.text[0] for line in page.items] == [str(number) for number in range(8)]
     await keeps_its_promises(world, runtime, job_id)
 

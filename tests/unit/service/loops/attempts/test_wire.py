@@ -12,7 +12,7 @@ from dray.views import JobState
 from ray_workers.recipes import RECIPES
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -22,7 +22,7 @@ from tests.fakes.attempt import Failed, FakeRank
 from tests.unit.service.loops.world import World, comes_to
 
 
-async def test_the_failures_that_were_seen_set_the_pace_of_checkpoints(
+async def test_observed_failures_determine_the_checkpoint_interval(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def is_lost_once(rank: FakeRank) -> None:
@@ -40,17 +40,17 @@ async def test_the_failures_that_were_seen_set_the_pace_of_checkpoints(
     assert first.worker_mtbf_s == WORKER_MTBF_S
     assert second.worker_mtbf_s < 0.6 * WORKER_MTBF_S
 
-    group = WorkerGroup(second, "node-a", "127.0.0.1", MachinePace(), Timings())
+    group = WorkerGroup(second, "node-a", "127.0.0.1", MachineSpeed(), Timings())
     slots = Slots(second.slices[0], cast(Any, None), {})
     sent = group._task(Member(1, 1, 1, 0, slots, bundle=1, local_world_size=2, actor=None))
     task = RankTask.from_json(sent.to_json())
-    paces: list[float] = []
+    intervals: list[float] = []
     monkeypatch.setattr(
         trainer,
         "CheckpointInterval",
-        lambda mtbf_s: paces.append(mtbf_s) or CheckpointInterval(mtbf_s),
+        lambda mtbf_s: intervals.append(mtbf_s) or CheckpointInterval(mtbf_s),
     )
     spec = JobSpec.model_validate(task.spec)
     workload = RECIPES["image_classification"].build(spec, task.data_policy)
     trainer.Trainer(task, spec, workload, HeartbeatPage(None))
-    assert paces == [second.worker_mtbf_s]
+    assert intervals == [second.worker_mtbf_s]

@@ -86,7 +86,7 @@ async def test_a_job_that_no_node_to_come_could_run_is_refused(world: World) -> 
 
 async def runtime_sees_nodes(runtime: Runtime) -> None:
     async def are_known() -> bool:
-        return bool((await runtime.reading.cluster()).nodes)
+        return bool((await runtime.queries.cluster()).nodes)
 
     await eventually(are_known, "no node was ever stored")
 
@@ -104,7 +104,7 @@ async def test_a_job_beyond_the_types_that_are_left_says_so(world: World) -> Non
 
 
 async def reason_with(runtime: Runtime, job_id: str, words: str) -> str:
-    message = (await runtime.reading.explain(job_id)).reason.message
+    message = (await runtime.queries.explain(job_id)).reason.message
     return message if words in message else ""
 
 
@@ -153,7 +153,9 @@ async def test_nodes_that_came_smaller_than_their_type_are_not_asked_for_again(
     await comes_to(runtime, job.id, JobState.RUNNING)
 
 
-async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: World) -> None:
+async def test_a_node_is_requested_for_a_waiting_group_and_its_reason_names_it(
+    world: World,
+) -> None:
     world.fake.add_node("node-b", {"CPU": 2.0})
     runtime = await open_on(world)
     job_id = await world.submit(runtime, "waits", workers=6)
@@ -268,7 +270,7 @@ async def test_a_node_that_carries_nothing_is_released_and_taken_back_when_it_is
     assert runtime.watch is not None
 
     async def shows_it() -> bool:
-        nodes = (await runtime.reading.cluster()).nodes
+        nodes = (await runtime.queries.cluster()).nodes
         return bool(nodes) and not nodes[0].accepted
 
     await eventually(shows_it, "the node was never shown as released")
@@ -334,7 +336,7 @@ async def test_a_job_goes_to_nodes_with_its_labels_and_ray_hears_of_resources_al
     await comes_to(runtime, first.id, JobState.RUNNING)
     (launch,) = world.fake.launches
     assert (launch.slices[0].node_id, launch.bundle) == ("node-b", {"CPU": 1.0})
-    _, labelled = (await runtime.reading.cluster()).nodes
+    _, labelled = (await runtime.queries.cluster()).nodes
     assert (labelled.labels, labelled.held) == ({"zone": "b"}, {"CPU": 4.0})
     assert labelled.resources == {"CPU": 4.0}
     second, _ = await runtime.jobs.submit(JobSpec.model_validate(document))

@@ -40,7 +40,7 @@ async def test_jobs_wait_for_a_budget_and_those_of_others_pass(
     passes = await world.submit(runtime, queue="day")
     await comes_to(runtime, passes, JobState.SUCCEEDED)
     assert (await runtime.jobs.get(running)).state is JobState.RUNNING
-    (event,) = [e for e in (await runtime.reading.events(second)).items if e.type == "budget"]
+    (event,) = [e for e in (await runtime.queries.events(second)).items if e.type == "budget"]
     assert (event.code, event.message) == ("budget_used_up", waits.reason.message)
     await give("night", 1e9)
     await comes_to(runtime, second, JobState.SUCCEEDED)

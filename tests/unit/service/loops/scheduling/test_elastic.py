@@ -52,19 +52,19 @@ async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: Wor
     assert (await world.fake.launched(job_id)).min_workers == 1
 
     async def explained() -> bool:
-        return (await runtime.reading.explain(job_id)).blocked_by == [other]
+        return (await runtime.queries.explain(job_id)).blocked_by == [other]
 
     await eventually(explained, "the explanation never had its reason")
-    said = (await runtime.reading.explain(job_id)).reason.message
+    said = (await runtime.queries.explain(job_id)).reason.message
     assert said.endswith(
         "could use 2 workers more of 1 CPU; 0 are free, "
         f"job {other} holds 3 slots on suitable nodes"
     )
     await runtime.jobs.cancel(other)
     await has(runtime, job_id, 3)
-    held = (await runtime.reading.cluster()).nodes[0].held
+    held = (await runtime.queries.cluster()).nodes[0].held
     assert held == {"CPU": 3.0}
-    types = [e.type for e in (await runtime.reading.events(job_id)).items if e.type != "state"]
+    types = [e.type for e in (await runtime.queries.events(job_id)).items if e.type != "state"]
     assert types == ["growing", "resized"]
     await runtime.jobs.cancel(job_id)
     await comes_to(runtime, job_id, JobState.CANCELLED)
@@ -94,14 +94,14 @@ async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World)
     await has(runtime, job_id, 1)
     job = await runtime.jobs.get(job_id)
     assert (job.state, job.attempt) == (JobState.RUNNING, 1), "it went on"
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     (asked,) = [event for event in events if event.type == "shrinking"]
     assert asked.code == "makes_room"
     assert asked.message == (
         "was asked to release 2 workers: it continues with fewer workers, "
         f"so that job {coming} can start"
     )
-    assert (await runtime.reading.cluster()).nodes[0].held == {"CPU": 4.0}
+    assert (await runtime.queries.cluster()).nodes[0].held == {"CPU": 4.0}
     await runtime.jobs.cancel(coming)
     await has(runtime, job_id, 3)
     await runtime.jobs.cancel(job_id)
@@ -117,7 +117,7 @@ async def test_a_recall_that_the_group_was_not_told_of_outlives_the_service(worl
     coming = await world.submit(runtime, "waits", workers=3)
 
     async def asked() -> bool:
-        events = (await runtime.reading.events(job_id)).items
+        events = (await runtime.queries.events(job_id)).items
         return any(event.type == "shrinking" for event in events)
 
     await eventually(asked, "it was never asked for its slots")
@@ -143,7 +143,7 @@ async def test_a_group_that_does_not_answer_a_recall_is_asked_to_leave(
     world.fake.loses_grants = True
     coming = await world.submit(runtime, "waits", workers=3, priority=60)
     await comes_to(runtime, coming, JobState.RUNNING)
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     asked = ("shrinking", "recall_unanswered", "preempting")
     assert [event.type for event in events if event.type in asked] == list(asked)
     for each in (job_id, coming):
@@ -159,7 +159,7 @@ async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world
     await runtime.jobs.cancel(other)
 
     async def granted() -> bool:
-        events = (await runtime.reading.events(job_id)).items
+        events = (await runtime.queries.events(job_id)).items
         return any(event.type == "growing" for event in events)
 
     await eventually(granted, "it was never granted the slots")

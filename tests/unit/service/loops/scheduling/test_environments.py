@@ -33,7 +33,7 @@ BUILDING = NodeEnvironment(
 
 async def has_event(runtime: Runtime, job_id: str, code: str) -> Any:
     async def found() -> Any:
-        events = (await runtime.reading.events(job_id)).items
+        events = (await runtime.queries.events(job_id)).items
         return next((event for event in events if event.code == code), None)
 
     return await eventually(found, f"{job_id} never had the event {code}")
@@ -43,7 +43,7 @@ async def waits_with(runtime: Runtime, job_id: str, words: str) -> None:
     """Wait until the job's explanation contains this text."""
 
     async def told() -> bool:
-        reason = (await runtime.reading.explain(job_id)).reason
+        reason = (await runtime.queries.explain(job_id)).reason
         return reason.code == "preparing_environment" and words in reason.message
 
     await eventually(told, f"{job_id} never had the reason {words!r}")
@@ -68,7 +68,7 @@ async def test_a_job_waits_for_its_environment_and_others_take_the_slots(world: 
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
     event = await has_event(runtime, job_id, "environment_ready")
     assert event.data["packages"] == ["hello==1.0"]
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     assert [e.code for e in events].count("preparing_environment") == 1
     await keeps_its_promises(world, runtime, job_id)
 
@@ -136,7 +136,7 @@ async def test_what_an_installer_says_in_broken_text_stops_nobody(
     await comes_to(runtime, other, JobState.SUCCEEDED)
     if state is BuildState.UNREACHABLE:
         await waits_with(runtime, job_id, "half of a character: ?, and NUL: ␀")
-        assert len((await runtime.reading.explain(job_id)).reason.message) <= 2000
+        assert len((await runtime.queries.explain(job_id)).reason.message) <= 2000
     else:
         await is_over(runtime, job_id)
         assert (await runtime.jobs.get(job_id)).attempt == (state is BuildState.READY)
@@ -230,7 +230,7 @@ async def test_a_job_waits_for_code_that_its_nodes_fetch(world: World) -> None:
     await comes_to(runtime, other, JobState.SUCCEEDED)
     world.fake.environments["node-a"] = replace(READY, need=JobNeed.CODE, packages=())
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     assert "environment_ready" not in [event.code for event in events]
     _, needs = world.fake.preparations[-1]
     assert needs.code is not None
@@ -301,7 +301,7 @@ async def test_a_group_that_waits_for_a_node_keeps_no_slots_from_others(world: W
     await comes_to(runtime, other, JobState.SUCCEEDED)
 
     async def is_told() -> bool:
-        return "no such package" in (await runtime.reading.explain(first)).reason.message
+        return "no such package" in (await runtime.queries.explain(first)).reason.message
 
     await eventually(is_told, "no reason is shown why the group does not grow")
     asked = len(world.fake.preparations)

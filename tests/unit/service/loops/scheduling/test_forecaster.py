@@ -31,7 +31,7 @@ async def forecast(runtime: Runtime, job_id: str) -> views.Explanation:
     """Wait until the explanation has a forecast, and return it."""
 
     async def made() -> views.Explanation | None:
-        told = await runtime.reading.explain(job_id)
+        told = await runtime.queries.explain(job_id)
         return told if told.start or told.end else None
 
     found = await eventually(made, f"{job_id} never got a forecast")
@@ -64,13 +64,13 @@ async def test_a_waiting_job_is_told_when_it_will_start_and_the_error_is_measure
     await comes_to(runtime, second, JobState.SUCCEEDED)
 
     async def measured() -> bool:
-        return (await runtime.reading.forecast_errors()).starts.count > 0
+        return (await runtime.queries.forecast_errors()).starts.count > 0
 
     await eventually(measured, "the error of the start was never measured")
-    error = (await runtime.reading.forecast_errors()).starts
+    error = (await runtime.queries.forecast_errors()).starts
     assert error.median_s is not None
     assert error.median_s > 0
-    assert (await runtime.reading.explain(second)).start is None
+    assert (await runtime.queries.explain(second)).start is None
 
 
 async def test_a_forecaster_goes_on_after_a_commit_of_which_it_did_not_hear(
@@ -110,7 +110,7 @@ async def test_a_held_job_is_told_that_nobody_knows_when_it_starts(world: World)
     await JobChanges(runtime.database).change(second, JobChangeRequest(held=True))
 
     async def says_so() -> bool:
-        start = (await runtime.reading.explain(second)).start
+        start = (await runtime.queries.explain(second)).start
         return start is not None and start.reason is not None and start.reason.code == "held"
 
     await eventually(says_so, "the explanation never showed that it is held")
@@ -123,7 +123,7 @@ async def test_counterfactuals_name_what_would_start_now(world: World) -> None:
     second = await world.submit(runtime, workers=2)
 
     async def told() -> list[str]:
-        found = (await runtime.reading.explain(second)).counterfactuals
+        found = (await runtime.queries.explain(second)).counterfactuals
         return [each.message for each in found]
 
     assert "starts now with 1 worker" in await eventually(told, "there is no counterfactual")
@@ -187,14 +187,14 @@ async def test_a_round_that_started_a_job_is_kept_and_decided_the_same_again(wor
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 
     async def kept() -> list[views.Decision]:
-        return (await runtime.reading.decisions()).items
+        return (await runtime.queries.decisions()).items
 
     (found,) = await eventually(kept, "no round was stored")
     assert found.started == [job_id]
-    replayed = await runtime.reading.decision(found.number)
+    replayed = await runtime.queries.decision(found.number)
     assert replayed.is_same
     (decided,) = replayed.decided
     assert (decided.job_id, decided.decision, decided.num_workers) == (job_id, "start", 1)
     assert replayed.replayed == replayed.decided
     with pytest.raises(DecisionNotFound):
-        await runtime.reading.decision(found.number + 1)
+        await runtime.queries.decision(found.number + 1)

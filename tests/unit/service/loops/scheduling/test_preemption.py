@@ -186,7 +186,7 @@ async def test_a_job_that_has_run_waits_for_a_node_like_the_one_that_went(world:
 
 
 async def preemptions(runtime: Runtime, job_id: str) -> list[views.Event]:
-    events = (await runtime.reading.events(job_id)).items
+    events = (await runtime.queries.events(job_id)).items
     return [event for event in events if event.type == "preempting"]
 
 
@@ -266,7 +266,7 @@ async def test_a_long_job_makes_room_for_a_new_one_and_goes_on_after_it(world: W
     await comes_to(runtime, long_id, JobState.SUCCEEDED)
     assert await causes(runtime, long_id) == ["preempted", "succeeded"]
     assert await charges(runtime, long_id) == ["free"]
-    events = (await runtime.reading.events(long_id)).items
+    events = (await runtime.queries.events(long_id)).items
     (asked,) = [event for event in events if event.code == "makes_room"]
     because = "which goes first until it is known how long it takes"
     assert asked.message.endswith(f"leaves its slots to job {new_id}, {because}")

@@ -40,7 +40,7 @@ async def test_a_submitted_job_is_launched_and_leaves_all_it_reported(world: Wor
     assert job.first_step_at is not None
     for rank in range(2):
         assert await steps_of(runtime, job_id, rank) == list(range(1, STEPS + 1))
-    lines = (await runtime.reading.logs(job_id, rank=1)).items
+    lines = (await runtime.queries.logs(job_id, rank=1)).items
     assert [line.text for line in lines] == [f"rank 1 is at {n}" for n in range(1, STEPS + 1)]
     assert await causes(runtime, job_id) == ["succeeded"]
     assert len(world.fake.launches) == 1
@@ -96,10 +96,10 @@ async def test_the_service_is_ready_and_shows_its_cluster(world: World) -> None:
     runtime = await world.open()
 
     async def ready() -> bool:
-        return (await runtime.ready()).ok and (await runtime.reading.cluster()).connected
+        return (await runtime.ready()).ok and (await runtime.queries.cluster()).connected
 
     await eventually(ready, "the service never became ready")
-    cluster = await runtime.reading.cluster()
+    cluster = await runtime.queries.cluster()
     (node,) = cluster.nodes
     assert (node.node_id, node.resources, node.accepted) == ("node-a", {"CPU": 4.0}, True)
 
@@ -253,7 +253,7 @@ async def test_the_full_disk_of_a_node_is_named_and_the_node_still_carries_jobs(
     checks = (await runtime.ready()).checks
     assert checks["storage"] == "full: node-a.fake: the disk of /tmp is full: 1 MiB free"
     assert checks["nodes"] == "ok"
-    shown = {node.node_id: node for node in (await runtime.reading.cluster()).nodes}
+    shown = {node.node_id: node for node in (await runtime.queries.cluster()).nodes}
     assert shown["node-a"].accepted
     assert shown["node-a"].reason == "the disk of /tmp is full: 1 MiB free"
 

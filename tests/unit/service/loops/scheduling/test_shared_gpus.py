@@ -39,7 +39,7 @@ async def test_two_jobs_share_gpus_and_one_for_a_whole_gpu_waits(world: World) -
     await comes_to(runtime, first, JobState.CANCELLED)
 
     async def waits_for_second() -> bool:
-        told = (await runtime.reading.explain(whole)).reason
+        told = (await runtime.queries.explain(whole)).reason
         return told.message.endswith(f"; 0 are free, job {second} holds 2 slots on suitable nodes")
 
     await eventually(waits_for_second, "a part of each GPU is taken")

@@ -129,7 +129,7 @@ async def test_a_trial_whose_sampler_fails_waits_and_says_so(
     explained = await says(runtime, trial.job_id, "sampler_unavailable")
     assert "No module named 'optuna'" in explained.reason.message
     for _ in range(20):
-        assert (await runtime.reading.explain(trial.job_id)).reason == explained.reason
+        assert (await runtime.queries.explain(trial.job_id)).reason == explained.reason
     other = await world.submit(runtime, workers=4)  # all slots
     await comes_to(runtime, other, JobState.SUCCEEDED)
     broken = False

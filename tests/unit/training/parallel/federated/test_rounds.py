@@ -14,7 +14,7 @@ from ray_workers.training.parallel.federated.rounds import (
     PHASES,
     Participant,
     Rounds,
-    deal,
+    assign,
 )
 
 SIZES = [1 + client % 50 for client in range(400)]
@@ -25,7 +25,7 @@ def rounds(seed: int = 0, **options: Any) -> Rounds:
     return Rounds(Federated.model_validate({**default, **options}), SIZES, seed)
 
 
-def test_each_round_has_as_many_clients_as_were_asked_for_and_all_get_their_turn() -> None:
+def test_each_round_has_the_requested_number_of_clients_and_each_client_is_drawn() -> None:
     plans = [rounds().plan(number) for number in range(1, 51)]
     assert {len(plan.participants) for plan in plans} == {100}
     clients = [[one.client for one in plan.participants] for plan in plans]
@@ -95,14 +95,14 @@ def test_with_privacy_each_client_comes_by_a_chance_of_its_own() -> None:
 
 def test_ranks_get_equally_many_steps() -> None:
     participants = [Participant(at, 1, 1 + at % 7, attacks=False) for at in range(100)]
-    dealt = deal(participants, 3)
+    owners = assign(participants, 3)
     steps = [
-        sum(p.num_steps for p, r in zip(participants, dealt, strict=True) if r == rank)
+        sum(p.num_steps for p, r in zip(participants, owners, strict=True) if r == rank)
         for rank in range(3)
     ]
     assert max(steps) - min(steps) <= 7
-    assert deal(participants, 1) == [0] * 100
-    assert deal([], 2) == []
+    assert assign(participants, 1) == [0] * 100
+    assert assign([], 2) == []
 
 
 def test_secure_aggregation_loses_clients_in_each_of_its_phases() -> None:

@@ -80,12 +80,12 @@ def test_any_connected_graph_has_such_matrices_also_without_some_ranks(
     options = Gossip(graph="custom", mode="sgp" if pushes else "d_psgd", edges=edges)
     options.check(num_ranks)
     check_matrices(graph_of(options, num_ranks, 0), are_rows_of_one=not pushes)
-    seats = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=2, unique=True))
-    left = without_missing(options, seats, num_ranks)
-    check_matrices(graph_of(left, len(seats), 0), are_rows_of_one=not pushes)
+    worker_indices = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=2, unique=True))
+    left = without_missing(options, worker_indices, num_ranks)
+    check_matrices(graph_of(left, len(worker_indices), 0), are_rows_of_one=not pushes)
 
 
-def test_a_rank_keeps_its_place_and_a_later_one_takes_a_free_one() -> None:
+def test_a_rank_keeps_its_position_and_a_later_rank_takes_a_free_position() -> None:
     options = Gossip(graph="custom", edges=[[0, 1], [1, 2], [2, 3]])
     assert without_missing(options, [0, 1, 2, 3], 4) is options
     # Rank 1 was lost and returned as the last rank; then rank 2 was lost permanently.
@@ -107,8 +107,8 @@ def test_no_rank_of_ad_psgd_asks_one_that_asks_also_where_some_are_missing(
     options: dict[str, Any], num_ranks: int
 ) -> None:
     whole = Gossip(mode="ad_psgd", **options)
-    for seats in ([*range(num_ranks)], [*range(1, num_ranks)], [0, *range(2, num_ranks)]):
-        left, size = without_missing(whole, seats, num_ranks), len(seats)
+    for worker_indices in ([*range(num_ranks)], [*range(1, num_ranks)], [0, *range(2, num_ranks)]):
+        left, size = without_missing(whole, worker_indices, num_ranks), len(worker_indices)
         asked, asking = zip(*(sides_of(left, rank, size) for rank in range(size)), strict=True)
         assert {(a, b) for a in range(size) for b in asked[a]} == {
             (a, b) for b in range(size) for a in asking[b]
@@ -120,7 +120,7 @@ def test_no_rank_of_ad_psgd_asks_one_that_asks_also_where_some_are_missing(
         assert len(reached) == size, "some copy never comes to some rank"
 
 
-def test_one_turn_of_the_exponential_graph_averages_exactly() -> None:
+def test_one_cycle_of_the_exponential_graph_averages_exactly() -> None:
     graph = graph_of(Gossip(graph="exponential"), 8, seed=0)
     product = matrix(graph, 3) @ matrix(graph, 2) @ matrix(graph, 1)
     assert torch.equal(product, torch.full((8, 8), 1 / 8, dtype=torch.float64))

@@ -83,7 +83,7 @@ class Tape:
         momenta = (update._optimizer.state[p].get("momentum_buffer") for p in update._names)
         strategy: Any = trainer.strategy
         record = {
-            "round": trainer.place.generation,
+            "round": trainer.assignment.generation,
             "rank": trainer.rank,
             "step": trainer.progress.step + (not is_start),
             "weights": torch.cat([w.flatten() for w in weights]),
@@ -119,8 +119,8 @@ def await_whole(task: RankTask, number: int) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while True:
         with contextlib.suppress(FileNotFoundError):  # none is announced before a rank has died
-            place = heartbeat.announced(task.page_prefix)
-            if place.generation >= number and place.world_size == task.world_size:
+            assignment = heartbeat.announced(task.page_prefix)
+            if assignment.generation >= number and assignment.world_size == task.world_size:
                 return
         assert time.monotonic() < deadline, "no rank was added"
         time.sleep(0.005)
@@ -164,15 +164,17 @@ def check_change(tape: Tape, number: int, *, pushes: bool) -> None:
     start = tape.records("start", number)
     step = start[0][1]["step"]
     assert {record["step"] for _, record in start} == {step}
-    old = [(seat, record) for seat, record in start if seat in before]
-    new = [record for seat, record in start if seat not in before]
-    assert [seat for seat, _ in start[: len(old)]] == [seat for seat, _ in old], "they come last"
+    old = [(worker_index, record) for worker_index, record in start if worker_index in before]
+    new = [record for worker_index, record in start if worker_index not in before]
+    assert [worker_index for worker_index, _ in start[: len(old)]] == [
+        worker_index for worker_index, _ in old
+    ], "they come last"
     factors = []
-    for seat, record in old:
-        assert torch.equal(record["weights"], before[seat]["weights"])
-        assert torch.equal(record["velocity"], before[seat]["velocity"])
-        factors.append(record["push_weight"] / before[seat]["push_weight"])
-    furthest = next(record for seat, record in old if before[seat]["step"] == step)
+    for worker_index, record in old:
+        assert torch.equal(record["weights"], before[worker_index]["weights"])
+        assert torch.equal(record["velocity"], before[worker_index]["velocity"])
+        factors.append(record["push_weight"] / before[worker_index]["push_weight"])
+    furthest = next(record for worker_index, record in old if before[worker_index]["step"] == step)
     for record in new:
         assert torch.equal(record["weights"], furthest["weights"])
         assert torch.equal(record["velocity"], furthest["velocity"])
@@ -228,8 +230,10 @@ def test_two_of_three_die_at_once_and_the_last_one_steps_as_if_it_had_always_bee
     assert alone
     check_round(tape, form, alone[0], ALONE, pushes=True)
     whole = max(n for n in rounds if len(tape.records("start", n)) == 3)
-    seats = [seat for seat, _ in tape.records("start", whole)]  # each keeps its position
-    check_round(tape, form, whole, three(1)[seats][:, seats], pushes=True)
+    worker_indices = [
+        worker_index for worker_index, _ in tape.records("start", whole)
+    ]  # each keeps its position
+    check_round(tape, form, whole, three(1)[worker_indices][:, worker_indices], pushes=True)
     copies = checkpoint_files.load(checkpoint_refs(tmp_path)[0]).state["gossip"]["copies"]
     assert sum(copy["push_weight"] for copy in copies) == pytest.approx(3.0)
 
@@ -316,8 +320,8 @@ def test_a_newcomer_whose_group_breaks_at_once_keeps_the_copy_that_it_was_given(
     codes = run_ranks(tmp_path, spec, world_size=3, before=before, goes_on=True)
     assert codes == [0] * 3
     assert replaced(tmp_path) == [1, 2]
-    (_, one), (seat, newcomer) = tape.records("start", 3)
-    assert seat == 1
+    (_, one), (worker_index, newcomer) = tape.records("start", 3)
+    assert worker_index == 1
     apart = (newcomer["weights"] - one["weights"]).norm() / one["weights"].norm()
     assert apart < 0.2
 

@@ -202,7 +202,7 @@ def test_code_that_is_on_the_node_does_not_wait_for_a_storage_that_stands_still(
     assert below(tmp_path / "three") == FILES
 
 
-def test_the_copies_that_were_used_longest_ago_make_room(storage: Storage, tmp_path: Path) -> None:
+def test_the_least_recently_used_copies_are_evicted(storage: Storage, tmp_path: Path) -> None:
     cache = CodeCache(tmp_path / "cache", limit_bytes=10_000)  # a file takes a block of the disk
     codes = [storage.keep({"f": bytes([n]) * 1000}, f"c{n}") for n in range(4)]
     for number, code in enumerate(codes[:3]):
@@ -247,7 +247,7 @@ def test_a_copy_is_removed_whole_or_not(
 
     with monkeypatch.context() as patch:
         patch.setattr(code_cache, "remove_tree", die_in_the_middle)
-        cache._make_room()
+        cache._evict()
     shutil.rmtree(work)
     cache.put_into(code, storage.url, work)
     assert below(work) == FILES

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dray.train import files, storage_room
+from dray.train import files, storage_faults
 from ray_workers.node.folders import folder_keeper, job_folders
 from ray_workers.node.folders.folder_keeper import FolderKeeper
 from ray_workers.node.folders.folder_mirror import FolderMirror
@@ -163,14 +163,14 @@ def test_files_of_the_same_name_on_two_nodes_are_both_kept(tmp_path: Path) -> No
 def test_a_full_storage_is_waited_for_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, num_kept: int
 ) -> None:
-    monkeypatch.setattr(storage_room, "WAIT_S", wait_s)
-    monkeypatch.setattr(storage_room, "PAUSE_S", 0.0)
+    monkeypatch.setattr(storage_faults, "WAIT_S", wait_s)
+    monkeypatch.setattr(storage_faults, "PAUSE_S", 0.0)
     node, store, tries = Node(tmp_path), files.store, []
 
     def full_at_first(path: Path, url: str) -> tuple[int, str]:
         tries.append(path)
         if len(tries) == 1:
-            raise storage_room.StorageError("no space left on device")
+            raise storage_faults.StorageError("no space left on device")
         return store(path, url)
 
     monkeypatch.setattr(files, "store", full_at_first)
@@ -201,7 +201,7 @@ def test_a_folder_that_the_script_removed_has_no_files(tmp_path: Path) -> None:
     assert keep_output(tmp_path / "no attempt", node.spools, ()) == FilesKept(0, None, "", "")
 
 
-def test_a_link_in_the_place_of_the_output_folder_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_at_the_path_of_the_output_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "private").write_text("p")
     for number, target in enumerate((str(tmp_path / "elsewhere"), "output", "nowhere")):

@@ -233,8 +233,8 @@ def test_git_asks_the_address_that_was_checked(
 ) -> None:
     """A name that resolves to another address at a second lookup is not followed there."""
     commit = repository(server.folder / "repo", FILES)
-    place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
-    monkeypatch.setattr(git_commit.socket, "getaddrinfo", lambda *_, **__: [place])
+    sockaddr = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    monkeypatch.setattr(git_commit.socket, "getaddrinfo", lambda *_, **__: [sockaddr])
     url = server.url.replace("127.0.0.1", "code.example.invalid") + "/repo"
     named = replace(of_git(server, commit), git=url)
     assert fetched(named, tmp_path) == FILES
@@ -246,8 +246,8 @@ def test_git_asks_the_address_that_was_checked(
 def test_plain_http_is_for_hosts_of_the_operator(
     tmp_path: Path, server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 0))
-    monkeypatch.setattr(git_commit.socket, "getaddrinfo", lambda *_, **__: [place])
+    sockaddr = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 0))
+    monkeypatch.setattr(git_commit.socket, "getaddrinfo", lambda *_, **__: [sockaddr])
     public = replace(of_git(server, "a" * 40), git="http://code.example.org/repo")
     assert "only read over https://" in refused(public, tmp_path)
 

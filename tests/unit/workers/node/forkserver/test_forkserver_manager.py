@@ -115,7 +115,7 @@ async def test_a_forkserver_that_was_stopped_when_its_agent_died_is_killed_by_th
             await asyncio.to_thread(after.stop)
 
 
-async def test_a_rank_finds_dray_but_no_package_of_its_rooms() -> None:
+async def test_a_rank_can_import_dray_but_not_the_other_packages() -> None:
     """A script that imports Hugging Face's `datasets` must not get `ray_workers.datasets`."""
     async with managed("tests.unit.workers.light_forkserver") as (manager, path, _):
         assert await asyncio.wait_for(manager.problem(), PATIENCE_S) is None

@@ -127,7 +127,7 @@ def test_memory_is_the_machines_where_nothing_bounds_it(files: Files) -> None:
         ),
     ],
 )
-def test_memory_is_the_control_groups_where_that_has_less_room(
+def test_memory_is_the_control_groups_where_its_limit_is_lower(
     files: Files, cgroup: str, folder: str, names: tuple[str, str, str]
 ) -> None:
     limit, used, cache = names

@@ -11,7 +11,7 @@ from dray.ranks import role_names
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, FrameKind, Outcome
 from ray_workers.supervision.rules.failure_attribution import (
     RankExit,
-    failed_by_echo,
+    all_lost_a_peer,
     judge,
     with_role,
 )
@@ -117,11 +117,11 @@ def test_a_rank_of_a_script_that_ends_well_before_the_others_is_why_they_fail() 
     assert judge([RankExit.of(0, 1), later], errors, is_script=True).rank == 0
 
 
-def test_only_ranks_that_all_lost_a_peer_failed_by_echo() -> None:
+def test_failures_are_secondary_only_if_all_ranks_lost_a_peer() -> None:
     echo = error_of(0, Cause.WORKER_LOST, "peer is gone")
-    assert failed_by_echo(exits(1), echo)
-    assert not failed_by_echo(exits(1, -9), echo)
-    assert not failed_by_echo(exits(1, 1), echo | error_of(1, Cause.USER_ERROR, "the sky is red"))
+    assert all_lost_a_peer(exits(1), echo)
+    assert not all_lost_a_peer(exits(1, -9), echo)
+    assert not all_lost_a_peer(exits(1, 1), echo | error_of(1, Cause.USER_ERROR, "the sky is red"))
 
 
 def test_where_all_lost_someone_the_first_is_named() -> None:

@@ -14,6 +14,7 @@ from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.group_policy import (
     Action,
+    AddWorkers,
     Confirm,
     End,
     EndHang,
@@ -22,7 +23,6 @@ from ray_workers.supervision.rules.group_policy import (
     GroupObservation,
     GroupPolicy,
     Inject,
-    TakeIn,
 )
 from ray_workers.supervision.rules.hang_detector import PATIENCE
 from ray_workers.supervision.rules.recovery_rules import RecoveryState, Regrouping
@@ -315,24 +315,24 @@ def test_a_recovery_that_takes_too_long_ends_the_attempt() -> None:
 
 
 def test_a_group_that_lacks_workers_waits_for_slots_for_a_while() -> None:
-    waits = seen(observation(0, RankPhase.STAND_BY), recovery=LACKING)
-    assert decide(waits, at=[0.0, TIMINGS.stand_by_limit_s]) == []
-    (end,) = decide(waits, at=[TIMINGS.stand_by_limit_s + 0.1])
+    waits = seen(observation(0, RankPhase.STANDBY), recovery=LACKING)
+    assert decide(waits, at=[0.0, TIMINGS.standby_limit_s]) == []
+    (end,) = decide(waits, at=[TIMINGS.standby_limit_s + 0.1])
     assert isinstance(end, End)
     assert end.outcome.message == "no slots became available within 30 s for 2 lost workers"
 
 
-def test_slots_that_came_are_waited_for_and_taken_in_one_grant_after_the_other() -> None:
-    late = TIMINGS.stand_by_limit_s + 0.1
+def test_workers_are_added_in_granted_slots_one_grant_after_the_other() -> None:
+    late = TIMINGS.standby_limit_s + 0.1
     came = RecoveryState(1, REGROUPING, num_lacking=2, lacking_since=0.0, grants=GRANTS)
-    assert decide(joining(came), at=[late]) == [TakeIn(GRANTS[0])]
+    assert decide(joining(came), at=[late]) == [AddWorkers(GRANTS[0])]
     for grants in (GRANTS[1:], ()):
-        taking = replace(came, grants=grants, is_taking_in=True)
+        taking = replace(came, grants=grants, is_adding_workers=True)
         assert decide(joining(taking), at=[late]) == []
 
 
 def standing_by(**fields: Any) -> GroupObservation:
-    return seen(observation(0, RankPhase.STAND_BY), observation(1, RankPhase.JOINING), **fields)
+    return seen(observation(0, RankPhase.STANDBY), observation(1, RankPhase.JOINING), **fields)
 
 
 @pytest.mark.parametrize("recovery", [RecoveryState(), ANNOUNCED])
@@ -343,7 +343,7 @@ def test_ranks_that_lost_each_other_are_gathered(recovery: RecoveryState) -> Non
     assert decide(group, at=[5.0, 5.1 + TIMINGS.stray_s]) == [Gather()]
 
 
-def test_ranks_stand_by_for_a_good_reason_while_another_is_replaced_or_the_group_leaves() -> None:
+def test_ranks_may_wait_while_another_is_replaced_or_the_group_leaves() -> None:
     for fields in ({"num_placed": 3}, {"recovery": LACKING}, {"is_leaving": True}):
         assert decide(standing_by(**fields), at=[5.0, 15.0]) == []
     assert decide(standing_by(), at=[5.0, 15.0], policy=FIXED) == []

@@ -52,7 +52,7 @@ def test_a_rank_that_saves_or_evaluates_keeps_the_others_waiting_with_good_reaso
     assert culprits(observation(0, RankPhase.SAVE, LEAST_S[RankPhase.SAVE] + 1), waiting) == [0]
 
 
-def test_where_all_stand_at_the_same_place_it_is_the_one_that_is_stopped() -> None:
+def test_the_stopped_rank_causes_the_hang_where_all_ranks_are_at_the_same_point() -> None:
     same = [observation(rank, RankPhase.EXCHANGE, LONG) for rank in (0, 1)]
     assert culprits(*same, observation(2, RankPhase.EXCHANGE, LONG, state="T")) == [2]
 
@@ -71,7 +71,7 @@ def test_a_stopped_rank_is_found_whatever_it_was_at() -> None:
     assert culprits(joining, observation(1, RankPhase.JOINING, STOPPED_S - 1, state="T")) is None
 
 
-@pytest.mark.parametrize("phase", [RankPhase.JOINING, RankPhase.STAND_BY])
+@pytest.mark.parametrize("phase", [RankPhase.JOINING, RankPhase.STANDBY])
 def test_a_group_that_is_not_whole_does_not_hang(phase: RankPhase) -> None:
     assert (
         culprits(observation(0, RankPhase.EXCHANGE, 1000.0), observation(1, phase, 1000.0)) is None
@@ -143,7 +143,7 @@ def test_the_time_of_a_step_is_not_learned_across_rounds() -> None:
     known = StepTimes().after([observation(0, step=4)], 0.0)
     assert known.after([observation(0, step=5)], 3.0).slowest_s == 3.0
     assert known.after([observation(0, step=5, round_number=1)], 3.0).slowest_s == 0.0
-    broken = known.after([observation(0, RankPhase.STAND_BY, step=4)], 1.0)
+    broken = known.after([observation(0, RankPhase.STANDBY, step=4)], 1.0)
     assert broken.after([observation(0, step=5)], 3.0).slowest_s == 0.0
 
 

@@ -33,7 +33,7 @@ NOTHING = NextRound((), (), (), 0, is_whole=True)
 
 def roster(*states: WorkerState, least: int = 1, **fields: Any) -> GroupRoster:
     """Workers with these states: worker i has seat i, rank i and its own node `ni`."""
-    workers = [Worker(seat, seat, f"n{seat}", each) for seat, each in enumerate(states)]
+    workers = [Worker(index, index, f"n{index}", each) for index, each in enumerate(states)]
     return GroupRoster(workers, least, **fields)
 
 

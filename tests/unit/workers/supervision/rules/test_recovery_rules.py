@@ -90,8 +90,8 @@ def test_without_a_survivor_there_is_no_state_left() -> None:
     assert reason == "no running rank holds the state"
 
 
-def process(seat: int, incarnation: int, step: int) -> RankObservation:
-    return observation(seat, incarnation=incarnation, step=step)
+def process(index: int, incarnation: int, step: int) -> RankObservation:
+    return observation(index, incarnation=incarnation, step=step)
 
 
 def test_a_replacement_holds_no_state_until_it_is_in_the_group() -> None:

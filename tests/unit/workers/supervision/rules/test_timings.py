@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ray_workers.shared.processes.machine_pace import MAX_SLOWNESS
+from ray_workers.shared.processes.machine_speed import MAX_SLOWNESS
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.training.elastic import rendezvous
 
@@ -12,10 +12,10 @@ def test_a_rank_never_gives_a_round_up_before_the_supervisor_would() -> None:
     timings = Timings()
     whole_s = MAX_SLOWNESS * timings.whole_limit_s
     assert min(rendezvous.FORMING_LIMIT_S, rendezvous.MEETING_LIMIT_S) > whole_s
-    place_s = MAX_SLOWNESS * (
+    assignment_s = MAX_SLOWNESS * (
         timings.replace_limit_s
-        + timings.stand_by_limit_s
+        + timings.standby_limit_s
         + timings.grow_limit_s
         + timings.ready_limit_s
     )
-    assert place_s < rendezvous.PLACE_LIMIT_S
+    assert assignment_s < rendezvous.ASSIGNMENT_LIMIT_S

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.outlook import forecast
-from service.domain.scheduling.outlook.lanes import Lanes
+from service.domain.scheduling.outlook.job_classes import JobClasses
 from service.domain.scheduling.outlook.simulation import (
     HORIZON_S,
     LEAVING_S,
@@ -345,7 +345,7 @@ JOBS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(JOBS, st.lists(st.tuples(st.integers(1, 2), st.booleans(), st.booleans()), max_size=6))
-def test_a_plan_of_the_heads_of_all_lanes_starts_and_evicts_what_the_whole_queue_does(
+def test_a_plan_of_the_first_jobs_of_all_classes_decides_as_a_plan_of_the_whole_queue(
     jobs: list[tuple[int, dict[str, Any]]], held: list[tuple[int, bool, bool]]
 ) -> None:
     running = []
@@ -361,8 +361,8 @@ def test_a_plan_of_the_heads_of_all_lanes_starts_and_evicts_what_the_whole_queue
     whole = plan(there, NOW)
     by_id = {job.job_id: job for job in queue}
     in_order = [by_id[d.job_id] for d in whole if d.job_id in by_id]
-    lanes = Lanes(in_order, there.queues, there.nodes)
-    heads = lanes.heads({node.id: node.available_to_us for node in there.nodes})
+    classes = JobClasses(in_order, there.queues, there.nodes)
+    heads = classes.heads({node.id: node.available_to_us for node in there.nodes})
     found = plan(replace(there, queue=tuple(heads)), NOW)
     changes = [d for d in whole if isinstance(d, Start | Preempt | Shrink)]
     assert [d for d in found if isinstance(d, Start | Preempt | Shrink)] == changes

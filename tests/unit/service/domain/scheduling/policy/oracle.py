@@ -155,7 +155,7 @@ class Oracle:
     def starts_in_s(self, job: WaitingJob) -> float:
         """Return the earliest start of a blocked job, at which enough of the jobs in its way have
         left."""
-        if self.room(job.request, self.soon_free) >= job.request.least:
+        if self.capacity(job.request, self.soon_free) >= job.request.least:
             return 0.0
         leave_s = {each.job_id: self.leaves_in_s(job, each) for each in self.snapshot.running}
         for at in sorted(set(leave_s.values())):
@@ -164,7 +164,7 @@ class Oracle:
                 is_gone = each.job_id in self.preempted or each.is_leaving
                 if leave_s[each.job_id] <= at and not is_gone:
                     self.change(free, each.request, each.slices)
-            if self.room(job.request, free) >= job.request.least:
+            if self.capacity(job.request, free) >= job.request.least:
                 return at
         return 0.0
 
@@ -210,13 +210,13 @@ class Oracle:
                     left[node.id][name] = left[node.id].get(name, 0.0) - here * amount
         return left
 
-    def room(self, request: Request, free: Free) -> int:
+    def capacity(self, request: Request, free: Free) -> int:
         """Return the parts of the cluster in which the workers can be placed together."""
         if request.required_level is None:
             return sum(fits(request.bundle, there) for there in free.values())
-        return max(self.rooms(request, free, request.required_level).values(), default=0)
+        return max(self.capacities(request, free, request.required_level).values(), default=0)
 
-    def rooms(self, request: Request, free: Free, level: str) -> Counter[object]:
+    def capacities(self, request: Request, free: Free, level: str) -> Counter[object]:
         """Return the nodes in each domain of a level."""
         found: Counter[object] = Counter()
         for node in self.nodes:
@@ -241,8 +241,8 @@ class Oracle:
         level = request.required_level
         if level is None:
             return True
-        rooms = self.rooms(request, self.empty(), level)
-        return rooms[self.place(node.id, level)] >= request.least
+        capacities = self.capacities(request, self.empty(), level)
+        return capacities[self.place(node.id, level)] >= request.least
 
     # Limits.
 
@@ -322,7 +322,7 @@ class Oracle:
         request = job.request
         code = decision.reason.code if isinstance(decision, Wait) else ""
         never = job.held or job.after or job.not_before or self.is_full(job) or job.preparing
-        fits_ever = self.room(request, self.empty()) >= request.least
+        fits_ever = self.capacity(request, self.empty()) >= request.least
         if isinstance(decision, Impossible):
             assert not fits_ever
             return
@@ -341,19 +341,19 @@ class Oracle:
                 self.waiting_ahead.append((job, request.least, code))
             return
         most = min(request.num_workers, *limits)
-        room = self.room(request, self.less_aside(self.now_free, passes=job.yields))
-        if room < request.least and self.may_backfill(job):
-            room = self.room(request, self.now_free)
+        capacity = self.capacity(request, self.less_aside(self.now_free, passes=job.yields))
+        if capacity < request.least and self.may_backfill(job):
+            capacity = self.capacity(request, self.now_free)
             self.backfills.add(job.job_id)
         if isinstance(decision, Start):
-            assert room >= request.least
-            assert count(decision.slices) == min(most, room), "a gang starts whole, or elastic"
+            assert capacity >= request.least
+            assert count(decision.slices) == min(most, capacity), "a gang starts whole, or elastic"
             self.takes(job, decision)
             if job.array is not None:
                 self.in_arrays[job.array.array_id] += 1
             return
         assert isinstance(decision, Wait)
-        assert room < request.least, "a job that fits starts"
+        assert capacity < request.least, "a job that fits starts"
         self.waiting_ahead.append((job, most, ""))
         if decision.reason.code == "room_is_made":
             self.made_room(job, decision, asked)
@@ -363,13 +363,15 @@ class Oracle:
         assert code in WITHOUT_SLOTS
         assert not asked
         soon = self.less_aside(self.soon_free, passes=job.yields)
-        assert self.room(request, soon) < request.least, "slots that are being left are waited for"
+        assert self.capacity(request, soon) < request.least, (
+            "slots that are being left are waited for"
+        )
         for each in self.snapshot.running:
             if each.job_id not in self.asked and self.may_evict(job, each):
                 self.change(soon, each.request, each.slices)
             elif each.job_id not in self.asked and self.may_shrink(job, each):
                 self.change(soon, each.request, each.spare)
-        assert self.room(request, soon) < request.least, "jobs that may be asked are asked"
+        assert self.capacity(request, soon) < request.least, "jobs that may be asked are asked"
         self.set_aside(request, most, both=job.waited_s > order.LONGEST_WAIT_S)
         self.start_in_s.append(self.starts_in_s(job))
 
@@ -400,15 +402,17 @@ class Oracle:
         several, in the fullest one."""
         number = count(slices)
         for level in reversed(self.levels):
-            rooms = self.rooms(request, free, level)
-            could = {place: room for place, room in rooms.items() if room >= number}
+            capacities = self.capacities(request, free, level)
+            could = {
+                place: capacity for place, capacity in capacities.items() if capacity >= number
+            }
             if could:
                 (place,) = self.places(slices, level)
                 assert could[place] == min(could.values())
                 return
         widest = [self.place(part.node_id, self.levels[0]) for part in slices]
         assert widest == sorted(widest, key=widest.index), "ranks of a domain come together"
-        largest = sorted(self.rooms(request, free, self.levels[0]).values(), reverse=True)
+        largest = sorted(self.capacities(request, free, self.levels[0]).values(), reverse=True)
         needed = next(n for n in range(len(largest) + 1) if sum(largest[:n]) >= number)
         assert len(set(widest)) == needed, "over as few domains as possible"
 
@@ -422,7 +426,7 @@ class Oracle:
                 assert self.may_shrink(job, there)
                 assert not Counter(ask.slices) - Counter(there.spare)
         soon = self.less_aside(self.soon_free, passes=job.yields)
-        assert bool(asked) == (self.room(job.request, soon) < job.request.least)
+        assert bool(asked) == (self.capacity(job.request, soon) < job.request.least)
         parts = [
             (running[ask.job_id].request, slices)
             for ask in asked
@@ -435,10 +439,12 @@ class Oracle:
         for request, slices in parts:
             self.change(soon, request, slices)
             self.change(self.soon_free, request, slices)
-        assert self.room(job.request, soon) >= job.request.least, "what is asked for is enough"
+        assert self.capacity(job.request, soon) >= job.request.least, "what is asked for is enough"
         for request, slices in parts:
             self.change(soon, request, slices, -1)
-            assert self.room(job.request, soon) < job.request.least, "and no more than is needed"
+            assert self.capacity(job.request, soon) < job.request.least, (
+                "and no more than is needed"
+            )
             self.change(soon, request, slices)
         if any(isinstance(ask, Preempt) for ask in asked):
             self.nobody_leaves_where_others_can_shrink(job, soon, parts)
@@ -464,7 +470,7 @@ class Oracle:
         for each in self.snapshot.running:
             if each.job_id not in self.asked and self.may_shrink(job, each):
                 self.change(soon, each.request, each.spare)
-        assert self.room(job.request, soon) < job.request.least
+        assert self.capacity(job.request, soon) < job.request.least
 
     def set_aside(self, request: Request, number: int, *, both: bool) -> None:
         self.aside[False].append((request, number))
@@ -472,13 +478,13 @@ class Oracle:
             self.aside[True].append((request, number))
 
     def stands_by(self, group: Growing, decision: Grow | Stay) -> None:
-        room = self.room_near(group, self.free)
+        capacity = self.capacity_near(group, self.free)
         if isinstance(decision, Grow):
             assert count(decision.slices) == group.lacking
             self.takes(group, decision)
             self.asked.add(group.job_id)  # because it gets slots
             return
-        assert room < group.lacking
+        assert capacity < group.lacking
         self.stand_by = True
         self.set_aside(group.request, group.lacking, both=True)
 
@@ -488,17 +494,19 @@ class Oracle:
             assert decision.reason.code == "asked_for_slots"
             return
         most = min(group.most, *(self.left_under(group, of_user=of) for of in (True, False)))
-        room = self.room_near(group, self.less_aside(self.now_free, passes=False))
+        capacity = self.capacity_near(group, self.less_aside(self.now_free, passes=False))
         if isinstance(decision, Grow):
-            assert 0 < count(decision.slices) == min(most, room)
+            assert 0 < count(decision.slices) == min(most, capacity)
             self.takes(group, decision)
         else:
-            assert not min(most, room), "idle slots are given to groups that can use them"
+            assert not min(most, capacity), "idle slots are given to groups that can use them"
 
-    def room_near(self, group: Growing, free: Free) -> int:
+    def capacity_near(self, group: Growing, free: Free) -> int:
         """Return the parts of the cluster in which workers can join the group."""
         level = group.request.required_level
         if level is None:
-            return self.room(group.request, free)
+            return self.capacity(group.request, free)
         there = self.places(group.slices, level)
-        return max((self.rooms(group.request, free, level)[place] for place in there), default=0)
+        return max(
+            (self.capacities(group.request, free, level)[place] for place in there), default=0
+        )

@@ -162,7 +162,7 @@ def test_a_group_that_has_all_there_is_says_so() -> None:
     assert stay.reason.message.endswith("0 are free, other programs use the rest of the cluster")
 
 
-def test_who_lost_slots_and_stands_by_is_served_before_the_queue() -> None:
+def test_a_group_that_lost_slots_and_waits_is_served_before_the_queue() -> None:
     """A group that keeps its size also gets slots, even before more urgent jobs."""
     lost = group("a", 2, Slice("n1", 1), lacking=1, least=None)
     nodes = [node("n1", 0, CPU=1.0), node("n2", 1, CPU=1.0)]
@@ -172,13 +172,13 @@ def test_who_lost_slots_and_stands_by_is_served_before_the_queue() -> None:
     assert grow == Grow("a", (Slice("n2", 1),))
 
 
-def test_who_stands_by_gets_what_it_lacks_and_no_more() -> None:
+def test_a_waiting_group_gets_the_workers_that_it_lacks_and_no_more() -> None:
     lost = group("a", 4, Slice("n", 1), lacking=1, least=2)
     decisions = planned(job("b", 2), nodes=[node("n", 3, CPU=4.0)], growing=(lost,))
     assert decisions == [Start("b", (Slice("n", 2),)), Grow("a", (Slice("n", 1),))]
 
 
-def test_of_two_that_stand_by_the_more_urgent_is_served_first_and_then_the_earlier() -> None:
+def test_the_more_urgent_of_two_waiting_groups_is_served_first_and_then_the_earlier() -> None:
     nodes = [node("n", free=1.0, CPU=3.0)]
     late = group("late", 2, Slice("n", 1), lacking=1, seq=2)
     for first in (
@@ -231,7 +231,7 @@ def test_a_group_on_parts_of_gpus_grows_on_others_of_its_node(gpus: int, more: i
     assert not more or found == Grow("g", (Slice("n", more),))
 
 
-def test_what_it_can_not_have_yet_is_set_aside_for_who_stands_by() -> None:
+def test_slots_that_are_not_free_yet_are_set_aside_for_a_waiting_group() -> None:
     lost = group("a", 3, Slice("n1", 1), lacking=2, least=3)
     nodes = [node("n1", 0, CPU=1.0), node("n2", 1, CPU=2.0)]
     wait, stay = planned(job("b", 1), nodes=nodes, growing=(lost,))
@@ -241,7 +241,7 @@ def test_what_it_can_not_have_yet_is_set_aside_for_who_stands_by() -> None:
     assert stay.reason.message.startswith("waits for 2 workers of 1 CPU; 1 is free")
 
 
-def test_a_group_that_trains_without_those_that_it_lacks_does_not_stand_by() -> None:
+def test_a_group_that_trains_without_missing_workers_does_not_wait() -> None:
     lost = replace(group("a", 3, Slice("n1", 2), lacking=1, least=3), trains=True)
     (stay,) = planned(nodes=[node("n1", 0, CPU=2.0)], growing=(lost,))
     assert isinstance(stay, Stay)

@@ -146,7 +146,7 @@ def test_without_a_cluster_every_job_waits_and_none_is_impossible(nodes: tuple[N
     assert {d.reason.code for d in decisions if isinstance(d, Wait)} == {"cluster_unavailable"}
 
 
-def test_a_job_that_is_tried_again_soon_keeps_its_place() -> None:
+def test_a_job_that_is_retried_soon_keeps_its_position() -> None:
     again = job("again", 2, seq=1, not_before=NOW + timedelta(seconds=SOON_S))
     decisions = decide(again, job("small", seq=2), nodes=[node("n", CPU=2.0)])
     assert started(decisions) == []

@@ -109,7 +109,7 @@ def decide_for_two(
     return plan(Snapshot(queue, tuple(nodes), True, tuple(holders), running=tuple(there)), NOW)
 
 
-def test_slots_that_are_given_back_one_by_one_are_those_of_one_job() -> None:
+def test_slots_that_are_released_one_by_one_belong_to_one_job() -> None:
     """The group keeps one GPU, and the other job has two of the three, so asking only the group
     does not help."""
     jobs = [running("a", 0.2, "nn"), running("group", 0.25, "nnn", least=1)]
@@ -195,12 +195,12 @@ def test_a_gpu_whose_parts_all_leave_is_one_whole_gpu_soon() -> None:
     gangs.name_all()
     stock = Stock([node], gangs, Topology((), [node]), holders)
     soon = Pool(stock, When.SOON)
-    assert soon.room(whole) == 1
+    assert soon.capacity(whole) == 1
     stock.expect(halves, (Slice("n", 1),))
     stock.expect(halves, (Slice("n", 1),))
-    assert soon.room(whole) == 1, "the halves of one job are still on two of the three"
+    assert soon.capacity(whole) == 1, "the halves of one job are still on two of the three"
     stock.expect(halves, (Slice("n", 2),))
-    assert soon.room(whole) == 3
+    assert soon.capacity(whole) == 3
 
 
 def test_what_is_taken_and_returned_leaves_the_same() -> None:

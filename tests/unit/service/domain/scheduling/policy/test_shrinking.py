@@ -48,7 +48,7 @@ def test_the_newest_slices_are_spare_down_to_the_least_size() -> None:
     assert spare((B, A), 2) == (B,), "a slice goes as a whole"
 
 
-def test_a_group_gives_back_what_a_job_needs_and_no_more() -> None:
+def test_a_group_releases_the_slots_that_a_job_needs_and_no_more() -> None:
     there = group("elastic", A, Slice("b", 2), Slice("c", 2))
     wait, shrink = planned(coming(), there)
     assert isinstance(shrink, Shrink)

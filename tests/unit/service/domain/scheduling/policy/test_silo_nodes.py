@@ -103,7 +103,7 @@ def test_a_blocked_job_reserves_nothing_on_nodes_that_it_may_not_use(roles: Any)
     assert [part.node_id for part in start.slices] == ["open", "n", "s"]
 
 
-def test_silos_go_home_and_who_aggregates_to_an_open_node() -> None:
+def test_silos_run_on_their_pinned_nodes_and_the_aggregator_on_an_open_node() -> None:
     closed = [node("n", closed=True, hospital="north"), node("s", closed=True, hospital="south")]
     (decision,) = decide([*closed, node("z")], Request(3, CPU, homes=HOMES))
     assert isinstance(decision, Start)

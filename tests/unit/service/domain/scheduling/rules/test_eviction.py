@@ -208,7 +208,7 @@ def test_those_that_leave_are_enough_and_were_allowed_to_be_asked(seen: Snapshot
 
 
 @given(crowded())
-def test_who_was_made_room_for_starts_once_the_others_have_left(seen: Snapshot) -> None:
+def test_a_job_for_which_others_were_preempted_starts_once_they_have_left(seen: Snapshot) -> None:
     # A job that yields might have to wait again, for a blocked job ahead that now fits.
     queue = tuple(dataclasses.replace(job, yields=False) for job in seen.queue)
     seen = dataclasses.replace(seen, queue=queue)

@@ -116,7 +116,7 @@ def test_a_limit_of_a_user_keeps_back_that_user_alone() -> None:
         Queue("night", limit={"CPU": 4.0}, max_running=1),
     ],
 )
-def test_a_job_that_a_lowered_limit_never_allows_keeps_no_place_from_others(night: Queue) -> None:
+def test_a_job_that_a_lowered_limit_never_allows_reserves_nothing(night: Queue) -> None:
     decisions = decide(job("a", 8, seq=1), job("b", 4, seq=2), queues=[night])
     assert started(decisions) == ["b"]
     assert wait(decisions[0])[0] in ("queue_limit", "user_limit")
@@ -147,7 +147,7 @@ def test_a_job_that_waits_under_a_limit_reserves_nothing_of_the_cluster() -> Non
     assert started(decisions) == ["b"]
 
 
-def test_jobs_behind_do_not_take_the_room_that_one_under_a_limit_waits_for() -> None:
+def test_later_jobs_do_not_take_the_headroom_that_an_earlier_job_waits_for() -> None:
     night = Queue("night", limit={"CPU": 8.0})
     ahead, behind = decide(
         job("a", 4, seq=1), job("b", 1, seq=2), queues=[night], holders=[holder("r", 6)]
@@ -174,7 +174,7 @@ def test_an_elastic_job_starts_and_grows_up_to_the_limit() -> None:
     assert stays.reason.message.startswith("could use 6 workers more of 1 CPU; the queue 'night'")
 
 
-def test_the_places_of_workers_that_a_group_lacks_stay_its_own() -> None:
+def test_the_headroom_for_the_missing_workers_of_a_group_stays_its_own() -> None:
     night = Queue("night", limit={"CPU": 4.0})
     group = Growing("g", 1, 50, 1, Request(4, CPU), (Slice("n", 3),), 1, "night", "ann")
     decisions = decide(job("a"), queues=[night], holders=[holder("g", 3)], growing=[group])
@@ -182,7 +182,7 @@ def test_the_places_of_workers_that_a_group_lacks_stay_its_own() -> None:
     assert decisions[1] == Grow("g", (Slice("n", 1),))
 
 
-def test_a_held_job_waits_with_no_place_and_reserves_nothing() -> None:
+def test_a_held_job_waits_without_a_position_and_reserves_nothing() -> None:
     small = Node("n", {"CPU": 2.0}, {"CPU": 2.0})
     jobs = (job("a", 2, seq=1, held="bob"), job("b", 2, seq=2), job("c", 2, seq=3))
     decisions = decide(*jobs, queues=[Queue("night")], node=small)
@@ -224,7 +224,7 @@ def test_the_last_that_was_moved_to_the_front_is_the_first() -> None:
     assert in_order == ["c", "b", "a"]
 
 
-def test_of_two_jobs_at_one_place_the_older_goes_first_in_whatever_order_they_are_read() -> None:
+def test_the_older_of_two_jobs_at_one_position_goes_first_in_whatever_order_they_are_read() -> None:
     one = Node("n", {"CPU": 1.0}, {"CPU": 1.0})
     jobs = [job("a", seq=1), job("b", seq=2, rank=-1), job("c", seq=3, rank=-1)]
     for each in permutations(jobs):

@@ -133,6 +133,6 @@ def test_the_clients_of_refused_updates_are_named(capsys: pytest.CaptureFixture[
 def test_the_norm_of_a_rounds_updates_is_their_median(norms: list[float], median: float) -> None:
     plan = RoundPlan(1, [Participant(at, 1, 1) for at in range(len(norms))], len(norms), 0, {})
     table = UpdateTable(plan, CPU)
-    for place, norm in enumerate(norms):
-        table.note(place, Verdict.ACCEPTED, norm, loss=1.0)
+    for index, norm in enumerate(norms):
+        table.note(index, Verdict.ACCEPTED, norm, loss=1.0)
     assert table.of_all(1).metrics(counts=True)["federated/update_norm"] == median

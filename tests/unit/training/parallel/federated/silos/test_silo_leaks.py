@@ -164,7 +164,7 @@ class Home:
                 told.append(task.to_json().encode())
                 return task
             task = dataclasses.replace(task, silo_source=sources[rank - 1])
-            task = silo_gate.at_home(task, os.environ)
+            task = silo_gate.restricted(task, os.environ)
             silo_gate.note_silo(task)
             return task
 

@@ -152,11 +152,11 @@ def test_the_weights_are_those_of_a_plain_loop(undisturbed: Path) -> None:
         lr = lr_at(number, total_steps=ROUNDS, lr=LR, schedule=parsed.train.schedule)
         sums = [torch.zeros_like(p, dtype=torch.float64) for p in server]
         total = 0
-        for place, work in enumerate(works):
+        for index, work in enumerate(works):
             for own_p, p in zip(model.parameters(), server, strict=True):
                 own_p.data.copy_(p)
             size = len(work.train.rows)
-            seed = derive_seed("client", parsed.train.seed, number, place)
+            seed = derive_seed("client", parsed.train.seed, number, index)
             generator = torch.Generator().manual_seed(seed)
             for _ in range(EPOCHS):
                 for at in torch.split(torch.randperm(size, generator=generator), 64):

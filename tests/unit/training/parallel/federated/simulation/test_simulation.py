@@ -90,9 +90,9 @@ class Reference:
                 self._serve(plan, before, trained)
         return self.model
 
-    def _train(self, plan: RoundPlan, place: int) -> list[Tensor]:
+    def _train(self, plan: RoundPlan, index: int) -> list[Tensor]:
         """Return the weights of a client after its steps."""
-        one = plan.participants[place]
+        one = plan.participants[index]
         client = copy.deepcopy(self.model)
         for inputs, targets in self.feed.batches(plan.number, one):
             client.zero_grad()

@@ -138,7 +138,9 @@ class Claims:
     def has_level(self, level: str) -> bool:
         return level in (*self.snapshot.topology, "node")
 
-    def rooms(self, request: Request, sizes: Mapping[str, int], nodes: Mapping[str, Node]) -> Any:
+    def capacities(
+        self, request: Request, sizes: Mapping[str, int], nodes: Mapping[str, Node]
+    ) -> Any:
         """Return how many workers fit in each domain of the required level, or in total."""
         level = request.required_level
         found: Counter[object] = Counter()
@@ -187,7 +189,7 @@ class Claims:
         """Return the nodes on which some worker could run if they were empty."""
         bundles = [bundle for _, bundle in runs_of(request)]
         sizes = self.empty_sizes(request, self.nodes)
-        rooms = self.rooms(request, sizes, self.nodes)
+        capacities = self.capacities(request, sizes, self.nodes)
         return {
             name
             for name, node in self.nodes.items()
@@ -195,7 +197,7 @@ class Claims:
             and any(self.fits(node, bundle, node.total) for bundle in bundles)
             and (
                 request.required_level is None
-                or rooms[self.place(node, request.required_level)] >= request.least
+                or capacities[self.place(node, request.required_level)] >= request.least
             )
         }
 
@@ -308,18 +310,18 @@ class Claims:
     def check_free(self, decision: Decision, number: int) -> None:
         request, job = self.request(decision), self.job(decision)
         sizes = self.free_sizes(request)
-        rooms = self.rooms(request, sizes, self.nodes)
+        capacities = self.capacities(request, sizes, self.nodes)
         if request.homes or request.roles:
             assert number == request.num_workers, "all of them, or no number"
             assert self.all_fit(request, self.whole_free())
         elif isinstance(job, Growing) and request.required_level:
             near = [p.node_id for p in job.slices if p.node_id in self.nodes]
             place = self.place(self.nodes[near[0]], request.required_level) if near else ""
-            assert number == rooms[place], (number, rooms)
+            assert number == capacities[place], (number, capacities)
         else:
-            assert number <= max(rooms.values(), default=0), (number, rooms)
+            assert number <= max(capacities.values(), default=0), (number, capacities)
             # It is unknown which parts share a GPU. In the worst case, each part has its own GPU.
-            spread = self.rooms(request, self.free_sizes(request, spread=True), self.nodes)
+            spread = self.capacities(request, self.free_sizes(request, spread=True), self.nodes)
             assert number >= max(spread.values(), default=0), (number, spread)
 
     def check_holders(self, decision: Decision, words: str, number: int) -> None:

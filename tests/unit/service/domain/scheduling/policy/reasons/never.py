@@ -108,9 +108,9 @@ def domain_too_small(
     request = claims.request(decision)
     claims.check_needs(request, needs)
     nodes = nodes_for(claims, decision)
-    rooms = claims.rooms(request, claims.empty_sizes(request, nodes), nodes)
-    assert int(number) == max(rooms.values()) < request.least
-    best = [where for where, n in rooms.items() if n == int(number)]
+    capacities = claims.capacities(request, claims.empty_sizes(request, nodes), nodes)
+    assert int(number) == max(capacities.values()) < request.least
+    best = [where for where, n in capacities.items() if n == int(number)]
     assert place in [where[-1] if isinstance(where, tuple) else where for where in best]
 
 

@@ -158,8 +158,10 @@ def none_holds(
         assert used
     else:
         own = sum(n for node, _, n in claims.holding[decision.job_id] if node in suitable)
-        rooms = claims.rooms(request, claims.empty_sizes(request, claims.nodes), claims.nodes)
-        assert own >= max(rooms.values())
+        capacities = claims.capacities(
+            request, claims.empty_sizes(request, claims.nodes), claims.nodes
+        )
+        assert own >= max(capacities.values())
 
 
 def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
@@ -198,8 +200,8 @@ def not_in_a_domain(
     claims.check_free(decision, int(there or 0))
     assert int(there or 0) < claims.least(decision)
     if place is not None and level != "node":
-        rooms = claims.rooms(request, sizes, claims.nodes)
-        best = [where for where, n in rooms.items() if n == int(there or 0)]
+        capacities = claims.capacities(request, sizes, claims.nodes)
+        best = [where for where, n in capacities.items() if n == int(there or 0)]
         assert place in [where[-1] if isinstance(where, tuple) else where for where in best]
     if jobs:
         claims.check_holders(decision, jobs, int(number or 0))

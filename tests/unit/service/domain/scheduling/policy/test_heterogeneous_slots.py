@@ -165,7 +165,7 @@ def test_a_second_gang_gets_what_the_first_leaves() -> None:
     assert {part.node_id for each in decisions[:2] for part in each.slices} == {"a", "b"}
 
 
-def test_a_job_that_makes_room_gives_its_servers_slots_back_as_they_are() -> None:
+def test_a_preempted_job_releases_the_slots_of_its_servers_with_their_own_resources() -> None:
     nodes = (Node("n", {"CPU": 6.0, "GPU": 3.0}, {"CPU": 0.0, "GPU": 1.0}),)
     slices = (Slice("n", 2), Slice("n", 1))
     running = RunningJob("low", 10, 0, REQUEST, slices, 1000.0, yields=True)
@@ -252,7 +252,7 @@ def test_a_role_without_a_gpu_takes_no_part_of_one() -> None:
     assert [type(each) for each in found] == [Start, Wait]
 
 
-def test_a_part_has_no_room_on_gpus_of_which_others_have_most() -> None:
+def test_a_part_does_not_fit_on_gpus_that_others_use_for_the_most_part() -> None:
     held = Holder("a", (Slice("n", 3),), {"GPU": 0.8})
     free = {"CPU": 8.0, "GPU": 0.6}
     there = Node("n", {"CPU": 8.0, "GPU": 3.0}, with_shared_gpus(free, parts_on("n", [held])))

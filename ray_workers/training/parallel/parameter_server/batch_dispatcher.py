@@ -23,13 +23,13 @@ class Word(Enum):
     OVER = "over"
 
 
-Deal = int | Word
-Deals = list[tuple[int, int | None]]
+Dispatch = int | Word
+Dispatches = list[tuple[int, int | None]]
 """For each worker that was waiting and gets a reply: (worker, batch number, or None if no batches
 are left)."""
 
 
-class Dealer(ABC):
+class BatchDispatcher(ABC):
     """The common rules of all modes. When no batches are left, only the chief is notified
     immediately. The other workers are notified after the chief has stored the result, because one
     of them might have to replace the chief."""
@@ -40,33 +40,33 @@ class Dealer(ABC):
         self._is_stopped = False
         self._is_finished = False
 
-    def take(self, worker: int, done: int | None) -> Deals:
+    def take(self, worker: int, done: int | None) -> Dispatches:
         """Request a batch for a worker. done: the worker's previous batch, if all servers have its
         gradient."""
         if done is not None:
             self._is_done(worker, done)
         self.forget(worker)
         self._waiting.append(worker)
-        return self._dealt()
+        return self._dispatched()
 
-    def join(self, worker: int) -> Deals:
+    def join(self, worker: int) -> Dispatches:
         """Add a worker, which is new or replaces a lost worker."""
         return self.lost(worker)
 
-    def lost(self, worker: int) -> Deals:
+    def lost(self, worker: int) -> Dispatches:
         """Remove a lost worker."""
         self.forget(worker)
-        return self._dealt()
+        return self._dispatched()
 
-    def stop(self) -> Deals:
+    def stop(self) -> Dispatches:
         """End the training early at the chief's request."""
         self._is_stopped = True
-        return self._dealt()
+        return self._dispatched()
 
-    def finish(self) -> Deals:
+    def finish(self) -> Dispatches:
         """End the training after the chief has stored the result."""
         self._is_finished = self._is_stopped = True
-        return self._dealt()
+        return self._dispatched()
 
     def snapshot(self) -> dict[str, Any]:
         """Return all state on which later assignments depend, as values for JSON."""
@@ -74,7 +74,7 @@ class Dealer(ABC):
         return {"last": self._last_batch, "waiting": list(self._waiting), **ends}
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Continue from a snapshot of another dealer."""
+        """Continue from a snapshot of another dispatcher."""
         self._last_batch, self._waiting = about["last"], list(about["waiting"])
         self._is_stopped, self._is_finished = about["is_stopped"], about["is_finished"]
 
@@ -83,26 +83,26 @@ class Dealer(ABC):
         if worker in self._waiting:
             self._waiting.remove(worker)
 
-    def _dealt(self) -> Deals:
-        deals: Deals = []
+    def _dispatched(self) -> Dispatches:
+        dispatches: Dispatches = []
         for worker in list(self._waiting):
-            deal = Word.OVER if self._is_stopped else self._deal(worker)
-            if deal is Word.OVER and worker != CHIEF and not self._is_finished:
-                deal = Word.WAIT
-            if deal is not Word.WAIT:
+            dispatch = Word.OVER if self._is_stopped else self._dispatch(worker)
+            if dispatch is Word.OVER and worker != CHIEF and not self._is_finished:
+                dispatch = Word.WAIT
+            if dispatch is not Word.WAIT:
                 self._waiting.remove(worker)
-                deals.append((worker, None if deal is Word.OVER else deal))
-        return deals
+                dispatches.append((worker, None if dispatch is Word.OVER else dispatch))
+        return dispatches
 
     @abstractmethod
     def _is_done(self, worker: int, batch: int) -> None:
         """Record that all servers have the worker's gradient of the batch."""
 
     @abstractmethod
-    def _deal(self, worker: int) -> Deal: ...
+    def _dispatch(self, worker: int) -> Dispatch: ...
 
 
-class SynchronousDealer(Dealer):
+class SynchronousBatchDispatcher(BatchDispatcher):
     """All workers compute their shares of the same batch, and then their shares of the next
     batch."""
 
@@ -121,16 +121,17 @@ class SynchronousDealer(Dealer):
     def _is_done(self, worker: int, batch: int) -> None:
         self._done[worker] = batch
 
-    def _deal(self, worker: int) -> Deal:
+    def _dispatch(self, worker: int) -> Dispatch:
         own = self._done[worker]
         if min(self._done) < own:
             return Word.WAIT
         return Word.OVER if own >= self._last_batch else own + 1
 
 
-class SharedDealer(Dealer):
-    """Each batch is computed by a single worker: the first idle worker gets the next batch. A
-    worker's clock is the number of batches that it has computed. With `max_staleness`, a worker
+class SharedBatchDispatcher(BatchDispatcher):
+    """Each batch is computed by a single worker: the first idle worker gets the next batch.
+
+    A worker's clock is the number of batches that it has computed. With `max_staleness`, a worker
     whose clock is ahead of the slowest worker's clock by more than this number waits for the
     slowest worker (the read condition of stale synchronous parallel, Ho et al. 2013). The fastest
     worker can therefore be ahead by `max_staleness` + 1 batches. A worker that joins later starts
@@ -158,25 +159,25 @@ class SharedDealer(Dealer):
         self._next, self._again = about["next"], list(about["again"])
         self._held, self.clocks = dict(about["held"]), dict(about["clocks"])
 
-    def join(self, worker: int) -> Deals:
-        deals = super().join(worker)
+    def join(self, worker: int) -> Dispatches:
+        dispatches = super().join(worker)
         self.clocks[worker] = min(self.clocks.values(), default=0)
-        return deals
+        return dispatches
 
-    def lost(self, worker: int) -> Deals:
+    def lost(self, worker: int) -> Dispatches:
         self.forget(worker)
         self.clocks.pop(worker, None)
         batch = self._held.pop(worker, None)
         if batch is not None:
             bisect.insort(self._again, batch)
-        return self._dealt()
+        return self._dispatched()
 
     def _is_done(self, worker: int, batch: int) -> None:
         if self._held.get(worker) == batch:
             del self._held[worker]
             self.clocks[worker] += 1
 
-    def _deal(self, worker: int) -> Deal:
+    def _dispatch(self, worker: int) -> Dispatch:
         if worker in self._held:  # the reply to the last request was lost with a server
             return self._held[worker]
         if not self._again and self._next > self._last_batch:

@@ -6,34 +6,34 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ray_workers.shared.contracts import Slice
 
-Homes = tuple[tuple[str, ...], ...]
+PinnedNodes = tuple[tuple[str, ...], ...]
 """The labels of each worker's node, as resources. The first worker is omitted, because it is not
 pinned."""
 HasLabels = Callable[[str, tuple[str, ...]], bool]
 """Function of a node and labels that returns whether the node has all of the labels."""
 
 
-def at_home(
-    homes: Homes,
-    rooms: Mapping[str, int],
+def place_pinned(
+    homes: PinnedNodes,
+    capacities: Mapping[str, int],
     has_labels: HasLabels,
     is_open: Callable[[str], bool],
 ) -> tuple[Slice, ...] | int:
     """Return a slice for each worker, in the order of the workers. If a worker has no room on its
     nodes, return its index in `homes` instead, or len(homes) for the first worker.
 
-    `rooms` is the number of workers that fit on each node. `is_open` is whether a node accepts
+    `capacities` is the number of workers that fit on each node. `is_open` is whether a node accepts
     ranks other than silos, such as the first worker, which prefers nodes to which no other worker
     is pinned.
     """
-    nodes = sorted(node for node, room in rooms.items() if room > 0)
+    nodes = sorted(node for node, capacity in capacities.items() if capacity > 0)
     may_take = [[node for node in nodes if has_labels(node, labels)] for labels in homes]
-    lived_in = {node for some in may_take for node in some}
-    of_first = sorted(filter(is_open, nodes), key=lambda node: (node in lived_in, node))
+    pinned_to = {node for some in may_take for node in some}
+    of_first = sorted(filter(is_open, nodes), key=lambda node: (node in pinned_to, node))
     may_take.append(of_first)
     taken: dict[str, list[int]] = {node: [] for node in nodes}
     for worker in range(len(homes) + 1):
-        if not _place(worker, may_take, rooms, taken, set()):
+        if not _place(worker, may_take, capacities, taken, set()):
             return worker
     node_of = {worker: node for node, workers in taken.items() for worker in workers}
     first, *own = (node_of[worker] for worker in (len(homes), *range(len(homes))))
@@ -43,7 +43,7 @@ def at_home(
 def _place(
     worker: int,
     may_take: Sequence[Sequence[str]],
-    rooms: Mapping[str, int],
+    capacities: Mapping[str, int],
     taken: dict[str, list[int]],
     tried: set[str],
 ) -> bool:
@@ -53,11 +53,11 @@ def _place(
         if node in tried:
             continue
         tried.add(node)
-        if len(taken[node]) < rooms[node]:
+        if len(taken[node]) < capacities[node]:
             taken[node].append(worker)
             return True
         for at, other in enumerate(taken[node]):
-            if _place(other, may_take, rooms, taken, tried):
+            if _place(other, may_take, capacities, taken, tried):
                 taken[node][at] = worker
                 return True
     return False

@@ -20,7 +20,7 @@ MOST_NODES = 32
 """Maximum number of nodes in a search; with more nodes, it would take too long."""
 
 
-def place_unlike(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
+def place_heterogeneous(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
     """Return slices for all ranks, in rank order, each close to the earlier ones. Returns an empty
     tuple if no placement exists or none was found."""
     return _placed(request, free, topology)[0]
@@ -110,7 +110,7 @@ class _Search:
     def found(self) -> list[tuple[Slice, ...]]:
         """Return the slices of each sort; an empty list if no placement exists or none was
         found."""
-        could = all(number <= self._room(bundle, 0) for number, bundle in self._sorts)
+        could = all(number <= self._capacity_of(bundle, 0) for number, bundle in self._sorts)
         if not could or not self._has_enough():
             return []
         self.was_given_up = len(self._nodes) > MOST_NODES
@@ -128,7 +128,7 @@ class _Search:
             for name, amount in needed.items()
         )
 
-    def _room(self, bundle: Mapping[str, float], first: int) -> int:
+    def _capacity_of(self, bundle: Mapping[str, float], first: int) -> int:
         """Return the room on all nodes starting at index `first`."""
         return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
 
@@ -143,7 +143,7 @@ class _Search:
         if self.was_given_up or state in self._known:
             return False
         bundle = self._sorts[sort][1]
-        if self._room(bundle, at) >= number:
+        if self._capacity_of(bundle, at) >= number:
             node_id = self._nodes[at]
             before = self._left[node_id]
             for here in range(min(number, fits(bundle, before)), -1, -1):

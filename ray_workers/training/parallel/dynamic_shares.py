@@ -20,7 +20,7 @@ _LEAVING: Final = 1 << 48
 next draw."""
 
 
-class SharedTurns:
+class DynamicShares:
     """The shares that a rank draws in a group."""
 
     def __init__(self, store: Store, rank: int, num_ranks: int, last_step: int) -> None:

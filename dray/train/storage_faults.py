@@ -56,7 +56,7 @@ def is_storage_fault(error: BaseException) -> bool:
     return False
 
 
-def wait_for_room(
+def wait_for_space(
     what: str, write: Callable[[], None], *, waiting: Callable[[], None] = lambda: None
 ) -> None:
     """Call `write` until it succeeds. Raises StorageError after `WAIT_S` seconds.

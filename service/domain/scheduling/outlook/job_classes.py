@@ -1,11 +1,12 @@
 """Selects the waiting jobs of a long queue that can affect a plan.
 
-Jobs with equal requests and the same limits form a lane. A blocked job reserves as many slots for
-its workers as each node has. Therefore, once the first jobs of a lane together request more workers
-than the largest node can hold, the jobs behind them affect nothing but their own positions, and a
-plan for the heads of all lanes makes the same decisions about these jobs as a plan for the entire
-queue. Limits on the running time don't create separate lanes: if a job is blocked although there
-are slots for it, no job with an equal request can overtake it because of a shorter limit.
+Jobs with equal requests and the same limits form a class. A blocked job reserves as many slots for
+its workers as each node has. Therefore, once the first jobs of a class together request more
+workers than the largest node can hold, the jobs behind them affect nothing but their own positions,
+and a plan for the first jobs of all classes makes the same decisions about these jobs as a plan for
+the entire queue. Limits on the running time don't create separate classes: if a job is blocked
+although there are slots for it, no job with an equal request can overtake it because of a shorter
+limit.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from service.domain.scheduling.placement.slots import Kind, Node, fits, fits_at_home
+from service.domain.scheduling.placement.slots import Kind, Node, fits, fits_pinned
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.queues import Queue
 
-Lane = tuple[object, ...]
+ClassKey = tuple[object, ...]
 _Sort = tuple[Kind, bool]
 """A worker's bundle, and whether the worker is a silo."""
 
 
-class Lanes:
-    """The waiting jobs, except for held jobs, grouped into lanes."""
+class JobClasses:
+    """The waiting jobs, except for held jobs, grouped into classes."""
 
     def __init__(
         self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
@@ -34,31 +35,31 @@ class Lanes:
         """queue: jobs in the order in which a plan considers them, as far as it is known."""
         self._queues = {each.name: each for each in queues}
         self._nodes = list(nodes)
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
-        self._lanes: dict[Lane, list[tuple[int, str]]] = {}
+        self._classes: dict[ClassKey, list[tuple[int, str]]] = {}
         """Position and id of the jobs without open dependencies, in order."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
-        """Number of jobs that `heads` left out, by the job just before them in their lane."""
-        for place, job in enumerate(queue):
+        """Number of jobs that `heads` left out, by the job just before them in their class."""
+        for position, job in enumerate(queue):
             if job.held is None:
-                self.add(job, place)
+                self.add(job, position)
 
     def after(self, job_id: str) -> tuple[Dependency, ...]:
         """Return the jobs and arrays that a waiting job still waits for."""
         return self._jobs[job_id].after if job_id in self._jobs else ()
 
-    def add(self, job: WaitingJob, place: int = 0) -> None:
+    def add(self, job: WaitingJob, position: int = 0) -> None:
         self._jobs[job.job_id] = job
-        self._places[job.job_id] = place
+        self._positions[job.job_id] = position
         if not job.after:
-            bisect.insort(self._lanes.setdefault(self._lane(job), []), (place, job.job_id))
+            bisect.insort(self._classes.setdefault(self._key_of(job), []), (position, job.job_id))
 
     def remove(self, job_id: str) -> WaitingJob:
         job = self._jobs.pop(job_id)
-        lane = self._lanes[self._lane(job)]
-        del lane[bisect.bisect_left(lane, (self._places[job_id], job_id))]
+        job_class = self._classes[self._key_of(job)]
+        del job_class[bisect.bisect_left(job_class, (self._positions[job_id], job_id))]
         return job
 
     def resolve(self, ended: Collection[str]) -> None:
@@ -66,35 +67,35 @@ class Lanes:
         for job in [job for job in self._jobs.values() if job.after]:
             left = tuple(one for one in job.after if one.id not in ended)
             if len(left) < len(job.after):
-                self.add(replace(job, after=left), self._places[job.job_id])
+                self.add(replace(job, after=left), self._positions[job.job_id])
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
-        """Return the first jobs of each lane: all jobs that could start on the free resources, and
+        """Return the first jobs of each class: all jobs that could start on the free resources, and
         all that could block other jobs. free: free resources by node. at_least: minimum number of
-        jobs per lane."""
+        jobs per class."""
         found: list[WaitingJob] = []
         self.left_out = {}
-        room: dict[_Sort, int] = {}
-        for lane in self._lanes.values():
-            if not lane:
+        capacity: dict[_Sort, int] = {}
+        for job_class in self._classes.values():
+            if not job_class:
                 continue
-            request = self._jobs[lane[0][1]].request
+            request = self._jobs[job_class[0][1]].request
             sort = request.kind, bool(request.homes)
-            if sort not in room:
-                room[sort] = sum(_fits(sort, there) for there in free.values())
-            found += self._first(lane, room[sort] + self._largest_of(sort), at_least)
+            if sort not in capacity:
+                capacity[sort] = sum(_fits(sort, there) for there in free.values())
+            found += self._first(job_class, capacity[sort] + self._largest_of(sort), at_least)
         return found
 
     def _first(
-        self, lane: Sequence[tuple[int, str]], num_workers: int, at_least: int
+        self, job_class: Sequence[tuple[int, str]], num_workers: int, at_least: int
     ) -> Iterable[WaitingJob]:
-        for number, (_, job_id) in enumerate(lane, 1):
+        for number, (_, job_id) in enumerate(job_class, 1):
             job = self._jobs[job_id]
             yield job
             num_workers -= job.request.least
             if num_workers <= 0 and number >= at_least:
-                if number < len(lane):
-                    self.left_out[job_id] = len(lane) - number
+                if number < len(job_class):
+                    self.left_out[job_id] = len(job_class) - number
                 return
 
     def not_before(self) -> list[datetime]:
@@ -106,7 +107,7 @@ class Lanes:
             self._largest[sort] = max((_fits(sort, n.total) for n in self._nodes), default=0)
         return self._largest[sort]
 
-    def _lane(self, job: WaitingJob) -> Lane:
+    def _key_of(self, job: WaitingJob) -> ClassKey:
         request = job.request
         asks = (
             *(request.kind, request.num_workers, request.min_workers, request.required_level),
@@ -125,4 +126,4 @@ class Lanes:
 
 def _fits(sort: _Sort, free: Mapping[str, float]) -> int:
     kind, is_of_silos = sort
-    return (fits_at_home if is_of_silos else fits)(dict(kind), free)
+    return (fits_pinned if is_of_silos else fits)(dict(kind), free)

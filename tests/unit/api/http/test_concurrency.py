@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.turns import TurnLimits, Turns
+from api.http.concurrency import ConcurrencyLimiter, ConcurrencyLimits
 from api.problems import Refused
 from dray import views
 from dray.spec import JobSpec
@@ -22,8 +22,8 @@ from service.config.settings import Settings
 from tests.unit.api.serving import serving, wait_until
 
 
-async def test_a_caller_has_two_turns_and_all_callers_four_and_the_others_wait() -> None:
-    turns = Turns(TurnLimits(at_once=4, of_caller=2, waiting_of_caller=3))
+async def test_a_caller_runs_two_requests_and_all_callers_four_and_the_others_wait() -> None:
+    limiter = ConcurrencyLimiter(ConcurrencyLimits(at_once=4, of_caller=2, waiting_of_caller=3))
     running: Counter[str] = Counter()
     most: Counter[str] = Counter()
     refused: Counter[str] = Counter()
@@ -32,7 +32,7 @@ async def test_a_caller_has_two_turns_and_all_callers_four_and_the_others_wait()
 
     async def ask(caller: str) -> None:
         try:
-            async with turns.turn(caller):
+            async with limiter.acquire(caller):
                 served.append(caller)
                 running[caller] += 1
                 most[caller] = max(most[caller], running[caller])
@@ -53,25 +53,25 @@ async def test_a_caller_has_two_turns_and_all_callers_four_and_the_others_wait()
     assert (max(most[caller] for caller in "abc"), most["all"]) == (2, 4)
     assert refused == dict.fromkeys("abc", 2)
     assert Counter(served) == dict.fromkeys("abc", 5)
-    async with turns.turn("a"):
+    async with limiter.acquire("a"):
         pass
 
 
-async def test_who_gives_up_waiting_takes_no_turn() -> None:
-    turns = Turns(TurnLimits(at_once=1, of_caller=1, waiting_of_caller=1))
+async def test_a_request_that_stops_waiting_is_not_counted() -> None:
+    limiter = ConcurrencyLimiter(ConcurrencyLimits(at_once=1, of_caller=1, waiting_of_caller=1))
 
     async def ask() -> None:
-        async with turns.turn("a"):
+        async with limiter.acquire("a"):
             raise AssertionError("it was given a turn")
 
-    async with turns.turn("a"):
+    async with limiter.acquire("a"):
         for _ in range(3):  # the next would be refused if the previous call were still waiting
             waiting = asyncio.create_task(ask())
             await asyncio.sleep(0)
             waiting.cancel()
             (end,) = await asyncio.gather(waiting, return_exceptions=True)
             assert isinstance(end, asyncio.CancelledError)
-    async with turns.turn("a"):
+    async with limiter.acquire("a"):
         pass
 
 
@@ -79,7 +79,9 @@ def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path) as server, ThreadPoolExecutor(3) as threads:
-        server.context.turns = Turns(TurnLimits(at_once=1, of_caller=1, waiting_of_caller=2))
+        server.context.limiter = ConcurrencyLimiter(
+            ConcurrencyLimits(at_once=1, of_caller=1, waiting_of_caller=2)
+        )
         jobs = server.context.runtime.jobs
         go_on = asyncio.Event()
         running = most = 0
@@ -98,7 +100,7 @@ def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
         ask = "POST", "/v1/jobs?dry_run=true"
         spec = {"recipe": "image_classification"}
         answers = [threads.submit(server.ask, *ask, json=spec) for _ in range(3)]
-        wait_until(lambda: server.context.turns._asked.total() == 3, "three questions")
+        wait_until(lambda: server.context.limiter._asked.total() == 3, "three questions")
         for refused in (
             server.ask(*ask, json=spec),
             server.ask("GET", f"/v1/jobs/{job_id}/explain"),
@@ -130,7 +132,7 @@ def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
 
 def test_a_caller_that_has_disconnected_waits_no_longer(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        server.context.turns = turns = Turns(TurnLimits(at_once=0))
+        server.context.limiter = limiter = ConcurrencyLimiter(ConcurrencyLimits(at_once=0))
         job_id = server.submit()
         for ask in (
             f"GET /v1/jobs/{job_id}/explain HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -140,8 +142,8 @@ def test_a_caller_that_has_disconnected_waits_no_longer(tmp_path: Path) -> None:
             url = httpx.URL(server.url)
             with socket.create_connection((url.host, url.port or 0)) as connection:
                 connection.sendall(ask.encode())
-                wait_until(lambda: turns._asked.total() == 1, "the question")
-            wait_until(lambda: not turns._asked, "the caller's place")
+                wait_until(lambda: limiter._asked.total() == 1, "the question")
+            wait_until(lambda: not limiter._asked, "the caller's place")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_a_proxy_that_the_operator_names_is_believed_for_whom_it_calls(
 ) -> None:
     settings: dict[str, Any] = {"forwarded_allow_ips": proxies, "open_to_local_users": True}
     with serving(tmp_path, **settings) as server, ExitStack() as held:
-        server.context.turns = turns = Turns(TurnLimits(at_once=0))
+        server.context.limiter = limiter = ConcurrencyLimiter(ConcurrencyLimits(at_once=0))
         job_id = server.submit()
         url = httpx.URL(server.url)
         for forwarded in ("192.0.2.1", *["203.0.113.9, 192.0.2.2"] * 2):
@@ -167,8 +169,8 @@ def test_a_proxy_that_the_operator_names_is_believed_for_whom_it_calls(
             connection = held.enter_context(socket.create_connection(address))
             head = f"GET /v1/jobs/{job_id}/explain HTTP/1.1\r\nHost: localhost\r\n"
             connection.sendall(f"{head}X-Forwarded-For: {forwarded}\r\n\r\n".encode())
-        wait_until(lambda: turns._asked.total() == 3, "the questions")
-        assert turns._asked == callers
+        wait_until(lambda: limiter._asked.total() == 3, "the questions")
+        assert limiter._asked == callers
 
 
 def test_a_proxy_that_is_no_address_is_refused_at_the_start() -> None:

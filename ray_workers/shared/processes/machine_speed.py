@@ -90,7 +90,7 @@ def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
     return min(MAX_SLOWNESS, passed_s / max(passed_s - max(waited_s, 0.0), passed_s / MAX_SLOWNESS))
 
 
-class MachinePace:
+class MachineSpeed:
     """How slow an attempt's machines currently are, by which the limits for its start and recovery
     are extended.
 

@@ -18,7 +18,7 @@ BUILDS_AT_A_TIME: Final = 8
 BUILDS_OF_A_USER: Final = 2
 
 
-class BuildTurns:
+class BuildLimiter:
     """The wanted builds of a node, by key. Use this in only one event loop, except for `is_wanted`,
     which can be called from any thread."""
 
@@ -54,7 +54,7 @@ class BuildTurns:
         return f"waits for one of the {len(self._running)} builds that are running on this node"
 
     @contextlib.asynccontextmanager
-    async def turn(self, key: str) -> AsyncIterator[None]:
+    async def acquire(self, key: str) -> AsyncIterator[None]:
         """Context that waits until the build may run. Raises Abandoned if no job wants it by
         then."""
         while not (owners := self._owners_with_capacity(key)):

@@ -1,4 +1,4 @@
-"""A rate limiter for requests that take long to answer, such as predicting when a job would start.
+"""Limits concurrent requests that take long to answer, such as predicting when a job would start.
 
 Each of these requests simulates the scheduler in one of the few threads that read the database for
 all requests. So the server answers a few requests of a caller at a time, a few more wait, and
@@ -20,7 +20,7 @@ TOO_MANY = "too_many_requests"
 
 
 @dataclass(frozen=True)
-class TurnLimits:
+class ConcurrencyLimits:
     """Limits on the requests that are answered, or wait, at the same time."""
 
     at_once: int = 4
@@ -29,18 +29,18 @@ class TurnLimits:
     waiting_of_caller: int = 16
 
 
-class Turns:
-    """The rate limiter of one application."""
+class ConcurrencyLimiter:
+    """The concurrency limiter of one application."""
 
-    def __init__(self, limits: TurnLimits) -> None:
+    def __init__(self, limits: ConcurrencyLimits) -> None:
         self._limits = limits
         self._all = asyncio.Semaphore(limits.at_once)
         self._asked: Counter[str] = Counter()
         self._of_caller: dict[str, asyncio.Semaphore] = {}
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Wait for the caller's turn, first come first served. Raises Refused if too many wait."""
+    async def acquire(self, caller: str) -> AsyncIterator[None]:
+        """Wait for permission, first come first served. Raises Refused if too many wait."""
         limits = self._limits
         if self._asked[caller] >= limits.of_caller + limits.waiting_of_caller:
             detail = (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.frames import LossKind, RegroupedReport
-from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.preparation import NOT_STARTED
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
@@ -18,7 +18,7 @@ from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
-class LoneRanks:
+class StandaloneRanks:
     """Restarts individual ranks of an attempt."""
 
     def __init__(
@@ -26,33 +26,33 @@ class LoneRanks:
         spec: AttemptSpec,
         group: WorkerGroup,
         reporter: Reporter,
-        pace: MachinePace,
+        speed: MachineSpeed,
         timings: Timings,
     ) -> None:
         self._traits = spec.traits
         self._group = group
         self._reporter = reporter
-        self._pace = pace
+        self._speed = speed
         self._timings = timings
         self._restarts: list[tuple[float, int]] = []
-        """(time, rank) of each recent restart, on the clock of `MachinePace.time`."""
+        """(time, rank) of each recent restart, on the clock of `MachineSpeed.time`."""
 
     async def restart(
         self, lost: Sequence[Member], *, kind: LossKind, began_at: float
     ) -> RegroupedReport | None:
         """Restart ranks in their slots, with the same addresses. `lost` are members whose process
         has ended. Returns None if the ranks can't or must not be restarted."""
-        now, ends = self._pace.time(), [member.end for member in lost]
+        now, ends = self._speed.time(), [member.end for member in lost]
         self._restarts = [one for one in self._restarts if now - one[0] < RESTARTS_WITHIN_S]
         earlier = Counter(rank for _, rank in self._restarts)
         if not recovery_rules.may_restart(ends, self._traits.restarted_alone, earlier):
             return None
         self._restarts += ((now, end.rank) for end in ends)
         self._reporter.report(
-            recovery_rules.loss_report(ends, kind, 0, self._traits, self._pace.why())
+            recovery_rules.loss_report(ends, kind, 0, self._traits, self._speed.why())
         )
         try:
-            await self._pace.within(self._timings.replace_limit_s, self._group.replace(lost, 0))
+            await self._speed.within(self._timings.replace_limit_s, self._group.replace(lost, 0))
         except NOT_STARTED:
             traceback.print_exc()
             return None

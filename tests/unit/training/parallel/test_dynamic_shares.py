@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from ray_workers.training.data.prefetcher import Share
-from ray_workers.training.parallel.turns import SharedTurns
+from ray_workers.training.parallel.dynamic_shares import DynamicShares
 
 NUM_RANKS, FIRST, LAST = 4, 6, 20
 """Steps 1 to 5 were completed before the group was formed."""
@@ -25,14 +25,14 @@ class Numbered(Sequence[Share]):
         return number
 
 
-def steps_of(turns: SharedTurns, taken: list[tuple[int, object]]) -> Iterator[int]:
+def steps_of(shares: DynamicShares, taken: list[tuple[int, object]]) -> Iterator[int]:
     """Yield the rank's current step after each share that it takes, and after each step."""
     for step in range(FIRST, LAST + 1):
-        for (number,) in turns.of_step(step, Numbered()):
+        for (number,) in shares.of_step(step, Numbered()):
             taken.append((step, number))
             yield step
         yield step
-        if turns.leaves_after == step:
+        if shares.leaves_after == step:
             return
 
 
@@ -42,8 +42,8 @@ def test_each_share_comes_to_one_rank_and_all_leave_after_the_same_step(
 ) -> None:
     for seed in range(20):
         store, taken = dist.HashStore(), list[tuple[int, object]]()
-        ranks = [SharedTurns(store, rank, NUM_RANKS, FIRST - 1) for rank in range(NUM_RANKS)]
-        running = {rank: steps_of(turns, taken) for rank, turns in enumerate(ranks)}
+        ranks = [DynamicShares(store, rank, NUM_RANKS, FIRST - 1) for rank in range(NUM_RANKS)]
+        running = {rank: steps_of(shares, taken) for rank, shares in enumerate(ranks)}
         draw, passed = random.Random(seed), dict.fromkeys(range(NUM_RANKS), 0)
         while running:
             # Rank 1 seldom gets a turn.

@@ -17,7 +17,7 @@ JOB = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command of `dray.cli.commands.reading` with a server that always gives the same
+    """Run a command of `dray.cli.commands.reports` with a server that always gives the same
     answer."""
 
     def command(answer: dict[str, Any], *arguments: str) -> list[str]:

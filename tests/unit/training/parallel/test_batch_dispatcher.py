@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_workers.training.parallel.parameter_server.dealer import (
+from ray_workers.training.parallel.parameter_server.batch_dispatcher import (
     CHIEF,
-    Deals,
-    SharedDealer,
-    SynchronousDealer,
+    Dispatches,
+    SharedBatchDispatcher,
+    SynchronousBatchDispatcher,
 )
 
 
 class Play(ABC):
-    """Workers of a dealer that finish, are lost, and join in a random order."""
+    """Workers of a dispatcher that finish, are lost, and join in a random order."""
 
-    def __init__(self, dealer: Any, num_workers: int) -> None:
-        self.dealer = dealer
+    def __init__(self, dispatcher: Any, num_workers: int) -> None:
+        self.dispatcher = dispatcher
         self.computing: dict[int, int] = {}
         self.waiting: set[int] = set()
         self.gone: set[int] = set(range(num_workers))
@@ -33,8 +33,8 @@ class Play(ABC):
         for worker in range(num_workers):
             self.come(worker)
 
-    def take(self, deals: Deals) -> None:
-        for worker, batch in deals:
+    def take(self, dispatches: Dispatches) -> None:
+        for worker, batch in dispatches:
             assert worker in self.waiting
             self.waiting.remove(worker)
             if batch is None:
@@ -49,22 +49,22 @@ class Play(ABC):
 
     def come(self, worker: int) -> None:
         self.gone.remove(worker)
-        self.take(self.dealer.join(worker))
+        self.take(self.dispatcher.join(worker))
         self.waiting.add(worker)
-        self.take(self.dealer.take(worker, None))
+        self.take(self.dispatcher.take(worker, None))
 
     def finish(self, worker: int) -> None:
         batch = self.computing.pop(worker)
         self.done[batch] += 1
         self.waiting.add(worker)
-        self.take(self.dealer.take(worker, batch))
+        self.take(self.dispatcher.take(worker, batch))
 
     def lose(self, worker: int) -> None:
         self.computing.pop(worker, None)
         self.waiting.discard(worker)
         self.over.discard(worker)
         self.gone.add(worker)
-        self.take(self.dealer.lost(worker))
+        self.take(self.dispatcher.lost(worker))
 
     def to_the_end(self) -> None:
         for worker in sorted(self.gone):
@@ -74,13 +74,13 @@ class Play(ABC):
 
 
 class SharedPlay(Play):
-    def __init__(self, dealer: Any, num_workers: int, max_staleness: int | None = None) -> None:
+    def __init__(self, dispatcher: Any, num_workers: int, max_staleness: int | None = None) -> None:
         self._max_staleness = max_staleness
-        super().__init__(dealer, num_workers)
+        super().__init__(dispatcher, num_workers)
 
     def check(self, worker: int, batch: int) -> None:
         assert batch not in self.computing.values()
-        clocks = self.dealer.clocks
+        clocks = self.dispatcher.clocks
         if self._max_staleness is not None:
             assert clocks[worker] - min(clocks.values()) <= self._max_staleness
 
@@ -105,7 +105,7 @@ class ClockPlay(SharedPlay):
         self.stalest = max(self.stalest, self.version - self.pulled[worker])
         self.version += 1
         super().finish(worker)
-        clocks = self.dealer.clocks.values()
+        clocks = self.dispatcher.clocks.values()
         self.ahead = max(self.ahead, max(clocks) - min(clocks))
 
 
@@ -115,7 +115,9 @@ def test_the_bound_is_of_clocks_and_staleness_may_exceed_it(num_workers: int, bo
     therefore get to bound + 1. Each other worker can complete 2 bound + 1 steps, from `bound`
     behind a worker to bound + 1 ahead of it."""
     worst = (num_workers - 1) * (2 * bound + 1)
-    found = ClockPlay(SharedDealer(10_000, 1, again=[], max_staleness=bound), num_workers, bound)
+    found = ClockPlay(
+        SharedBatchDispatcher(10_000, 1, again=[], max_staleness=bound), num_workers, bound
+    )
     for _ in range(bound + 1):  # worker 0 goes one step beyond the bound
         if 0 in found.computing:
             found.finish(0)
@@ -123,7 +125,7 @@ def test_the_bound_is_of_clocks_and_staleness_may_exceed_it(num_workers: int, bo
     while any(worker in found.computing for worker in others):
         if 0 in found.computing:  # it has started again, and all others pass it
             break
-        found.finish(min(others, key=lambda worker: found.dealer.clocks[worker]))
+        found.finish(min(others, key=lambda worker: found.dispatcher.clocks[worker]))
     while able := [worker for worker in others if worker in found.computing]:
         found.finish(able[0])
     found.finish(0)
@@ -144,13 +146,13 @@ MOVES = st.lists(st.tuples(st.sampled_from(["finish", "lose", "come"]), st.integ
 def test_every_batch_is_computed_once_and_nobody_runs_ahead_of_the_bound(
     moves: list[tuple[str, int]], max_staleness: int | None
 ) -> None:
-    dealer = SharedDealer(12, 5, again=[2, 3], max_staleness=max_staleness)
-    play = SharedPlay(dealer, 4, max_staleness)
+    dispatcher = SharedBatchDispatcher(12, 5, again=[2, 3], max_staleness=max_staleness)
+    play = SharedPlay(dispatcher, 4, max_staleness)
     _play(play, moves)
     assert play.done == Counter([2, 3, *range(5, 13)])
     assert play.over == {CHIEF}
     assert play.waiting == {1, 2, 3}, "the others wait for the result"
-    play.take(dealer.finish())
+    play.take(dispatcher.finish())
     assert play.over == {0, 1, 2, 3}
 
 
@@ -159,8 +161,8 @@ def test_every_batch_is_computed_once_and_nobody_runs_ahead_of_the_bound(
 def test_synchronous_workers_compute_their_shares_of_one_batch(
     moves: list[tuple[str, int]],
 ) -> None:
-    dealer = SynchronousDealer(4, 12, first_done=6)
-    play = SynchronousPlay(dealer, 4)
+    dispatcher = SynchronousBatchDispatcher(4, 12, first_done=6)
+    play = SynchronousPlay(dispatcher, 4)
     _play(play, moves)
     assert play.done == Counter(dict.fromkeys(range(7, 13), 4))
     assert play.over == {CHIEF}
@@ -180,15 +182,15 @@ def _play(play: Play, moves: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("is_synchronous", [True, False])
 def test_a_chief_that_stops_the_training_ends_it_for_all(is_synchronous: bool) -> None:
-    dealer: Any = SharedDealer(100, 1, again=[], max_staleness=None)
+    dispatcher: Any = SharedBatchDispatcher(100, 1, again=[], max_staleness=None)
     if is_synchronous:
-        dealer = SynchronousDealer(2, 100, first_done=0)
-    play = (SynchronousPlay if is_synchronous else SharedPlay)(dealer, 2)
+        dispatcher = SynchronousBatchDispatcher(2, 100, first_done=0)
+    play = (SynchronousPlay if is_synchronous else SharedPlay)(dispatcher, 2)
     play.finish(1)
-    play.take(dealer.stop())
+    play.take(dispatcher.stop())
     for worker in sorted(play.computing):
         play.finish(worker)
     assert play.over == {CHIEF}
     assert play.waiting == {1}
-    play.take(dealer.finish())
+    play.take(dispatcher.finish())
     assert play.over == {0, 1}

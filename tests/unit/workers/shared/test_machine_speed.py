@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from ray_workers.shared.contracts import Cause, Outcome
-from ray_workers.shared.processes.machine_pace import (
+from ray_workers.shared.processes.machine_speed import (
     MAX_SLOWNESS,
     OVERLOADED,
     CpuTime,
-    MachinePace,
+    MachineSpeed,
     WaitMeter,
     cpu_time,
 )
@@ -97,40 +97,40 @@ def test_processes_that_share_a_cpu_are_seen_to_wait() -> None:
 
 def test_seconds_count_less_while_the_machine_is_slow() -> None:
     hands = SimpleNamespace(now=0.0)
-    pace = MachinePace(lambda: hands.now)
+    speed = MachineSpeed(lambda: hands.now)
     hands.now += 10
-    pace.learn(5.0)
-    assert pace.time() == 10
+    speed.learn(5.0)
+    assert speed.time() == 10
     hands.now += 10
-    assert pace.time() == 12
-    pace.learn(1.0)
+    assert speed.time() == 12
+    speed.learn(1.0)
     hands.now += 1
-    assert pace.time() == 13
-    pace.learn(10_000.0)
-    assert pace.stretched(1.0) == MAX_SLOWNESS
-    pace.learn(0.0)
-    assert pace.stretched(1.0) == 1.0
+    assert speed.time() == 13
+    speed.learn(10_000.0)
+    assert speed.stretched(1.0) == MAX_SLOWNESS
+    speed.learn(0.0)
+    assert speed.stretched(1.0) == 1.0
 
 
 @pytest.mark.parametrize("slowness", [1.0, 10.0])
-async def test_what_never_ends_is_cancelled_at_any_pace(slowness: float) -> None:
+async def test_work_that_never_ends_is_cancelled_at_any_speed(slowness: float) -> None:
     hands = SimpleNamespace(now=0.0)
 
     def clock() -> float:
         hands.now += slowness  # with each sample
         return float(hands.now)
 
-    pace = MachinePace(clock)
-    pace.learn(slowness)
+    speed = MachineSpeed(clock)
+    speed.learn(slowness)
     never = asyncio.ensure_future(asyncio.Event().wait())
     began_at = hands.now
     with pytest.raises(TimeoutError, match="more than 1 s"):
-        await pace.within(1.0, never)
+        await speed.within(1.0, never)
     assert never.cancelled()
     assert hands.now - began_at >= slowness
-    assert pace.overrun == slowness
-    pace.caught_up()
-    assert pace.overrun == 1.0
+    assert speed.overrun == slowness
+    speed.caught_up()
+    assert speed.overrun == 1.0
 
 
 async def test_what_ends_in_time_gives_its_result() -> None:
@@ -138,9 +138,9 @@ async def test_what_ends_in_time_gives_its_result() -> None:
         await asyncio.sleep(0)
         return "done"
 
-    pace = MachinePace()
-    assert await pace.within(60.0, soon()) == "done"
-    assert pace.overrun == 1.0
+    speed = MachineSpeed()
+    assert await speed.within(60.0, soon()) == "done"
+    assert speed.overrun == 1.0
 
 
 async def test_what_fails_in_time_raises_its_error() -> None:
@@ -148,7 +148,7 @@ async def test_what_fails_in_time_raises_its_error() -> None:
         raise LookupError
 
     with pytest.raises(LookupError):
-        await MachinePace().within(60.0, fails())
+        await MachineSpeed().within(60.0, fails())
 
 
 LOST = Outcome.of(Cause.WORKER_LOST, "rank 1 was lost", 1, -9)
