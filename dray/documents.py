@@ -20,8 +20,8 @@ MAX_DOCUMENT_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads only plain data, and refuses duplicate keys, for which PyYAML would silently use the
-    last value."""
+    """Loads only plain data, and refuses duplicate keys. PyYAML would silently use the last value
+    of a duplicate key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _core_scalars() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Return the core schema of YAML 1.2, which reads JSON's scalars in the same way as JSON.
+    """Return the core schema of YAML 1.2, in which JSON's scalars have the same meaning as in JSON.
 
     PyYAML implements YAML 1.1, in which `1e-3` is a string, `no` a boolean, `1:30` the number 90
     and `2024-01-01` a date.
@@ -128,7 +128,7 @@ def _mapping(text: str, *, source: str) -> dict[str, Any]:
 
 
 def _no_document(script: str) -> str:
-    """Return the error for a training script that was given instead of a job document."""
+    """Return the error message for a training script that was given instead of a job document."""
     return (
         f"{script} is a training script; submit a job document that names it instead. Save "
         "this as job.yaml and submit that file:\n"
@@ -140,7 +140,8 @@ def _no_document(script: str) -> str:
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
     """Load a job from a YAML or JSON file and validate it like the server. If the document names a
-    folder as its code, the folder is replaced by the id that its upload would have.
+    folder as its code, the folder is replaced by the id that the code would have after uploading
+    it.
 
     Raises SpecError with the invalid field if the document is not a valid job.
     """
@@ -161,7 +162,7 @@ def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
     """Check a job document, given as a mapping or a file, without a server.
 
     Raises SpecError with the same pointer, message and hint as the server. Conditions that only the
-    server can check (the size of the cluster, data, other jobs) are not checked.
+    server can check (such as the size of the cluster, the data, or other jobs) are not checked.
     """
     if isinstance(spec, Mapping):
         return check(spec, source=None)
@@ -198,7 +199,7 @@ def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str
 
 
 def with_fields(document: Mapping[str, Any], fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a copy of `document` with these values for the fields `a.b.c`.
+    """Return a copy of `document` with these fields, given as (dotted path, value), set.
 
     Raises SpecError for a field of a value that has no fields.
     """

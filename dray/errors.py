@@ -22,8 +22,8 @@
 Each problem code of the API has its own subclass of one of these classes, with its HTTP status;
 this module is the only table of codes.
 
-If a code is unknown, the exception is the class of its HTTP status, so `except NotFound` also
-catches the codes of a newer server.
+For an unknown code, the class that corresponds to the HTTP status is raised, so `except NotFound`
+also catches codes that only a newer server has.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class ApiError(DrayError):
 
 
 class BadRequest(ApiError, status=422):
-    """The request, or the document in it, is invalid; sending it again won't help."""
+    """The request, or the document in it, is invalid. Repeating the request would fail again."""
 
 
 class Malformed(BadRequest, code="malformed_request", status=400): ...
@@ -205,7 +205,7 @@ class OutOfMemory(Unsatisfiable, code="out_of_memory"):
 
 
 class NotPlannable(BadRequest, code="not_plannable"):
-    """The plan depends on data that was not read, or the job can't be divided in any way."""
+    """The plan depends on data that was not read, or there is no way to divide the job."""
 
 
 class BadUpload(BadRequest, code="bad_upload"):
@@ -221,8 +221,8 @@ class UploadTooLarge(BadRequest, code="upload_too_large", status=413):
 
 
 class CodeUnfit(BadRequest, code="code_unfit"):
-    """The job names code that was not uploaded, or a program that is not part of the code or can't
-    be run."""
+    """The job names code that was not uploaded, or a program that can't be run or is not part of
+    the code."""
 
 
 class UnknownQueue(BadRequest, code="unknown_queue"):
@@ -323,7 +323,7 @@ class DrillNotFound(NotFound, code="drill_not_found"):
 
 
 class CodeNotFound(NotFound, code="code_not_found"):
-    """You have uploaded no such code, or the job has none."""
+    """You have not uploaded code with this id, or the job has no code."""
 
 
 class QueueNotFound(NotFound, code="queue_not_found"):
@@ -331,7 +331,7 @@ class QueueNotFound(NotFound, code="queue_not_found"):
 
 
 class DecisionNotFound(NotFound, code="decision_not_found"):
-    """The scheduler has no round with this number, or no longer keeps it."""
+    """The scheduler has no round with this number, or the round's record was deleted."""
 
 
 class ArrayNotFound(NotFound, code="array_not_found"):
@@ -359,8 +359,8 @@ class ClientNotFound(NotFound, code="client_not_found"):
 
 
 class RouteNotFound(NotFound, code="not_found"):
-    """The server does not have this path: it might be older than the client, or not a dray
-    server."""
+    """The server does not have this path. It might be an older version than the client, or not a
+    dray server."""
 
 
 class Conflict(ApiError, code="conflict", status=409):
@@ -383,7 +383,7 @@ class JobNotWaiting(Conflict, code="job_not_waiting"):
     """The job is not waiting, so it can be neither held nor moved."""
 
 
-# Not 429, which clients retry after a pause: a pause does not make room in the queue.
+# Not 429, because clients retry after a 429, and a full queue is unlikely to have space by then.
 class QueueFull(Conflict, code="queue_full"):
     """The queue already has the maximum number of waiting jobs."""
 
@@ -421,7 +421,7 @@ class TooManyClients(Conflict, code="too_many_clients"):
 
 
 class RoundOver(Conflict, code="round_over"):
-    """The round is not open, or no longer open; request the latest round."""
+    """The round is not open yet, or no longer open. Request the latest round."""
 
 
 class UpdateRefused(Conflict, code="update_refused"):
@@ -429,7 +429,7 @@ class UpdateRefused(Conflict, code="update_refused"):
 
 
 class ServerError(ApiError, status=500):
-    """The server failed to process the request; see its log for the reason."""
+    """The server failed to process the request. The server's log contains the reason."""
 
 
 class InternalError(ServerError, code="internal_error"): ...

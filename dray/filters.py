@@ -1,5 +1,5 @@
-"""Filters for lists. The SDK fills in the filter of jobs, the API parses it, and the service turns
-it into SQL."""
+"""Filters for lists. The SDK creates a filter, the API parses it, and the service converts it to
+SQL."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class JobFilter(BaseModel):
     """Selects the jobs that match all given fields. A field that is None matches all jobs."""
 
     # The SDK constructs it without validation, so building the validator is deferred until first
-    # use. Descriptions are not taken from docstrings, because extracting these takes longer than
-    # the module's other imports.
+    # use. Descriptions are not taken from docstrings, because extracting them takes longer than
+    # importing everything else.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     state: Annotated[tuple[JobState, ...], Field(description="Jobs in any of these states.")] = ()

@@ -31,8 +31,8 @@ def require_pandas() -> Any:
 
 def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
     """Return a DataFrame with one row per job, indexed by job id. The columns are the job's
-    outcome, the fields in which the documents differ (named by their paths), the job's arguments
-    (such as `parameters.lr`), and the last value of each metric."""
+    outcome, the document's fields that differ between the jobs (named by their paths), the job's
+    arguments (such as `parameters.lr`), and the last value of each metric."""
     pandas = require_pandas()
     documents = [_flat(with_parameters(job.spec)) for job in jobs]
     paths = [
@@ -73,12 +73,12 @@ def _about(job: views.Job) -> dict[str, Any]:
 
 
 _LEFT_OUT = frozenset({"version", "name", "labels"})
-"""Fields that identify a job, which are not compared."""
+"""Fields that identify a job. They are not compared."""
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a document by their paths, such as `train.optimizer.lr`. A list counts
-    as one value."""
+    """Return a mapping from paths, such as `train.optimizer.lr`, to the values of a document. A
+    list counts as one value."""
     found: dict[str, Any] = {}
     for name, value in document.items():
         if not prefix and name in _LEFT_OUT:

@@ -1,5 +1,5 @@
-"""Functions as jobs: the client pickles the function and uploads it as code, and every rank calls
-it."""
+"""Run functions as jobs: the client pickles the function and uploads it as code, and every rank
+calls it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from dray.arguments import MAX_CHARS, MAX_PARAMETERS, Value
 from dray.errors import SpecError
 
 ENTRYPOINT: Final = "dray_function.py"
-"""File name of the job's program, by which the server recognises such jobs."""
+"""File name of the program of a job that runs a function. The server recognises such jobs by this
+name."""
 PICKLE: Final = "function.pkl"
 RESULT: Final = "result.pkl"
 """Name of the artifact that contains the result of rank 0."""
@@ -63,8 +64,8 @@ def document(
     spec: Mapping[str, Any] | None,
     code: str,
 ) -> dict[str, Any]:
-    """Return the job document. `spec` contains its other parts. Raises SpecError if these name
-    another program."""
+    """Return the job document for a function. `spec` contains all other parts of the document.
+    Raises SpecError if it names another program."""
     parts = dict(spec or {})
     for part in ("script", "recipe"):
         if part in parts:

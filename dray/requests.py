@@ -45,7 +45,8 @@ MAX_GRACE_S = 24 * 3600
 
 
 # Unlike `Int`, these allow 1.0, which JSON treats as an integer.
-# The bounds come before the validator: pydantic leaves later ones out of the JSON Schema.
+# The bounds precede the validator, because pydantic omits bounds after a validator from the JSON
+# Schema.
 Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(a_number)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
 
@@ -54,8 +55,8 @@ class PreemptRequest(Document):
     """Ask a job to save a checkpoint and leave its slots."""
 
     grace_s: Annotated[Number, Field(ge=0.0, le=MAX_GRACE_S)] | None = None
-    """Seconds after which a job that still holds its slots is killed; by default the server's
-    setting."""
+    """A job that still holds its slots after this many seconds is killed. The default is the
+    server's setting."""
 
 
 class DrillRequest(Document):
@@ -189,10 +190,11 @@ class QueueRequest(Document):
     """Maximum number of waiting jobs. Further submissions are refused."""
     max_queued_per_user: Count | None = None
     max_priority: Priority = 100
-    """Highest priority with which jobs can be submitted. Admins can raise it later."""
+    """Highest priority with which jobs can be submitted. Admins can raise a job's priority above it
+    later."""
     budget: Money | None = None
-    """Maximum cost of all jobs in the queue, in the currency of the server's prices. Once it is
-    spent, no more jobs start, but running jobs continue."""
+    """Maximum cost of all jobs in the queue, in the currency of the server's prices. Once the
+    budget is spent, no more jobs start, but running jobs continue."""
     monthly_budget: Money | None = None
     """Maximum cost of the queue's jobs per calendar month (UTC)."""
 
@@ -222,13 +224,13 @@ class PlanRequest(JobSpec):
     """Memory for tensors on each worker; by default the memory of the cluster's GPUs, or
     `resources.memory_bytes` on CPU."""
     flops_per_s: Annotated[Number, Field(gt=0.0, le=1e18)] | None = None
-    """Floating-point operations per second of a GPU or a CPU core during training. By default, the
-    speed of recent jobs on such workers or, if there are none, a typical value. The response names
-    the source."""
+    """Floating-point operations per second of a GPU or a CPU core during training. The default is
+    the speed of recent jobs on such workers, or a typical value if there are no such jobs. The
+    response names the source."""
     bandwidth_bytes_per_s: Annotated[Number, Field(gt=0.0, le=1e15)] | None = None
     """Bytes per second that each worker can send while all workers are sending."""
     latency_s: Annotated[Number, Field(ge=0.0, le=10.0)] | None = None
-    """Seconds that a collective operation takes if it sends no data."""
+    """Seconds that a collective operation without data takes."""
 
     @property
     def job(self) -> JobSpec:
@@ -248,10 +250,10 @@ class LogRequest(Document):
     """The log so far, as plain text."""
 
     rank: Rank | None = None
-    """Rank whose log to download. By default, all ranks; each line then starts with its attempt and
-    rank."""
+    """Rank whose log to download. By default, the logs of all ranks are downloaded, and each line
+    starts with its attempt and rank."""
     attempt: Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(a_number)] | None = None
-    """Attempt whose log to download; by default all attempts."""
+    """Attempt whose log to download. By default, the logs of all attempts are downloaded."""
 
 
 class DownloadRequest(Document):
@@ -291,8 +293,8 @@ _URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
 
 
 def _a_url(value: str) -> str:
-    """Refuse URLs that different programs parse differently, so that the checked host is also the
-    host that is connected to."""
+    """Refuse URLs that different programs parse differently, since the host that was checked might
+    then differ from the host that is connected to."""
     if not value.isascii():
         raise ValueError(
             "must be ASCII: encode other characters as in %C3%A9, and host names as xn--..."
@@ -320,7 +322,8 @@ class WebhookRequest(Document):
     states: Annotated[list[JobState], Field(min_length=1, max_length=len(JobState))] = Field(
         default_factory=lambda: [state for state in JobState if state.is_terminal]
     )
-    """States that cause a notification when a job enters them; by default, the final states."""
+    """A notification is sent when a job enters one of these states. The default is the final
+    states."""
     queue: QueueName | None = None
     """Notify only about jobs in this queue."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] = Field(
@@ -332,7 +335,8 @@ class WebhookRequest(Document):
 
 
 class UpdateRequest(Document):
-    """Submit the update whose parts were uploaded. The server can't verify the client's numbers."""
+    """Submit the update whose parts were uploaded. The server can't verify the numbers that the
+    client reports."""
 
     sha256: Sha256
     """SHA-256 of all parts together."""

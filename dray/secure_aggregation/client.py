@@ -31,8 +31,8 @@ SERVER = "server"
 
 
 class MaskingClient:
-    """One client in one round. Only this object has the client's secrets: a client that restarts is
-    lost from the round, but can take part in the next one.
+    """One client in one round. Only this object has the client's secrets. A client that restarts is
+    therefore lost from the round, but can take part in the next round.
 
     If the protocol does not allow a message from the server, MessageRefused is raised and the
     object is unchanged.
@@ -43,8 +43,8 @@ class MaskingClient:
         version."""
         self._name = name
         self._version = min(version, VERSION)
-        """The newest version that the client and the server support. Once the roster is known, the
-        round's version."""
+        """The version of the round. Until the roster is known, the newest version that both the
+        client and the server support."""
         self._settings = settings
         self.phase = MaskingPhase.ADVERTISE_KEYS
         """The phase of the message that `answer` returns next."""
@@ -52,15 +52,15 @@ class MaskingClient:
         self._masking = KeyPair()
         self._seed = secrets.token_bytes(KEY_BYTES)
         self._update: tuple[Values, int] | None = None
-        # Known after the roster: the other clients, the positions of all clients, and the round's
-        # parameters.
+        # Set when the roster arrives: the other clients, the positions of all clients, and the
+        # round's parameters.
         self._others: dict[str, RosterEntry] = {}
         self._indices: dict[str, int] = {}
         self._least = 0
         self._transcript = b""
         self._encoding: FixedPoint | None = None
         self._own_shares = b""
-        # Known in later phases.
+        # Set in later phases.
         self._delivered: Mapping[str, bytes] = {}
         self._digests: Mapping[str, bytes] = {}
         self._usable: dict[str, bytes] = {}
@@ -69,8 +69,8 @@ class MaskingClient:
         self._confirmed = b""
 
     def provide(self, values: Values, weight: int = 1) -> None:
-        """Set the update, (num_values,) floats of any width, and its weight in the sum, which stays
-        hidden from the server. Must be called before the answer in masked_input.
+        """Set the update, an array of shape (num_values,) with floats of any width, and its weight
+        in the sum. The server learns neither. Must be called before the answer in masked_input.
 
         Raises ValueError if the values have a different length or are not finite, or if the weight
         is not between 1 and `settings.max_weight`.
@@ -84,8 +84,8 @@ class MaskingClient:
 
     def answer(self, message: bytes = b"") -> bytes:
         """Return the message to the server in this phase. message: the server's message in this
-        phase, empty in the first. If sending fails, send the same answer again: each phase has only
-        one answer."""
+        phase; empty in the first phase. If sending fails, send the same answer again, because a
+        client can have only one answer in each phase."""
         match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
                 answer = self._advertise_keys()
@@ -132,8 +132,8 @@ class MaskingClient:
         return self._as_of_the_round(sent, "digests")
 
     def _as_of_the_round(self, message: MaskingMessage, *fields: str) -> bytes:
-        """Return the encoded message, without `fields` in a version 1 round, where they do not
-        exist."""
+        """Return the encoded message. In a version 1 round, omit `fields`, which version 1 does not
+        have."""
         if self._has_digests:
             return message.to_bytes()
         return message.model_copy(update=dict.fromkeys(fields)).to_bytes()
@@ -210,8 +210,8 @@ class MaskingClient:
         return self._as_of_the_round(sent, "unusable")
 
     def _unsealed(self) -> dict[str, bytes]:
-        """Return the other clients' pairs of shares that can be decrypted and, in version 2, match
-        their digests."""
+        """Return the pairs of shares from other clients, by client. Pairs that can't be decrypted
+        or, in version 2, do not match their digests are omitted."""
         found = {}
         for name, sealed in self._delivered.items():
             pair = keys.unseal(self._sealing_key(name, self._name), sealed)
@@ -225,7 +225,7 @@ class MaskingClient:
     def _reveal(self, message: bytes) -> bytes:
         codes = ConsistencyCodes.from_bytes(message, SERVER).codes
         self._check_known(codes, "codes")
-        # Wrong codes are ignored: otherwise one client with wrong codes could end the round.
+        # Ignore wrong codes. Otherwise, a single client that sends wrong codes could end the round.
         right = [name for name, code in codes.items() if self._confirms(name, code)]
         found = "have confirmed the same survivors"
         self._check_enough([*right, self._name], self._least, found)
@@ -237,12 +237,14 @@ class MaskingClient:
         return self._as_of_the_round(sent, "own_seed")
 
     def _confirms(self, name: str, code: bytes) -> bool:
-        """Return whether a survivor received the same list of survivors."""
+        """Return whether the survivor `name` has received the same list of survivors as this
+        client."""
         return name in self._survivors and hmac.compare_digest(code, self._code(name, name))
 
     def _code(self, sender: str, other: str) -> bytes:
-        """Return the code with which `sender` proves to its peer that it received the same list of
-        masks and survivors. The two clients are this client and `other`."""
+        """Return the code by which one client proves to another that it received the same list of
+        masks and survivors. The two clients are this client and `other`; `sender` names the client
+        that sends the code."""
         key = self._sealing.agree(self._others[other].sealing_key, b"codes", self._transcript)
         return hmac.digest(key, joined(sender.encode(), self._confirmed), "sha256")
 

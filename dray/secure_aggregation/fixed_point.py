@@ -23,8 +23,8 @@ Ring = npt.NDArray[Any]
 """Unsigned 32-bit or 64-bit little-endian integers, added modulo 2**bits."""
 Values = npt.NDArray[np.floating[Any]]
 LEAST_LEVELS = 2**15
-"""Minimum number of levels between 0 and the limit: with fewer, rounding would lose values far
-below the limit."""
+"""Minimum number of levels between 0 and the limit. With fewer levels, values far below the limit
+would be rounded to 0."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Aggregate:
     """The result of a round."""
 
     sums: npt.NDArray[np.float64]
-    """(num_values,): for each value, its weighted sum over the clients."""
+    """The weighted sum of each value over the clients, with shape (num_values,)."""
     weight: int
     """The sum of the weights."""
     clients: tuple[str, ...]
@@ -48,8 +48,9 @@ class FixedPoint:
     """Encodes values as numbers in the ring, and decodes their sum.
 
     A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
-    client's weight. The weight itself is appended as an additional number and is hidden like the
-    values. The power is the largest for which the sum over all clients can't overflow.
+    client's weight. The weight itself is appended as an additional number, so that it is masked
+    like the values. The power of two is the largest with which the sum over all clients can't
+    overflow.
     """
 
     num_values: int
@@ -60,7 +61,7 @@ class FixedPoint:
     @classmethod
     def of(cls, settings: MaskingSettings, num_clients: int) -> FixedPoint:
         """Return the encoding for a round. Raises ValueError if `settings.bits` is too small for
-        its values."""
+        the values of the round."""
         most = settings.max_weight * num_clients
         found = cls(settings.num_values, settings.limit, settings.bits, most)
         if most >= 2 ** (settings.bits - 1) or found.limit * found.scale < LEAST_LEVELS:

@@ -20,19 +20,20 @@ MAX_CLIENTS = 1000
 """Maximum number of clients in a round. Each client has a message for every other client, so the
 number of messages grows quadratically."""
 LEAST_CLIENTS = 3
-"""Minimum number of clients: with only two, each could compute the other's update from the sum."""
+"""Minimum number of clients. With only two clients, each could compute the other's update from the
+sum."""
 MAX_MESSAGE_BYTES = 1 << 20
-"""Maximum size of a message other than the masked update, whose exact size is known."""
+"""Maximum size of any message except the masked update, which has a fixed size."""
 KEY_BYTES = 32
 SHARE_BYTES = 33
 SEALED_BYTES = 2 * SHARE_BYTES + 16
-"""Two shares and the AES-GCM tag."""
+"""Size of an encrypted message, which consists of two shares and the AES-GCM tag."""
 
 ClientName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Key = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Share = Annotated[bytes, Field(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 Digests = Annotated[bytes, Field(min_length=2 * KEY_BYTES, max_length=2 * KEY_BYTES)]
-"""SHA-256 of a share of a masking key, followed by that of a share of a seed."""
+"""SHA-256 of a share of a masking key, followed by the SHA-256 of a share of a seed."""
 Sealed = Annotated[bytes, Field(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]
 
 
@@ -42,7 +43,7 @@ def least_clients(threshold: float, num_clients: int) -> int:
 
 
 class MaskingPhase(StrEnum):
-    """Each phase is named after the message that the server waits for from each client."""
+    """The phases of a round. Each phase is named after the message that clients send in it."""
 
     ADVERTISE_KEYS = "advertise_keys"
     SHARE_KEYS = "share_keys"
@@ -64,8 +65,8 @@ class MaskingMessage(BaseModel):
 
     @classmethod
     def from_bytes(cls, data: bytes, sender: str) -> Self:
-        """Raises MessageRefused, with the name of the sender, if this is not a valid message of
-        this type."""
+        """Decode a message. Raises MessageRefused, with the name of the sender, if `data` is not a
+        valid message of this type."""
         if len(data) > MAX_MESSAGE_BYTES:
             raise MessageRefused(
                 sender, f"it has {len(data)} bytes, but the limit is {MAX_MESSAGE_BYTES}"
@@ -83,12 +84,13 @@ class MaskingSettings(MaskingMessage):
 
     session: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     """A name that is unique to the round, for example built from the job, the attempt and the
-    round. All keys and codes are bound to it."""
+    round. All keys and codes depend on this name."""
     num_values: Annotated[int, Field(ge=1)]
     """The length of an update."""
     threshold: Annotated[float, Field(gt=0.5, le=1.0)]
-    """Fraction of the round's clients that must remain until its end. More than half, because
-    otherwise a server could ask two disjoint groups for different secrets of the same client."""
+    """Fraction of the round's clients that must remain until its end. The fraction must be more
+    than half. Otherwise, a server could ask two disjoint groups for different secrets of the same
+    client."""
     limit: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     """The maximum absolute value in an update. Larger values are clipped."""
     bits: Literal[32, 64]
@@ -142,15 +144,16 @@ class SharedKeys(MaskingMessage):
     """Commitment to the seed of the client's private mask, with which the server verifies the
     reconstructed seed."""
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
-    """For each recipient, a share of the client's masking key and a share of its seed,
-    encrypted."""
+    """For each recipient, an encrypted pair: a share of the client's masking key, and a share of
+    its seed."""
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
-    """The digests of the client's shares, by client in the roster, including this client."""
+    """The digests of the client's shares, by recipient. Recipients are all clients in the roster,
+    including the client itself."""
 
 
 class DeliveredShares(MaskingMessage):
-    """The message to each client: its shares, by sender. The senders and the client add pairwise
-    masks for each other."""
+    """The message to each client: the shares for this client, by sender. The client and each sender
+    share a mask, which they use in their updates."""
 
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
@@ -169,8 +172,8 @@ class ConsistencyCodes(MaskingMessage):
 
     codes: Annotated[dict[ClientName, Key], Field(max_length=MAX_CLIENTS)]
     unusable: Annotated[list[ClientName], Field(max_length=MAX_CLIENTS)] | None = None
-    """In a survivor's message: the clients whose shares the survivor can't decrypt, or which do not
-    match their digests."""
+    """In a survivor's message: the clients whose shares can't be decrypted or do not match their
+    digests."""
 
 
 class RevealedShares(MaskingMessage):
@@ -193,7 +196,7 @@ def missing_package(error: ModuleNotFoundError) -> ImportError:
 
 
 class MessageRefused(Exception):
-    """The protocol does not allow a message. The round continues without it."""
+    """The protocol does not allow a message. The round continues without the message."""
 
     def __init__(self, sender: str, reason: str) -> None:
         """sender: the name of the client, or "server"."""

@@ -1,11 +1,11 @@
 """Reconstruct secrets even if some shares are wrong, and identify the clients that lied.
 
-The owner of a secret commits to it, and in version 2 also to each of its shares. The holder of a
-share compares the share with its digest before revealing anything, and reports the shares that it
-can't use. Therefore, if a share later differs from its digest, its holder lied, and if shares match
-their digests but not the secret, their owner lied. An honest client never looks like a liar, no
-matter how many clients lie. In version 1, either the owner or the holder of a wrong share lied, and
-nothing shows which.
+The owner of a secret commits to it, and in version 2 also to each of its shares. Before a client
+reveals anything, it compares each share that it holds with the share's digest, and reports the
+shares that it can't use. Therefore, if a share that was not reported differs from its digest later,
+the holder of the share lied. If shares match their digests but not the secret, the owner of the
+secret lied. An honest client never looks like a liar, no matter how many clients lie. In version 1,
+if a share is wrong, it can't be determined whether its owner or its holder lied.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dray.secure_aggregation import keys
 from dray.secure_aggregation.messages import WrongShares
 
 MAX_SUBSETS = 200
-"""Maximum number of subsets of shares to try in a round, not counting the first subset of each
-secret."""
+"""Maximum number of subsets of shares to try in a round. The first subset of each secret does not
+count."""
 
 Shares = Mapping[str, bytes]
 """Shares by holder."""
@@ -38,9 +38,9 @@ class Reconstruction:
         self._subsets_left = MAX_SUBSETS
         self._num_doubts: Counter[str] = Counter()
         self.liars: dict[str, str] = {}
-        """The clients that lied, each with its first lie."""
+        """The clients that lied, each with a description of its first lie."""
         self.disputes: list[tuple[str, str]] = []
-        """(owner, holder) of each wrong share for which one of the two lied."""
+        """(owner, holder) of each wrong share. One of the two lied."""
 
     def blame(self, client: str, lie: str) -> None:
         self.liars.setdefault(client, lie)
@@ -49,10 +49,10 @@ class Reconstruction:
         self, owner: str, shares: Shares, digests: Mapping[str, bytes] | None
     ) -> dict[str, bytes]:
         """Return the shares of a secret that match the owner's digests, and blame the holders of
-        the other shares.
+        shares that don't match.
 
         shares: the shares that were usable when their holders received them. digests: the digests
-        by holder, or None in version 1, which accepts every share.
+        by holder; None in version 1, in which case every share is returned.
         """
         usable = {}
         for holder, share in shares.items():
@@ -84,7 +84,8 @@ class Reconstruction:
         raise WrongShares(owner, "they do not match its commitment")
 
     def _subsets(self, shares: Shares) -> Iterator[Sequence[str]]:
-        """Yield sets of `least` holders, starting with the least doubted ones."""
+        """Yield sets of `least` holders, starting with the holders that have the fewest doubts
+        against them."""
         order = sorted(shares, key=lambda name: (self._num_doubts[name], self._indices[name]))
         yield order[: self._least]
         generator = random.Random(0)
@@ -105,8 +106,8 @@ class Reconstruction:
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
     ) -> None:
-        """Blame the owner if digests exist. Otherwise, doubt the holders of shares that are not on
-        the polynomial through the shares of `holders`."""
+        """If digests exist, blame the owner. Otherwise, count a doubt against the holder of each
+        share that is not on the polynomial through the shares of `holders`."""
         if has_digests:
             self.blame(owner, "its shares do not all belong to the same secret")
             return

@@ -35,7 +35,7 @@ class MaskingServer:
     every client has answered. Masked updates are summed on arrival and not stored.
 
     A server can consist of several parts. Each part receives the masked updates of some clients,
-    and all other messages of all clients. The results of all parts' `partial_sum` are added.
+    and all other messages of all clients. The sum of the `partial_sum` of all parts is the result.
     """
 
     def __init__(self, settings: MaskingSettings, oldest_version: int = 1) -> None:
@@ -48,8 +48,8 @@ class MaskingServer:
         self._answered: dict[str, bytes] = {}
         """The digest of each client's message in this phase."""
         self.expected: frozenset[str] | None = None
-        """The clients that are allowed to answer in this phase. None in the first phase, where any
-        client can."""
+        """The clients that are allowed to answer in this phase. None in the first phase, in which
+        any client is allowed to answer."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
         self._indices: dict[str, int] = {}
@@ -81,13 +81,13 @@ class MaskingServer:
 
     @property
     def liars(self) -> Mapping[str, str]:
-        """The clients that lied about shares, each with its lie. Valid from the last phase on, even
-        if it fails. Never includes a client that followed the protocol."""
+        """The clients that lied about shares, each with a description of its lie. Valid once the
+        last phase has ended or failed. Never includes a client that followed the protocol."""
         return self._reconstruction.liars
 
     @property
     def disputes(self) -> Sequence[tuple[str, str]]:
-        """In version 1: (owner, holder) of each share about which one of the two lied."""
+        """(owner, holder) of each wrong share in a version 1 round. One of the two lied."""
         return self._reconstruction.disputes
 
     def receive(self, client: str, phase: MaskingPhase, message: bytes) -> None:
@@ -166,13 +166,13 @@ class MaskingServer:
         return messages
 
     def aggregate(self) -> Aggregate:
-        """Return the result. Requires that the round has ended."""
+        """Return the result of the round, which must have ended."""
         return self.decode(self.partial_sum())
 
     def partial_sum(self, part: int = 0, num_parts: int = 1) -> Ring:
-        """Return the sum of the masked updates that this part of the server received, with this
-        part's share of the masks removed. The sum over all parts is the sum without masks, modulo
-        2**bits."""
+        """Return the sum of the masked updates that this part of the server received, minus the
+        masks that this part has to remove. The total over all parts is the sum of the updates
+        without masks, modulo 2**bits."""
         assert self.phase is MaskingPhase.ENDED
         assert self._encoding is not None
         total = self._encoding.zeros() if self._sum is None else self._sum.copy()
@@ -185,7 +185,8 @@ class MaskingServer:
         assert self._encoding is not None
         return self._encoding.decode(total, self._survivors)
 
-    # For each phase: accepting its messages, and building the answer at its end.
+    # For each phase, a method that accepts a client's message, and a method that builds the
+    # server's messages at the end of the phase.
 
     def _take_keys(self, client: str, message: bytes) -> None:
         found = KeyAdvertisement.from_bytes(message, client)
@@ -270,12 +271,12 @@ class MaskingServer:
 
     @property
     def _lost(self) -> set[str]:
-        """Clients that share masks with other clients but did not send a masked update."""
+        """The clients that share masks with other clients, but did not send a masked update."""
         return {*self._shared} - {*self._survivors}
 
     def _find_masks(self) -> None:
         """Reconstruct the seeds of all masks in the sum. Raises WrongShares only after trying all
-        of them, since each can reveal another liar."""
+        seeds, since each attempt can reveal another liar."""
         removals: list[tuple[bytes, Literal[1, -1]]] = []
         errors: dict[str, WrongShares] = {}
         for name in self._survivors:
@@ -299,8 +300,8 @@ class MaskingServer:
         self._removals = removals
 
     def _seed(self, name: str) -> bytes:
-        """Return the seed of a survivor's private mask, as revealed by the survivor or else
-        reconstructed from its shares."""
+        """Return the seed of a survivor's private mask. If the survivor has not revealed the seed,
+        it is reconstructed from its shares."""
         shares = self._shares(name, {at: one.seeds for at, one in self._revealed.items()})
 
         def fits(seed: bytes) -> bool:
@@ -325,8 +326,9 @@ class MaskingServer:
     def _shares(
         self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
     ) -> Mapping[str, bytes]:
-        """Return the shares of one of this client's secrets, by holder, that were usable when the
-        holder received them and have not changed since. revealed: shares by holder and owner."""
+        """Return the shares of a secret of the client `owner`, by holder. Shares that were unusable
+        when the holder received them, or have changed since, are omitted. revealed: shares by
+        holder and owner."""
         found = {
             holder: shares[owner]
             for holder, shares in revealed.items()

@@ -1,5 +1,5 @@
-"""Sweeps: many jobs (trials) created from one document, which differ in the values of some
-parameters and are compared by a metric."""
+"""Sweeps. A sweep creates many jobs (trials) from one document. The trials differ in the values of
+some parameters, and are compared by a metric."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ MAX_CHOICES: Final = 256
 MAX_LIST: Final = 64
 """Maximum number of items if a value is itself a list."""
 MAX_ARGUMENTS: Final = 1 << 20
-"""Maximum total number of characters in the arguments of a trial. Operating systems do not allow
-many more, and a parameter that occurs a thousand times in the arguments could exhaust memory."""
+"""Maximum total number of characters in the arguments of a trial. Operating systems have a similar
+limit, and a parameter that occurs a thousand times in the arguments could exhaust memory."""
 MAX_NUMBER: Final = 2**53
-"""Limit for bounds and integers: a double represents all integers up to this one exactly."""
+"""Limit for bounds and integers. A double represents all integers up to this limit exactly."""
 SWEPT_PARTS: Final = ("train", "model", "sync", "federated")
 """Parts of a recipe's document whose fields a sweep can vary."""
 FIXED: Final = ("model.code", "model.import")
-"""Fields of SWEPT_PARTS that a sweep can't vary: they name code, which is checked only once, when
-the sweep is submitted."""
+"""Fields of SWEPT_PARTS that a sweep can't vary, because they name code, and code is checked only
+once, when the sweep is submitted."""
 RECIPE_METRICS: Final = ("train/loss", "perf/samples_per_s", "perf/step_time_s")
 """Metrics that every recipe reports in addition to its evaluation metrics."""
 _LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
@@ -99,7 +99,7 @@ Bound = Annotated[int | float, BeforeValidator(_bound), WithJsonSchema({"type": 
 
 
 class Parameter(Document):
-    """The values of a field or an argument: a list of `choices`, or a range."""
+    """The values of a field or an argument, given as a list of `choices` or as a range."""
 
     choices: Annotated[list[Choice], Field(min_length=1)] | None = None
     """The values. Each is a number, a string, a boolean, null, or a list of these."""
@@ -133,7 +133,7 @@ class Parameter(Document):
         if self.step is None and not self.is_whole:
             return None
         steps = (self.max - self.min) / (self.step or 1)
-        # Without the tolerance, rounding errors could lose the last step.
+        # Without the tolerance, the last value could be lost to a rounding error.
         return math.floor(min(steps, MAX_NUMBER) * (1 + 1e-12) + _NEAR) + 1
 
     @property
@@ -206,12 +206,12 @@ class SuccessiveHalving(Document):
     successive halving (ASHA, arXiv:1810.05934)."""
 
     min_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
-    """Number of steps after which a trial is first compared with others. It is compared again after
-    `eta` times as many steps, and so on."""
+    """Number of steps after which a trial is first compared with others. The trial is compared
+    again after `eta` times as many steps, and so on."""
     max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Number of steps from which a trial is no longer compared; if unset, there is no limit."""
+    """Number of steps after which a trial is no longer compared; if unset, there is no limit."""
     eta: Annotated[Int, Field(ge=2, le=100)] = 3
-    """Reduction factor: at each comparison, the best one in `eta` trials continues."""
+    """Reduction factor. At each comparison, the best 1/`eta` of the trials continue."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -238,7 +238,7 @@ class Sweep(Document):
     metric: MetricKey
     """Metric by which trials are compared, such as `val/loss`; reported by rank 0."""
     mode: Literal["min", "max"] | None = None
-    """Whether lower (min) or higher (max) is better; required for metrics unknown to dray."""
+    """Whether lower (min) or higher (max) is better; required for a script's own metrics."""
     by: Literal["best", "last"] = "best"
     """Which reported value of a trial counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"
@@ -252,8 +252,8 @@ class Sweep(Document):
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
     """Maximum number of trials that run at the same time; if unset, there is no limit."""
     max_failed: Annotated[Int, Field(ge=0, le=10**9)] | None = None
-    """Maximum number of trials that are allowed to fail; if another one fails, the waiting trials
-    are cancelled. If unset, there is no limit."""
+    """Maximum number of trials that are allowed to fail. If one more trial fails, the waiting
+    trials are cancelled. If unset, there is no limit."""
     parameters: Annotated[
         dict[
             ParameterName,
@@ -350,7 +350,7 @@ class Sweep(Document):
         self, recipe: str | None, metrics: tuple[str, ...], arguments: Sequence[str]
     ) -> None:
         """Raise the error of `wrong` if the sweep does not fit the recipe, whose evaluations report
-        `metrics`, or if `recipe` is None, the script with these arguments."""
+        `metrics`, or, for a script (`recipe` is None), its arguments."""
         if recipe is None:
             self._check_script()
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
@@ -411,7 +411,8 @@ def _length(value: Value) -> int:
 
 
 def as_text(value: Value) -> str:
-    """Return a value as text for an argument or a variable: a string unchanged, others as JSON."""
+    """Return a value as text for an argument or a variable. All types except strings become
+    JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -1,1 +1,1 @@
-"""Export the metrics of jobs to TensorBoard: the event file format, and a writer."""
+"""Export of metrics to TensorBoard: the event file format, and a writer."""

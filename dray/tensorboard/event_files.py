@@ -1,10 +1,10 @@
 """TensorBoard event files: their records, and events with scalars and text.
 
-A file is a sequence of records. A record consists of the length of the data (8 bytes), its
-checksum, the data, and their checksum (checksums are 4 bytes, masked CRC-32C). The data are a
-TensorFlow `Event` protocol buffer (tensorflow/core/util/event.proto). Both formats are frozen, and
-this module implements the required parts of them, so that neither TensorFlow nor TensorBoard has to
-be installed to read or write files.
+A file is a sequence of records. A record consists of the length of the data (8 bytes), the checksum
+of the length, the data, and the checksum of the data. Checksums are 4 bytes, masked CRC-32C. The
+data are a TensorFlow `Event` protocol buffer (tensorflow/core/util/event.proto). Neither the record
+format nor `Event` changes any more. This module implements the required parts of both, so that
+event files can be read and written without TensorFlow or TensorBoard.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 MAX_RECORD_BYTES = 1 << 20
-"""Longer records contain images, audio and graphs, and are skipped."""
+"""Maximum size of a record that is read. Longer records contain images, audio and graphs."""
 HEADER_BYTES = 12
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -36,8 +36,9 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (end offset, data) for each complete record, with empty data for records that are too
     long.
 
-    A record that ends beyond `data` is yielded only if it is too long, so that the caller can wait
-    for its end. Raises Damaged if the checksum of a length is wrong."""
+    A record that ends after the end of `data` is yielded only if it is too long, so that the caller
+    can skip it when its end has been written. Raises Damaged if the checksum of a length is
+    wrong."""
     at = 0
     while len(data) - at >= HEADER_BYTES:
         head = data[at : at + 8]
@@ -56,15 +57,15 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def check(data: bytes, end: bytes) -> None:
     """Raise Damaged if the checksum in `end` does not match the data of a record, for example
-    because a machine crashed before the data were written. TensorBoard reads nothing after such a
+    because the machine crashed before the data were written. TensorBoard reads nothing after such a
     record."""
     if data and not end.endswith(_CHECKSUM.pack(masked_crc32c(data))):
         raise Damaged("a record's data are damaged")
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) for each field. The value is an int, or bytes for other types. Raises
-    Damaged if the bytes are not a valid message."""
+    """Yield (number, value) for each field of a protocol buffer. The value is an int, or bytes if
+    the field has any other type. Raises Damaged if the bytes are not a valid protocol buffer."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -138,7 +139,7 @@ def version(time: float) -> bytes:
 
 
 def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
-    """Return an event with scalars by tag at one step. They are stored as 32-bit floats, as
+    """Return an event with the scalars of one step, by tag. Scalars are stored as 32-bit floats, as
     TensorBoard expects."""
     summary = b"".join(
         _bytes(SUMMARY_VALUE, _bytes(VALUE_TAG, tag.encode()) + _float(VALUE_SIMPLE, value))

@@ -1,7 +1,8 @@
 """Write the metrics of jobs to TensorBoard event files while the jobs are running.
 
-Each job has one file, in a separate folder. The file itself records what has been written: a later
-call reads its scalars and continues after them, even if the previous call was killed.
+Each job has one file, in a separate folder. The file itself shows which metrics have been written:
+a later call reads the scalars in the file and continues after them, even if the previous call was
+killed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 FILE = "events.out.tfevents.0.dray"
 DOCUMENT = "job\N{NO-BREAK SPACE}document"
 """The tag of the job's document. No metric can have this tag, because metric names can't contain
-this kind of space. If two kinds of content have the same tag, TensorBoard shows only the first."""
+this kind of space. If texts and scalars had the same tag, TensorBoard would show only one of the
+two kinds."""
 FLUSH_S = 1.0
 _PIECE_BYTES = 4 << 20
 
@@ -92,7 +94,8 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Don't follow links: content that is not an event file is truncated below.
+        # Don't follow links, because `_read` might find that the file is not an event file, and it
+        # would then be truncated.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         self._file: BinaryIO = os.fdopen(os.open(folder / FILE, flags, 0o666), "a+b")
         try:
@@ -104,9 +107,10 @@ class EventFile:
                 "different --logdir"
             ) from None
         self.last_steps: dict[str, int] = {}
-        """Name of a series -> last step in the file."""
+        """The last step in the file of each series, by name."""
         self._waiting: tuple[int, float, dict[str, float]] | None = None
-        """Pending values with the same step and time, which will be written as one event."""
+        """Values with the same step and time that have not been written yet. They will be written
+        as one event."""
         end = self._read()
         self._file.truncate(end)  # remove a partial record written by a process that was killed
         self.is_new = end == 0

@@ -2,7 +2,7 @@
 
 Times are RFC 3339 in UTC. A metric value that JSON cannot represent (NaN, infinities) is sent as
 the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore unknown fields, so that they can
-read responses from a newer server. This package exports every class of its modules.
+read responses from a newer server. This package re-exports every class of its modules.
 """
 
 from dray.drills import DrillKind as DrillKind

@@ -26,7 +26,8 @@ class JobArray(View):
     is_sweep: bool = False
     """Whether the jobs are the trials of a sweep."""
     stopped_early: int = 0
-    """Number of trials that were stopped early because others were better; they are CANCELLED."""
+    """Number of trials that were stopped early because other trials were better. Their state is
+    CANCELLED."""
     created_at: datetime
 
     @property
@@ -61,7 +62,7 @@ class Trial(View):
     last_step: int | None = None
     """Highest step at which the metric was reported."""
     is_best: bool = False
-    """Whether this is the best of all trials that neither failed nor were stopped early."""
+    """Whether this is the best trial. Failed and stopped trials are excluded."""
 
 
 class TrialPage(View):

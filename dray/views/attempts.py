@@ -20,8 +20,8 @@ class Position(View):
     """Number of completed epochs."""
     step_in_epoch: int
     samples: int
-    """Number of samples of the epoch that have been used. The order of samples does not depend on
-    the world size."""
+    """Number of samples used in the current epoch. The order of samples does not depend on the
+    world size."""
 
 
 class Receipt(View):
@@ -32,7 +32,7 @@ class Receipt(View):
     url: str
     """URL of the checkpoint; empty if no intact checkpoint was found."""
     sha256: str | None = None
-    """Hash of the manifest, which contains the hashes against which every file was verified."""
+    """Hash of the manifest. The manifest contains the hash against which each file was verified."""
     size_bytes: int | None = None
     position: Position | None = None
     """Position in the training data."""
@@ -73,7 +73,7 @@ class Checkpoint(View):
     step: int
     size_bytes: int
     sha256: str
-    """Hash of the manifest, which contains the hash of each file."""
+    """Hash of the manifest. The manifest contains the hash of each file."""
     created_at: datetime
     is_latest: bool
     is_best: bool
@@ -94,5 +94,5 @@ class CheckpointFile(View):
 
 class CheckpointFilePage(View):
     items: list[CheckpointFile]
-    """Files of the checkpoint. The last one is the manifest, which contains the hashes of the
-    others."""
+    """Files of the checkpoint. The last file is the manifest, which contains the hashes of all
+    other files."""

@@ -8,7 +8,7 @@ from dray.views.base import View
 
 
 class QuarantinedSlots(View):
-    """Slots that can't be used yet, because processes or files of their previous job still
+    """Slots that can't be used yet, because processes or files of the job that last used them still
     exist."""
 
     slots: int
@@ -28,10 +28,11 @@ class NodeSlots(View):
     """Resources of the node that are held by dray's live attempts."""
     accepted: bool
     reason: str | None = None
-    """Why the node is refused. For an accepted node: why its disk accepts no files, or a note that
-    it accepts only ranks of silos."""
+    """Why the node is refused. For an accepted node, the reason why files can't be written to its
+    disk, or a note that only ranks of silos can run on the node."""
     quarantined: list[QuarantinedSlots] = []
-    """Quarantined slots, which are checked every few seconds and released once they are clean."""
+    """Quarantined slots. They are checked every few seconds, and released once no processes or
+    files of the previous job exist."""
     jobs: list[str]
 
 
@@ -49,11 +50,11 @@ class StorageState(View):
 
 
 class AutoscalingState(View):
-    """The current request to Ray's autoscaler. It is not known whether an autoscaler is running
-    until it adds nodes."""
+    """The current request to Ray's autoscaler. dray can't detect whether an autoscaler is running
+    until nodes are added."""
 
     max_nodes: int
-    """Maximum number of nodes of the types that can be added, including existing nodes."""
+    """Maximum number of nodes of the configured types, including existing nodes."""
     num_nodes: int = 0
     """Number of requested nodes that have not joined the cluster yet."""
     asked_at: datetime | None = None

@@ -22,7 +22,7 @@ class HangRank(View):
 
 
 class Hang(View):
-    """A hang, and where each rank was at that time."""
+    """A hang, and where each rank was during the hang."""
 
     seq: int
     """Number of the hang within the job, starting at 1. Only the most recent hangs are kept."""
@@ -35,8 +35,8 @@ class Hang(View):
     """Phase of the culprits, such as `data_wait` or `forward`."""
     waited_s: float | None = None
     limit_s: float | None = None
-    """Seconds without progress after which a rank counts as hanging, derived from the job's step
-    time."""
+    """A rank counts as hanging after this many seconds without progress. The limit is derived from
+    the job's step time."""
     ranks: list[HangRank]
 
 

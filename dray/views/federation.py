@@ -10,7 +10,7 @@ from dray.views.jobs import JobState
 
 
 class Invitation(View):
-    """A client's token. It can't be retrieved again later."""
+    """A client's token, which is shown only in this response."""
 
     client: int
     token: str
@@ -46,7 +46,7 @@ class FederatedClientPage(View):
     """Number of the latest round; null before the first round."""
     is_open: bool | None = None
     closes_at: datetime | None = None
-    """The deadline of the round; after it, the round ends as soon as it has a quorum."""
+    """The deadline of the round. After the deadline, the round ends as soon as it has a quorum."""
     quorum: int | None = None
     num_sent: int | None = None
     """Number of clients that have sent an update in the round."""
@@ -69,7 +69,7 @@ class OpenRound(View):
     num_answered: int
     quorum: int
     closes_at: datetime | None = None
-    """The deadline; after it, the round ends as soon as it has a quorum."""
+    """The deadline of the round. After the deadline, the round ends as soon as it has a quorum."""
 
 
 class RoundPhase(StrEnum):
@@ -78,8 +78,8 @@ class RoundPhase(StrEnum):
     OPEN = "open"
     """Train and send an update."""
     WAITING = "waiting"
-    """Ask again later: no round is open, the client is not part of the round, or it has already
-    sent its update."""
+    """Ask again later: no round is open, the client is not part of the round, or the client has
+    already sent its update."""
     OVER = "over"
     """The job has ended."""
 

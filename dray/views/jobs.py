@@ -34,8 +34,9 @@ class Progress(View):
     """Samples per second. Null, like the estimated end times, unless the job is RUNNING."""
     earliest_end_at: datetime | None = None
     latest_end_at: datetime | None = None
-    """At its measured speeds, the job ends between these two times. Both are null until enough
-    steps have been measured, and if the job does not report a total number of steps."""
+    """The job is expected to end between `earliest_end_at` and `latest_end_at`, according to the
+    measured step times. Both are null until enough steps have been measured, and if the job does
+    not report a total number of steps."""
 
 
 class Links(View):
@@ -60,7 +61,7 @@ class SlotSeconds(View):
     idle: float
     """Time that belongs to none of the other classes."""
     unreported: float = 0.0
-    """Time of a script that has reported no steps, so that its use is unknown."""
+    """Time of a script that has reported no steps, so dray can't classify its time."""
 
 
 class Goodput(View):
@@ -75,16 +76,15 @@ class Goodput(View):
 
 
 class Cost(View):
-    """The cost of slots, by what their time was used for (see `Goodput`). `total` is the sum of the
-    other three."""
+    """The cost of slots, divided by how their time was used (see `Goodput`). `total` is the sum of
+    `useful`, `wasted` and `unreported`."""
 
     currency: str
     total: float
     useful: float
     wasted: float
     unreported: float
-    """Cost of time whose use is unknown, such as the time of a script that has reported no
-    steps."""
+    """Cost of the time of a script that has reported no steps, so dray can't classify its time."""
 
 
 class Job(View):
@@ -109,7 +109,8 @@ class Job(View):
     attempt: int
     """Number of the latest attempt; 0 before the first attempt."""
     world_size: int
-    """Number of workers that the job has or last had; while the job waits, the requested number."""
+    """Number of workers that the job has or last had. While the job waits, the requested number of
+    workers."""
     position: int | None = None
     """Position in the queue as of the scheduler's last round, starting at 1; set only while the job
     waits."""

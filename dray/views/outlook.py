@@ -18,15 +18,15 @@ class Forecast(View):
     reason in `reason`."""
     earliest_at: datetime | None = None
     latest_at: datetime | None = None
-    """The range of the expected time, for the fastest and slowest speeds that are likely for the
-    jobs involved. Both are null if `at` is null; `latest_at` is also null if there is no latest
-    start."""
+    """The range of the expected time, from `earliest_at` (if the jobs involved run at their fastest
+    likely speeds) to `latest_at` (at their slowest likely speeds). Both are null if `at` is null;
+    `latest_at` is also null if there is no latest start."""
     not_before: datetime | None = None
     """If `at` is null, the earliest time at which the start or end is possible."""
     reason: Reason | None = None
     num_assumed: int = 0
-    """Number of jobs whose duration is unknown, so that the forecast assumes the duration of other
-    recent jobs."""
+    """Number of jobs whose duration is unknown. For each of them, the forecast assumes the duration
+    of other recent jobs."""
     made_at: datetime
     first_at: datetime | None = None
     """The first forecast of this time, used to measure the error of forecasts."""
@@ -36,13 +36,13 @@ class ForecastError(View):
     """The error of first forecasts, over the last 7 days."""
 
     count: int
-    """Number of first forecasts whose start or end has happened."""
+    """Number of first forecasts for a start or end that has happened since."""
     median_s: float | None = None
     """Median of the absolute error, in seconds."""
     p90_s: float | None = None
     """90th percentile of the absolute error, in seconds."""
     median_ahead_s: float | None = None
-    """Median number of seconds by which forecasts preceded the start or end."""
+    """Median number of seconds between a first forecast and the start or end that it predicted."""
 
 
 class ForecastErrors(View):
@@ -51,19 +51,20 @@ class ForecastErrors(View):
 
 
 class Counterfactual(View):
-    """A change to a waiting job, and when the job would start after this change."""
+    """A change to a waiting job, and when the job would start if the change were made."""
 
     message: str
     """`starts now with 4 workers`, `starts earlier at priority 70`, `not on the cluster as it is:
     each worker needs 16 GPU ...`."""
     at: datetime | None = None
-    """When the job would start; null if it never would, or if the time is unknown."""
+    """When the job would start; null if it would never start, or if the time is unknown."""
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """The changed values, such as another queue together with a lower priority. All three fields
-    are null for a job that could never start unchanged, and for changes that only the message
-    describes: less of a resource per worker, `elastic.min_workers`, or no `required_topology`."""
+    """The changed values; several can be set, such as another queue and a lower priority. All three
+    fields are null for a job that could never start unchanged, and for changes that only the
+    message describes: less of a resource per worker, `elastic.min_workers`, or no
+    `required_topology`."""
 
 
 class Explanation(View):
@@ -80,12 +81,12 @@ class Explanation(View):
     """Ids of the jobs whose slots this job is waiting for, or of the jobs and arrays that must end
     before it can start."""
     ahead: list[OtherJob] = []
-    """The first 20 jobs ahead in the queue, in the order in which they start."""
+    """The first 20 jobs ahead of this job in the queue, in the order in which they start."""
     running: list[OtherJob] = []
     """The first 20 jobs that hold slots, starting with the jobs in `blocked_by`."""
     favoured: list[Reason] = []
-    """Reasons why jobs of other users or queues start before this job: the quotas of other queues,
-    or because this job's queue or user has exceeded its share."""
+    """Why jobs of other users or queues start before this job: their queues are below their quotas,
+    or this job's queue or user has exceeded its share."""
     expected_start_at: datetime | None = None
     """Same as `start.at`."""
     start: Forecast | None = None
@@ -95,7 +96,8 @@ class Explanation(View):
     counterfactuals: list[Counterfactual] = []
     """Changes that would make a waiting job start, or start earlier."""
     forecast_error: ForecastError | None = None
-    """Error of earlier forecasts: of starts, or of ends while the job has slots."""
+    """Error of earlier forecasts of starts or, while the job has slots, of earlier forecasts of
+    ends."""
     sync: SyncPlan | None = None
     """The choice that `sync: auto` made when the job was submitted; null if the document has a
     different `sync` or none."""
@@ -110,7 +112,7 @@ class Decision(View):
     number: int
     made_at: datetime
     started: list[str] = []
-    """Ids of the jobs that were started. This list and the following lists contain at most 20
+    """Ids of the jobs that were started. Each list of jobs in a decision contains at most 20
     jobs."""
     grew: list[str] = []
     shrank: list[str] = []
@@ -146,13 +148,13 @@ class DecisionOnJob(View):
     owner: str | None = None
     priority: int | None = None
     left_s: float | None = None
-    """Estimated remaining seconds of the job, from its progress and earlier runs; null if
+    """Estimated remaining seconds of the job, based on its progress and earlier runs; null if
     unknown."""
     waited_s: float | None = None
 
 
 class ReplayedDecision(Decision):
-    """A round of the scheduler, and what the current policy decides from the same state."""
+    """A round of the scheduler, and the decisions of the current policy in the same state."""
 
     nodes: dict[str, dict[str, float]]
     """Resources of each node that jobs could use."""

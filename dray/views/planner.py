@@ -14,8 +14,8 @@ class PlannedMemory(View):
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
-    """All other memory: activations for the backward pass, gathered weights and buffers, minus
-    gradients that do not exist yet at the peak."""
+    """All other memory: activations for the backward pass, gathered weights and buffers. Gradients
+    that do not exist yet at the peak are subtracted."""
     total_bytes: int
 
 
@@ -29,13 +29,14 @@ class PlannedMesh(View):
     num_micro_batches: int
     memory: PlannedMemory
     missing_bytes: int | None = None
-    """Missing bytes on a worker, or 0 if the mesh fits; null if the workers' memory is unknown."""
+    """Number of bytes by which the mesh exceeds a worker's memory, or 0 if the mesh fits; null if
+    the workers' memory is unknown."""
     step_time_s: float
-    """Expected step time in seconds; the sum of the next three fields."""
+    """Expected step time in seconds, which is the sum of the next three fields."""
     compute_s: float
     send_s: float
     idle_s: float
-    """Idle time of a pipeline."""
+    """Seconds per step in which stages of a pipeline are idle."""
     why: str
 
 
@@ -46,12 +47,12 @@ class Calibration(View):
     bandwidth_bytes_per_s: float
     latency_s: float
     source: str
-    """Where the numbers come from."""
+    """Where the speeds come from."""
 
 
 class SyncOption(View):
-    """One way to keep the ranks' copies of the model in sync. Figures are null if the model is
-    unknown, or if there is nothing to choose."""
+    """One way to keep the ranks' copies of the model in sync. The figures are null if the model is
+    unknown, or if there is only one option."""
 
     name: str
     sync: dict[str, Any]
@@ -67,7 +68,7 @@ class SyncOption(View):
 
 
 class SyncPlan(View):
-    """The ways to keep the ranks' copies of the model in sync, and which one `sync: auto`
+    """The ways to keep the ranks' copies of the model in sync, and the way that `sync: auto`
     chooses."""
 
     chosen: str
@@ -83,7 +84,8 @@ class Plan(View):
     chosen: str | None = None
     """Name of the mesh that `parallel: auto` would choose; null if no mesh fits."""
     meshes: list[PlannedMesh]
-    """All meshes: first the meshes that fit, fastest first, then the others, by missing memory."""
+    """All meshes: first the meshes that fit, fastest first, then the meshes that don't fit, by
+    missing memory."""
     memory_bytes_per_rank: int | None = None
     """Memory of each worker; null if unknown."""
     memory_source: str

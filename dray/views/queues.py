@@ -42,8 +42,8 @@ class Queue(View):
     """Maximum cost of all jobs in the queue; once it is spent, no more jobs start."""
     monthly_budget: float | None = None
     spent: float | None = None
-    """Cost of all jobs in the queue up to their latest reports. Unset, like the next two fields, if
-    slots have no prices."""
+    """Cost of all jobs in the queue up to their latest reports. This field and the next two are
+    unset if slots have no prices."""
     spent_this_month: float | None = None
     currency: str | None = None
     num_waiting: int

@@ -20,8 +20,8 @@ class Series(View):
 class Metrics(View):
     series: dict[str, Series]
     next_step: int
-    """Pass this as `after_step` to get later points. While the job is live, its latest step is sent
-    again, because it might get more values: merge points by step."""
+    """Pass this as `after_step` to get later points. While the job is live, the next response
+    repeats the latest step, because values might be added to it. Merge points by step."""
 
 
 class Point(View):
@@ -99,7 +99,7 @@ class EventPage(View):
 
 
 class Reset(View):
-    """Data of the `reset` event, after which a stream starts over with the first event."""
+    """Data of the `reset` event. After this event, the stream starts again from the first event."""
 
     code: str
     message: str
@@ -122,7 +122,7 @@ class Code(View):
     """Uploaded code, or the parts that are still missing."""
 
     id: str
-    """`code-` followed by a hash of all files, so the same files always have the same id."""
+    """`code-` followed by a hash of all files. The same files always have the same id."""
     num_files: int
     size_bytes: int
     is_complete: bool

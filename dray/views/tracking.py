@@ -63,8 +63,8 @@ class ComparedMetric(View):
     values: list[FinalMetric | None]
     """Values of each job, in the order of `jobs`; null if the job does not have this series."""
     changes: list[float | None]
-    """Last value minus the baseline's last value, in the order of `jobs`; null if either is not a
-    finite number, or if there is no baseline."""
+    """Last value of each job minus the baseline's last value, in the order of `jobs`; null if
+    either value is not a finite number, or if there is no baseline."""
 
 
 class SyncFigures(View):
@@ -81,11 +81,11 @@ class SyncFigures(View):
     """Bytes sent per step by all ranks together, averaged over the steps before the last
     evaluation."""
     staleness_mean: float | None
-    """Mean number of updates by other ranks between the time a rank reads the weights and its own
-    update; 0 if all ranks take each step together."""
+    """Mean number of updates that other ranks make after a rank has read the weights and before it
+    updates them; 0 if all ranks take each step together."""
     staleness_max: float | None
     consensus_distance: float | None
-    """Distance of the copies from their mean; 0 if all copies are identical."""
+    """Distance of the ranks' copies from their mean; 0 if all copies are identical."""
     loss: MetricValue | None
     """The last `val/loss`."""
 
@@ -111,7 +111,7 @@ class Experiment(View):
     num_jobs: int
     newest_job: str
     baseline: str | None
-    """Id of the job with which the others are compared."""
+    """Id of the job with which the other jobs are compared."""
 
 
 class ExperimentPage(View):
@@ -134,5 +134,5 @@ class ExperimentSummary(Experiment):
     states: dict[JobState, int]
     """Number of jobs in each state; states without jobs are omitted."""
     num_summarised: int
-    """Number of jobs, from the newest, that `metrics` covers."""
+    """Number of jobs, starting with the newest, that `metrics` covers."""
     metrics: list[MetricRange]

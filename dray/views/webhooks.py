@@ -14,7 +14,7 @@ class WebhookFormat(StrEnum):
 
     JSON = "json"
     SLACK = "slack"
-    """`{"text": ...}`, which Slack, Mattermost and others display in a channel."""
+    """`{"text": ...}`, which Slack, Mattermost and other services display in a channel."""
 
 
 class DeliveryStatus(StrEnum):
@@ -47,10 +47,10 @@ class Webhook(View):
     enabled: bool
     disabled_reason: Reason | None = None
     enabled_by: str | None = None
-    """The admin who last enabled the webhook, if not its owner. The webhook then works as long as
-    the admin's token is valid, even if the owner's token is not."""
+    """The admin who last enabled the webhook, unless the owner did. The webhook then works as long
+    as the admin's token is valid, even if the owner's token is not."""
     failing_since: datetime | None = None
-    """When the receiver stopped accepting messages; unset while it accepts them."""
+    """When the receiver stopped accepting messages; unset while the receiver accepts messages."""
     paused_until: datetime | None = None
     """Time until which no messages are sent, because the receiver is failing."""
     num_waiting: int

@@ -1,4 +1,5 @@
-"""Committed checkpoints: rows in SQL, and files in the storage, whose reports can get lost."""
+"""Committed checkpoints: their rows in SQL, and their files in the storage. If a rank's report of a
+checkpoint is lost, the files still show that it was committed."""
 
 from __future__ import annotations
 
@@ -23,8 +24,7 @@ from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
-"""The file that is written last, which commits the checkpoint
-(`ray_workers.training.checkpoint`)."""
+"""The file that commits a checkpoint, which is written last (`ray_workers.training.checkpoint`)."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """Errors that reading a malformed manifest can raise."""
 MAX_FOUND = 100
@@ -33,7 +33,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
-    """Return the number of steps done when the attempt began to train; None if it never did.
+    """Return the number of completed steps when the attempt began to train; None if it never began.
 
     A script that does not report the step it resumed from is assumed to begin just before its first
     metric.
@@ -52,7 +52,8 @@ def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:
-    """Return the job's `counting_checkpoints`, and the best of them by the job's metric, if any."""
+    """Return the job's `counting_checkpoints`, and the one with the best value of the job's metric,
+    if any."""
     rows = counting_checkpoints(session, job.id)
     return rows, best(rows, best_metric(job))
 
@@ -91,10 +92,10 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
 
 
 def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
-    """List the files named in the checkpoint's manifest, and the manifest itself. Blocking.
+    """List the files that the checkpoint's manifest names, and the manifest itself. Blocking.
 
-    Raise CheckpointNotFound if the manifest is missing or was changed after the commit. The
-    manifest's paths are checked, because it was written by a process that runs user code.
+    Raise CheckpointNotFound if the manifest is missing or was changed after the commit. The paths
+    in the manifest are checked, because a process that runs user code wrote it.
     """
     try:
         text = storage.read_bytes(f"{storage.key_of(row.url)}/{MANIFEST}")
@@ -151,10 +152,10 @@ def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
 
 
 def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
-    """Yield a report of each committed checkpoint, newest first, identical to its rank's report.
-
-    Blocking. Raise StorageUnavailable. A checkpoint counts if its manifest names the same step and
-    every file has the size in the manifest. Ranks compare the hashes when they load it.
+    """Yield a report of each committed checkpoint, newest first, identical to the rank's report.
+    Blocking. Raise StorageUnavailable. A checkpoint counts as committed if its manifest names the
+    same step as its folder, and every file has the size in the manifest. Hashes are compared when
+    ranks load the checkpoint.
     """
     base = f"{attempt_prefix(job_id, attempt)}/checkpoints"
     folders = [name for name in storage.names(base) if name.startswith("step-")]

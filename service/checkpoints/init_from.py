@@ -1,9 +1,10 @@
 """Starting a job from another job's checkpoint (`init_from`).
 
 The checkpoint is chosen when the job is submitted, so that it does not depend on how long the job
-waits. The other job can't be deleted before this job has ended, but it may itself delete the
-checkpoint (`checkpoint.keep`). In that case its newest or best checkpoint at that time is used, or,
-if `init_from` names a step, the ranks report that the checkpoint is gone.
+waits. The other job can't be deleted before this job has ended, but it can replace its checkpoints
+(`checkpoint.keep`). If the chosen checkpoint was deleted, this job starts from the newest or best
+checkpoint that exists when it starts. If `init_from` names a step, the ranks report instead that
+the checkpoint no longer exists.
 """
 
 from __future__ import annotations
@@ -47,8 +48,7 @@ class InitFromCheckpoint:
 def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
     """Return the checkpoint that `init_from` names; None if the document has no `init_from`.
 
-    The other job stays locked until the transaction ends, so that it can't be deleted in the
-    meantime.
+    The other job is locked until the transaction ends, so that it can't be deleted in the meantime.
 
     Raise InitFromNotFound if the checkpoint does not exist, and InitFromDiffers if the documents
     show that the checkpoint does not fit.
@@ -71,7 +71,8 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
 
 
 def current(session: Session, job: JobRow) -> CheckpointRef | None:
-    """Return the checkpoint from which an attempt starts if the job has none of its own yet."""
+    """Return the checkpoint from which an attempt starts if the job has no checkpoints of its
+    own."""
     if job.init_from is None:
         return None
     origin = InitFromCheckpoint(**job.init_from)

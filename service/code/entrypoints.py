@@ -15,11 +15,11 @@ from service.domain.errors import CodeNotFound, CodeUnfit
 LARGEST_PARSED_BYTES = 256 << 10
 """Maximum size of a file to parse. Parsing takes 2 s per MiB, and blocks the whole process."""
 SHOWN = 10
-"""Maximum number of files that an error names."""
+"""Maximum number of files that an error message names."""
 
 
 async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> CodeUnfit | None:
-    """Return the reason why a script can't run; None if it can, or has no uploaded code."""
+    """Return the reason why a script can't run; None if it can run, or has no uploaded code."""
     if script is None or not isinstance(script.code, str):
         return None  # the nodes check other code themselves
     try:
@@ -80,8 +80,8 @@ def code_unfit(identity: str, pointer: str = "/script/code") -> CodeUnfit:
 
 
 def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | None:
-    """Return the reason why the module can't be run, or None. The module may also be in a package
-    on the nodes."""
+    """Return the reason why the module can't be run, or None. A module that is missing from the
+    code might be in a package on the nodes."""
     paths = {file.path for file in files}
     top = module.split(".")[0]
     if f"{top}.py" not in paths and not any(path.startswith(f"{top}/") for path in paths):
@@ -104,7 +104,7 @@ def what_there_is(files: Sequence[StoredFile]) -> str:
 
 
 def _imports_mpi4py(source: bytes) -> int | None:
-    """Return the number of the top-level line that imports mpi4py; None if there is none."""
+    """Return the line number of the top-level import of mpi4py; None if it is not imported."""
     for statement in ast.parse(source).body:
         match statement:
             case ast.Import(names=names) if any(n.name.split(".")[0] == "mpi4py" for n in names):

@@ -22,8 +22,8 @@ WHERE = "/model/import"
 async def why_unfit(
     uploads: CodeUploads, spec: JobSpec, owner: str, storage_url: str
 ) -> CodeUnfit | None:
-    """Return the reason why `model.import` can't be trained, or None. The model may also be in a
-    package on the nodes."""
+    """Return the reason why `model.import` can't be trained, or None. A model that is missing from
+    the code might be in a package on the nodes."""
     model = spec.model
     if not isinstance(model, Imported):
         return None
@@ -64,7 +64,8 @@ async def why_unfit(
 
 
 def _names_of(source: bytes) -> set[str] | None:
-    """Return the names defined at the top level of a module; None if other code may define more."""
+    """Return the names defined at the top level of a module; None if the module's code might define
+    more names."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

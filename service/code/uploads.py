@@ -1,7 +1,8 @@
-"""Use cases for uploads: describe code, send missing parts, read code.
+"""Use cases for uploads: describe code, upload missing parts, read code.
 
-The parts of one request are stored as one object, a pack. Once every part is stored, a description
-with the parts' locations is written next to the packs, and jobs can use the code.
+The parts of one request are stored as one object, called a pack. Once every part is stored, a
+description with the locations of the parts is written next to the packs. From then on, jobs can use
+the code.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from service.storage.storage import Storage, in_storage_thread
 logger = logging.getLogger(__name__)
 
 KEPT = timedelta(hours=1)
-"""How long unused parts and code are kept, since an upload may be in progress."""
+"""How long unused parts and code are kept, since their upload may still be in progress."""
 PACKS_AT_ONCE = 500
 
 
@@ -149,7 +150,7 @@ class CodeUploads:
                         pointer=f"/files/{number}/size_bytes",
                     )
         text = _description(files, locations)
-        # The name is unique, so that deleting older code with this id doesn't delete this
+        # The key is unique, so that deleting older code with the same id doesn't delete this
         # description.
         key = f"{_folder(owner)}/{identity}-{secrets.token_hex(8)}.json"
         await self._write_object(key, text, owner, now)
@@ -166,7 +167,7 @@ class CodeUploads:
         packs = {location.pack for location in locations.values()} | {key}
 
         def store(session: Session) -> CodeRow | None:
-            # Use the current time, since writing the description may have taken long.
+            # Read the clock again, since writing the description may have taken long.
             if repository.renew(session, packs, self._clock()) != packs:
                 return None
             return repository.insert_code(session, row, packs)
@@ -174,7 +175,7 @@ class CodeUploads:
         return await self._database.write(store)
 
     async def _write_object(self, key: str, content: bytes, owner: str, now: datetime) -> None:
-        """Write an object. It is deleted later if it stays unused."""
+        """Write an object. If no code ever uses the object, it is deleted later."""
         await self._database.write(
             lambda session: repository.insert_pack(session, key, owner, len(content), now)
         )

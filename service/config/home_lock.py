@@ -1,9 +1,9 @@
-"""The lock on DRAY_HOME, which ensures that only one process uses it at a time.
+"""The lock on DRAY_HOME, which ensures that only one process uses the home at a time.
 
-The SQLite database has a single writer, which is also the only process that checkpoints the
-write-ahead log. A second service on the same home would be a second writer. An `flock` belongs to
-the open file, so the lock is released when the process ends in any way, and is not inherited by
-programs that it starts.
+The SQLite database must have a single writer, which is also the only process that checkpoints the
+write-ahead log. A second service on the same home would be a second writer. The lock is an `flock`,
+which belongs to the open file. Therefore the lock is released however the process ends, and
+programs that the process starts don't inherit it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def write_privately() -> None:
 
 
 def keep_private(home: Path) -> None:
-    """Create the home as a private folder, or remove other users' permissions from it.
+    """Create the home as a private folder, or, if it exists, remove other users' access to it.
 
     A folder that users share, such as `/tmp`, is not changed.
     """

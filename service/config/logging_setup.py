@@ -1,6 +1,6 @@
 """Logging of the service's own processes: text for people, or JSON for programs.
 
-A record contains the values of `extra` and, during a request, the request's id.
+The output for a record includes the values of `extra` and, during a request, the request's id.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NOT_SHOWN = _STANDARD | {"color_message"}
-"""uvicorn adds its message a second time, with terminal escape codes."""
+"""Attributes that are not logged. `color_message` is uvicorn's message with terminal escape
+codes."""
 _CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029{DIRECTION}]")
 """C0, DEL, C1, line separators, and characters that change the direction of text."""
 
 
 class TextFormatter(logging.Formatter):
-    """Format a record as `time LEVEL logger: message` and further values, on one line unless there
-    is a traceback.
+    """Format a record as `time LEVEL logger: message` and its other values, on one line unless
+    there is a traceback.
 
     Control characters are escaped, because the log may be shown in a terminal.
     """
@@ -37,13 +38,13 @@ class TextFormatter(logging.Formatter):
         parts = [f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"]
         parts += [f"{name}={value}" for name, value in _extras(record).items()]
         lines = [" ".join(parts)]
-        if record.exc_info:  # its messages can quote text from a caller or a job
+        if record.exc_info:  # a traceback can quote text from a caller or a job
             lines += self.formatException(record.exc_info).split("\n")
         return "\n".join(map(_escaped, lines))
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a record as one line of JSON: time, level, logger, message, and further values."""
+    """Format a record as one line of JSON: time, level, logger, message, and the other values."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {

@@ -10,7 +10,7 @@ from service.config.settings import Settings
 
 
 def data_policy(settings: Settings) -> DataPolicy:
-    """Return the sources that ranks may read, and the settings of the cache on their nodes."""
+    """Return the sources that ranks may read, and the settings of the data cache on their nodes."""
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
         roots = ()  # with tokens, callers must not read the machine's files by default

@@ -11,15 +11,16 @@ from dray.input import units
 
 LABEL = "label:"
 """Prefix of labels that are represented as resources, `label:KEY=VALUE`. A node has an amount of 1
-of each of its labels, and each worker that requests the label takes `LABEL_SHARE`. Ray itself has
-no such resources."""
+of each of its labels, and each worker that requests a label uses `LABEL_SHARE` of it. In Ray, these
+resources do not exist."""
 LABEL_SHARE = 0.001
 SILO_LABEL = "dray.io/silo"
-"""Key of the label of nodes with a silo's data, which run only ranks of silos. The node's agent
-reports the label if the owner names a source; the owner can also label the node."""
+"""Key of the label of nodes with a silo's data. Such nodes run only ranks of silos. The node's
+agent reports the label if the silo's owner has set a data source; the owner can also label the node
+in Ray."""
 OPEN = "open to all jobs"
-"""A resource that is 0 on nodes with a silo's data. On other nodes it is missing, which means
-unlimited. All workers except ranks of silos need it, but never take any of it."""
+"""A resource that is 0 on nodes with a silo's data, and missing, which means unlimited, on all
+other nodes. All workers except ranks of silos require the resource, but don't use up any of it."""
 NODE_LEVEL = "node"
 """The topology level at which each node is a separate domain."""
 MAX_NODES = 1000
@@ -39,7 +40,7 @@ class NodeType:
     resources: Mapping[str, float]
     """Resources of each node, by Ray's names, including its labels."""
     most: int
-    """Maximum number of nodes of this type at a time."""
+    """Maximum number of nodes of this type that exist at the same time."""
 
 
 def label_resources(labels: Mapping[str, str]) -> dict[str, float]:
@@ -48,12 +49,12 @@ def label_resources(labels: Mapping[str, str]) -> dict[str, float]:
 
 
 def resources_of_node(labels: Mapping[str, str]) -> dict[str, float]:
-    """Return a node's labels as resources, with `OPEN` if the node runs only ranks of silos."""
+    """Return a node's labels as resources, and `OPEN` if the node runs only ranks of silos."""
     return {**label_resources(labels), **({OPEN: 0.0} if SILO_LABEL in labels else {})}
 
 
 def without_labels(resources: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources that Ray knows."""
+    """Return the resources that exist in Ray."""
     return {name: n for name, n in resources.items() if not name.startswith(LABEL)}
 
 

@@ -100,7 +100,8 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(DEFAULT_HOME)
-    """Folder with the state of the embedded mode. Only one service can use it at a time."""
+    """Folder with the database, the storage and the state of the embedded Ray. Only one service can
+    use the folder at a time."""
     host: str = "127.0.0.1"
     """Address to listen on. An address that other machines can reach requires
     `DRAY_TOKENS_FILE`."""
@@ -110,10 +111,10 @@ class Settings(BaseSettings):
     """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
     The URL can contain a password, so it is never printed."""
     storage_url: str = ""
-    """URL for logs, checkpoints and artifacts; by default a folder in the home. With `s3://`, each
+    """URL for logs, checkpoints and artifacts; by default a folder in the home. For `s3://`, each
     process uses the AWS variables in its environment."""
     ray_address: str = EMBEDDED
-    """`local` runs the embedded Ray; `host:port` joins a cluster."""
+    """With `local`, the service runs the embedded Ray; with `host:port`, it joins a Ray cluster."""
     ray_token_file: Path | None = None
     """File with the token of the Ray cluster."""
     autoscale_nodes: NodeTypes = ()
@@ -122,18 +123,18 @@ class Settings(BaseSettings):
     autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
     """Seconds without a job after which dray releases a node to the autoscaler."""
     topology: TopologyLevels = ()
-    """Keys of Ray node labels, widest level first, such as `zone,rack,nvlink`. The workers of a job
-    are placed close to each other in these levels."""
+    """Keys of Ray node labels that describe the topology, widest level first, such as
+    `zone,rack,nvlink`. The workers of a job are placed close to each other in this topology."""
     silo_source: str | None = Field(None, repr=False)
     """URL of a silo's data, set on the silo's node of a cluster. A service with the embedded Ray
-    does not start with this setting, since its only node could run nothing else."""
+    does not start with this setting, because its only node could then run only ranks of silos."""
     local_slots: int | None = Field(None, ge=1)
-    """Number of one-CPU workers that the embedded Ray offers on a machine without a GPU; by default
-    the number of CPUs."""
+    """Number of one-CPU workers for which the embedded Ray has slots on a machine without a GPU; by
+    default the number of CPUs."""
     tokens_file: Path | None = None
     """File with the callers' tokens, one `name:sha256-of-the-token` per line. `:admin` at the end
     of a line makes the caller an admin, who can change queues. Changes to the file take effect
-    immediately. Set it for all of dray's processes."""
+    immediately. All of dray's processes need this setting."""
     open_to_local_users: bool = False
     """Whether, without a tokens file, every user of this machine can call the service, and thereby
     run programs as the service's user. If false, other users need the token in the home."""
@@ -147,50 +148,51 @@ class Settings(BaseSettings):
 
     allowed_hosts: HostNames = None
     """Comma-separated host names, without ports, under which the server answers in addition to
-    localhost and IP addresses. If unset and there is a tokens file, it answers under any name."""
+    localhost and IP addresses. If unset and there is a tokens file, the server answers under any
+    name."""
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API in addition
-    to the server's own pages. If unset and there is a tokens file, any origin that the browser
-    allows."""
+    to the server's own pages. If unset and there is a tokens file, pages of any origin may call the
+    API."""
 
     forwarded_allow_ips: Addresses = None
-    """Addresses and networks (CIDR) of proxies in front of the server, whose `X-Forwarded-For` is
-    trusted to name the caller. If unset, the header is ignored."""
+    """Addresses and networks (CIDR) of proxies in front of the server. In requests from these
+    proxies, `X-Forwarded-For` is trusted to name the caller. If unset, the header is ignored."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
-    """Address of the server for links in messages. If unset, its host and port."""
+    """Address of the server for links in messages. The default is its host and port."""
     webhook_private_hosts: Hosts = None
-    """Private names, addresses and networks (CIDR) to which webhooks may send messages, even
-    without encryption."""
+    """Private names, addresses and networks (CIDR) to which webhooks may send messages, also over
+    plain `http://`."""
 
     rank_env: VariableNames = ()
     """Names of environment variables that are passed to ranks in addition to the allow-list. Only
     for the embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
-    """Folders on the nodes from which `file://` data may be read. If unset, any folder without a
-    tokens file, and none with one."""
+    """Folders on the nodes from which `file://` data may be read. If unset, all folders are allowed
+    if there is no tokens file, and none if there is one."""
     data_private_hosts: Hosts = None
     """Private names, addresses and networks (CIDR) from which data may be fetched."""
     data_cache_dir: Path | None = None
-    """Folder in which each node caches fetched data. If unset, its temporary folder."""
+    """Folder in which each node caches fetched data. The default is the node's temporary folder."""
     data_cache_limit_bytes: int = Field(100 << 30, ge=1 << 20)
-    """Maximum bytes of data that a node caches, and maximum size of a source."""
+    """Maximum bytes of data in a node's cache, which is also the maximum size of a source."""
     data_credentials_dir: Path | None = None
     """Folder on each node with the files that `data.credentials` names."""
     secrets_dir: Path | None = None
     """Folder on each node with the files that `environment.secrets` names."""
     environment_limit_bytes: int = Field(20 << 30, ge=1 << 20)
-    """Maximum bytes of a machine's environments, including the installer's cache."""
+    """Maximum bytes of all environments on a machine, including the installer's cache."""
     environment_build_limit_s: float = Field(1800.0, gt=0)
     """Maximum seconds that building an environment on a node may take."""
     s3_endpoint_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+/?$")
     """Server for `s3://` data, if it is not AWS."""
 
     max_connections: int = Field(2048, ge=16)
-    """Maximum number of concurrent requests and of open connections; lower if the limit of open
-    files requires it."""
+    """Maximum number of concurrent requests, and of open connections. A low limit on open files
+    reduces both."""
     max_connections_per_client: int | None = Field(None, ge=1)
-    """Maximum number of concurrent requests from one address. If unset, half of
+    """Maximum number of concurrent requests from one address. The default is half of
     `DRAY_MAX_CONNECTIONS`."""
     max_body_bytes: int = Field(1 << 20, ge=1024)
     """Maximum size of a request body in bytes; uploads have separate limits."""
@@ -201,40 +203,42 @@ class Settings(BaseSettings):
     takes_functions: bool = True
     """Whether jobs from `submit_function`, which are pickles, are accepted."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)
-    """Maximum bytes of log text that are kept per job; further lines are only counted."""
+    """Maximum bytes of log text that are stored per job. Further lines are counted, but not
+    stored."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
-    """Maximum undelivered bytes that a rank keeps on its node, separately for logs and for
-    metrics."""
+    """Maximum bytes of logs, and of metrics, that a rank keeps on its node until the service has
+    received them."""
     output_limit_bytes: int = Field(100 << 30, ge=1 << 20)
     """Maximum bytes of the files in an attempt's output folders, and of the artifacts that one rank
-    saves. Sparse files count with their holes, since they are uploaded with them."""
+    saves. Holes in sparse files count, since they are uploaded too."""
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
-    """Seconds between samples of the resource use of ranks and nodes, at least 10; 0 disables
+    """Seconds between samples of the resource usage of ranks and nodes, at least 10; 0 disables
     sampling."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """Days after which finished jobs are deleted. If unset or 0, they are kept."""
+    """Number of days after which finished jobs are deleted. If unset or 0, they are kept."""
     retention_jobs: int | None = Field(None, ge=0)
     """Number of finished jobs to keep per project; older jobs are deleted. If unset or 0, all are
     kept."""
     storage_quota_bytes: int | None = Field(None, ge=1)
-    """Maximum total bytes of checkpoints, artifacts and logs. Once it is reached, no job is
+    """Maximum total bytes of checkpoints, artifacts and logs. Once the quota is reached, no job is
     accepted or started until jobs are deleted; running jobs continue."""
     min_free_bytes: int | None = Field(None, ge=1)
-    """Minimum free disk space in bytes for the storage and the database. Below it, no job is
-    accepted or started."""
+    """Minimum free bytes on the disks of the storage and the database. With less free space, no job
+    is accepted or started."""
     log_format: LogFormat = "text"
     """Format of the service's own log on stderr: `text`, or `json` with one object per line."""
     infra_retries: int = Field(10, ge=0)
-    """How often a job is retried after faults of the cluster or of a data source."""
+    """Maximum number of times that a job is retried after faults of the cluster or of a data
+    source."""
     start_timeout_s: float = Field(60.0, gt=0)
     """How long Ray may take to provide the slots before the job returns to the queue."""
     preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
-    """Seconds that a job has to save a checkpoint when it is preempted, unless the call sets
-    another time."""
+    """Seconds that a preempted job has to save a checkpoint, unless the request sets a different
+    time."""
     elastic_sizing: bool = True
-    """Whether the sizes of elastic recipes are chosen by their reported step times. If false, they
-    get free slots like other jobs, and never give up a worker because another job would gain more
-    from it."""
+    """Whether the numbers of workers of elastic recipes are chosen by their reported step times. If
+    false, elastic recipes get free slots like other jobs, and never release a worker because
+    another job would gain more from it."""
     min_run_s: float = Field(300.0, ge=0, le=7 * 24 * 3600)
     """Minimum seconds that a job holds its slots before the scheduler can preempt or shrink it."""
     silence_limit_s: float = Field(60.0, ge=1, le=3600)

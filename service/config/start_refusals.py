@@ -1,4 +1,4 @@
-"""Errors that prevent startup. Their message states the error, where it is, and what to do."""
+"""Errors that prevent startup. Their messages state the error, its location, and what to do."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class StartRefused(Exception):
 
 
 def reason_of(error: OSError) -> str:
-    """Return the system's error in words that can follow the file's name."""
+    """Return the system's error as a phrase to put after the name of a file."""
     return _REASONS.get(error.errno or 0) or f"can't be used ({error.strerror or error})"

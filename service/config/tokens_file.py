@@ -1,4 +1,4 @@
-"""The file with the callers' tokens, and the token that is written at the first start.
+"""The file with the callers' tokens, and the token that the service writes when it first starts.
 
 The file has a line `name:sha256-of-the-token` for each caller, followed by `:admin` if the caller
 may change queues; `#` begins a comment. Changes to the file take effect immediately.
@@ -78,8 +78,8 @@ def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
 class TokensFile:
     """The current content of the tokens file.
 
-    While a process runs, invalid lines are ignored and the other lines apply, so that a removed
-    token is always refused.
+    If a change makes lines invalid while a process runs, these lines are ignored and all other
+    lines apply. A removed token is therefore always refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,10 +106,10 @@ class HomeTokenUnusable(StartRefused):
 
 
 def ensure(home: Path) -> str:
-    """Return the token in the home, and create it if it is missing. Raise HomeTokenUnusable.
+    """Return the token in the home, and create the token if it is missing. Raise HomeTokenUnusable.
 
-    The file is put in place only when it is complete, and never replaces another file: if two
-    services start at the same time, both get the token of the first.
+    The file appears only when it is complete, and never replaces another file. If two services
+    start at the same time, both use the token of the first.
     """
     path = home_token.path_in(home)
     try:

@@ -1,7 +1,7 @@
 """The prices file (DRAY_PRICES_FILE). Changes take effect with the next report of an attempt.
 
-The file is YAML or JSON, with a currency (any string) and rules. If it becomes invalid or missing
-while the service runs, the prices stay unchanged.
+The file is YAML or JSON, with a currency (any string) and rules. If the file becomes invalid or is
+deleted while the service runs, the previous prices still apply.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MAX_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_PER_HOUR = 1e9
 SETTLED_NS = 1_000_000_000
-"""A file younger than this is read again, since it can change within the resolution of its
-timestamp."""
+"""A file that was changed within this time is read again, since a further change might not change
+its timestamp."""
 
 
 def _plain(value: str) -> str:
@@ -112,7 +112,7 @@ def parse(text: str, source: str) -> Prices:
         document: Any = parse_yaml(text, source=source)
     except SpecError as error:
         raise BadPricesFile(str(error)) from None
-    except ValueError:  # int() limits the number of digits
+    except ValueError:  # a number with more digits than int() accepts
         raise BadPricesFile(f"{source}: a number has more than 4,300 digits") from None
     if not isinstance(document, dict):
         raise BadPricesFile(f"{source}: must contain `currency`, such as EUR, and a list `prices`")
@@ -146,7 +146,8 @@ class PricesFile:
 
     @property
     def problem(self) -> str | None:
-        """The error in the changed file, because of which the previous prices still apply."""
+        """The error in the changed file. While there is an error, the previous prices still
+        apply."""
         return self._problem
 
     def _refresh(self, path: Path) -> None:

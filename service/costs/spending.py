@@ -16,7 +16,7 @@ from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import held_slots, resizing
 
 FRESH_FOR = timedelta(seconds=5)
-"""Maximum age of the sums that the scheduler uses. Attempts report every 10 seconds."""
+"""Maximum age of the totals that the scheduler uses. Attempts report every 10 seconds."""
 
 
 def of_queues(
@@ -45,7 +45,7 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """Return, for each queue whose budget is used up, the reason why no job starts."""
+        """Return the reason why no job starts, for each queue whose budget is used up."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
@@ -69,7 +69,7 @@ def charge(
     """Store the cost of the attempt up to `until`.
 
     `prices` apply to the attempt's entire time, and are None if the deployment has no prices. A
-    price change therefore affects live attempts, but not ended ones.
+    price change therefore affects live attempts, but not attempts that have ended.
     """
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:

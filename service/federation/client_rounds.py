@@ -42,7 +42,7 @@ class RoundFile:
 
 
 class ClientRounds:
-    """The rounds of a job, as accessible to the client with a token.
+    """The rounds of a job, as one client can access them with its token.
 
     Each method raises JoinTokenUnknown if the job has no client with this token. Methods that take
     the `name` of a round raise RoundOver if this round is not open.
@@ -57,7 +57,7 @@ class ClientRounds:
         self._prefix = round_files.rounds_prefix(job_id)
 
     async def look(self) -> views.FederatedRound:
-        """Return the newest round as the client sees it."""
+        """Return the newest round, as the client sees it."""
         at = await self._standing()
         if at.joined_at is None:
 
@@ -96,7 +96,7 @@ class ClientRounds:
 
     async def size_of_part(self, name: str, part: int) -> int:
         """Return the size of a part of the client's update. Raise BadUpdate if the update has fewer
-        parts or is not expected, and UpdateRefused."""
+        parts or is not expected in this phase. Raise UpdateRefused."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         await self._database.read(refuse_if_full)
@@ -126,7 +126,7 @@ class ClientRounds:
     async def send(self, name: str, update: UpdateRequest) -> tuple[views.UpdateReceipt, bool]:
         """Pass an update, whose parts have been sent, to the aggregating rank.
 
-        Return (receipt, is_new). Repeated calls are harmless: only a client's first update in a
+        Return (receipt, is_new). Calls can be repeated, since only a client's first update in a
         round counts. Raise BadUpdate if a part is missing.
         """
         at = await self._open_round(name, round_files.UPDATE)
@@ -161,8 +161,8 @@ class ClientRounds:
     ) -> tuple[views.UpdateReceipt, bool]:
         """Record what the client has sent, then write the file that the rank reads.
 
-        Because of this order, a retry can write the file again, but the client can't send anything
-        else.
+        Because of this order, a retry can write the same file again, but the client can't send
+        different content.
         """
         _refuse_unwanted(at, but=sha256)
         folder, is_update = f"{self._prefix}/{at.name}", at.awaits in SENT_IN_PARTS
@@ -176,7 +176,7 @@ class ClientRounds:
             return repository.note_sent(session, *sent, is_update=is_update)
 
         is_new = await self._database.write(note)
-        if not is_new:  # another request was faster, or this is a repeated request
+        if not is_new:  # another request was faster, or this request is repeated
             now = await self._open_round(at.name, at.awaits)
             _refuse_unwanted(now, but=sha256)
         await in_storage_thread(self._storage.write_bytes, f"{folder}/{path}", content)
@@ -210,8 +210,7 @@ class ClientRounds:
         return at
 
     async def _open_round(self, name: str, awaits: str | None = None) -> Row[Any]:
-        """Return the round if it is open. `awaits` is what the round must be waiting for, if
-        given."""
+        """Return the round if it is open and, if `awaits` is given, waiting for this data."""
         at = await self._standing()
         if not _is_open(at) or at.name != name:
             now_open = f"; round {at.name} is open" if _is_open(at) else ""
@@ -227,7 +226,7 @@ class ClientRounds:
 
 
 def names_of_sent(name: str) -> set[str]:
-    """Return the values of `sent_round` that mean that the client's update for the round has
+    """Return the values of `sent_round` that indicate that the client's update for the round has
     arrived."""
     phases = (MaskingPhase.MASKED_INPUT, MaskingPhase.CONSISTENCY_CHECK, MaskingPhase.UNMASK)
     return {name, *(f"{name}/{phase}" for phase in phases)}

@@ -17,15 +17,15 @@ from service.jobs.service import found
 
 
 class Invitations:
-    """Invitations of clients. Each client has a number and a token, of which only the hash is
+    """Invitations of clients. Each client has a number and a token. Only the token's hash is
     stored."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def invite(self, job_id: str, count: int, *, by: str) -> views.InvitationPage:
-        """Create tokens for `count` more clients. Raise TooManyClients if the document allows
-        fewer."""
+        """Create tokens for `count` more clients. Raise TooManyClients if the document doesn't
+        allow that many."""
         tokens = [new_token() for _ in range(count)]  # outside the transaction
         digests = [digest_of(token) for token in tokens]
 

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 
 JOIN_TOKEN = "dray-join-"
-"""Prefix of these tokens, by which other routes recognise and refuse them."""
+"""Prefix of clients' tokens, by which routes for users recognise and refuse them."""
 
 
 def new_token() -> str:

@@ -1,4 +1,4 @@
-"""The snapshot of the cluster in SQL: its nodes, and the kinds of GPU that a job can get."""
+"""The stored snapshot of the cluster: its nodes, and the kinds of GPU that a job can get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.domain.scheduling import autoscaling, policy
 from service.nodes import quarantine
 
 KIND = "accelerator_type:"
-"""Prefix of the resource that gives the kind of a Ray node's GPUs."""
+"""Prefix of the Ray resource that states the kind of a node's GPUs."""
 WITHOUT_BF16 = frozenset({"K80", "M60", "P4", "P100", "V100", "T4"})
 """GPUs with a compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
 
@@ -29,8 +29,8 @@ def store(
 ) -> None:
     """Store the latest snapshot.
 
-    Without a snapshot, the nodes stay as last seen and the cluster is marked as not connected. The
-    dashboard's address is removed, because it may differ after Ray restarts.
+    Without a snapshot, the rows of the nodes are left unchanged, and the cluster is marked as not
+    connected. The dashboard's address is removed, because it can differ after Ray restarts.
     """
     before = repository.get(session)
     repository.put(
@@ -83,8 +83,8 @@ def _clean(message: str | None) -> str | None:
 
 
 def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
-    """Return the nodes that can run ranks, and the nodes of the given types that may be added; None
-    if there are none."""
+    """Return the nodes that can run ranks, and the nodes of the given types that may be added.
+    Return None if there are no such nodes."""
     cluster = repository.get(session)
     if cluster is None or not cluster.connected:
         return None
@@ -97,7 +97,7 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 
 
 def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
-    """Like `usable`, but if `types` is empty, treat all nodes as empty, and leave out their
+    """Like `usable`, but if `types` is empty, treat all nodes as unoccupied, and omit their
     names."""
     if types:
         return usable(session, types)
@@ -111,8 +111,8 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 
 
 def kinds(session: Session, spec: JobSpec) -> set[str | None]:
-    """Return the kind of GPU that the job names, or all kinds in the cluster if it names none. A
-    kind of None is unknown."""
+    """Return the kind of GPU that the job names, or all kinds in the cluster if the job names none.
+    None stands for an unknown kind."""
     if spec.resources.accelerator is not None:
         return {spec.resources.accelerator}
     found: set[str | None] = set()

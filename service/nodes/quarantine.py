@@ -1,4 +1,5 @@
-"""Quarantined slots, which stay unused because a process of an ended job is still alive."""
+"""Quarantined slots. They can't be used, because a process of an ended job is still alive on
+them."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def add_events(
 ) -> None:
     """Add events for slots that entered or left quarantine.
 
-    When a node is lost, its quarantines end too.
+    When a node is lost, the quarantine of its slots ends too.
     """
     old, new = _by_key(before), _by_key(after)
     for key in new.keys() - old.keys():

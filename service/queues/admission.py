@@ -17,7 +17,7 @@ from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import resizing
 
 MAX_NAMED = 20
-"""Maximum number of queues that an error lists."""
+"""Maximum number of queues that an error message lists."""
 
 
 def admit(session: Session, name: str, owner: str, request: Request, num_jobs: int = 1) -> Queue:
@@ -38,8 +38,8 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
 def locked(session: Session, name: str) -> Queue:
     """Lock and return the queue. Raise UnknownQueue if it does not exist.
 
-    Until this transaction ends, no other transaction can delete or change the queue, or add jobs to
-    it if it limits the number of waiting jobs.
+    Until this transaction ends, no other transaction can delete or change the queue. If the queue
+    limits the number of waiting jobs, no other transaction can add jobs to it either.
     """
     found = repository.lock(session, name)
     if found is None:

@@ -1,10 +1,11 @@
-"""Backups of a SQLite home, which are made while the service runs and restored to another folder.
+"""Backups of a SQLite home. A backup is made while the service runs, and restored to another
+folder.
 
 The archive is a plain tar file with `storage/...` (logs, checkpoints, artifacts), `dray.db`, and
-finally `backup.json`, without which it is invalid. The database is copied first, with SQLite's
-online backup, and then the files. Since a file is written before the row that names it, every row
-has its file, unless the file was deleted during the backup; such rows are left out. PostgreSQL and
-object stores have their own backup tools, such as `pg_dump`.
+finally `backup.json`. Without this file, the archive is invalid. The database is copied first, with
+SQLite's online backup, and then the files. Since a file is written before the row that names it,
+every row in the copy has its file, unless the file was deleted during the backup. Rows without a
+file are left out. PostgreSQL and object stores have their own backup tools, such as `pg_dump`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class BackupMetadata:
     """Revision of the schema. An older schema is upgraded when the service starts."""
     storage_url: str
     has_files: bool
-    """Whether the archive contains the storage's files, which requires that the storage is a
+    """Whether the archive contains the storage's files. It contains them only if the storage is a
     folder."""
     database_sha256: str
     num_jobs: int
@@ -168,7 +169,7 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
     """Add the files under the key, and return their SHA-256 hashes by key.
 
-    Skip hidden files, which are still being written, and links, pipes and sockets.
+    Skip hidden files, because they are still being written, and links, pipes and sockets.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):
@@ -187,7 +188,7 @@ def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
 
 
 class _Hashing(io.RawIOBase):
-    """Forwards reads to a file, and computes the SHA-256 of the bytes read."""
+    """Forwards reads to a file, and computes the SHA-256 of the bytes that are read."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file

@@ -42,7 +42,7 @@ class StorageWatch:
 
     async def look(self, now: datetime) -> str | None:
         """Measure and store how full the storage is, and wake the scheduler if the problem changed.
-        Return why no job is accepted, or None."""
+        Return the reason why no job is accepted, or None."""
         free = None if self._min_free is None else await in_storage_thread(self._free_bytes)
         used = None
         if self._quota is not None:
@@ -73,8 +73,8 @@ class StorageWatch:
         return problem
 
     async def full_folders(self) -> str | None:
-        """Describe the service's folders that can't store a file, regardless of limits; None if all
-        can."""
+        """Describe the service's folders that can't store a file, regardless of limits. Return None
+        if all of them can."""
         found = [await in_storage_thread(why_full, folder) for folder in self._folders]
         return "; ".join(why for why in found if why) or None
 
@@ -90,7 +90,7 @@ def refuse_if_full(session: Session) -> None:
 
 
 def _folder_of(database: Database) -> Path | None:
-    """Return the folder of a SQLite database, which needs disk space like the storage."""
+    """Return the folder of a SQLite database, because the database needs disk space too."""
     if not database.is_sqlite or database.url.database is None:
         return None
     return Path(database.url.database).absolute().parent
@@ -99,10 +99,10 @@ def _folder_of(database: Database) -> Path | None:
 def why_no_space(
     *, used: int | None, free: int | None, quota: int | None, min_free: int | None
 ) -> str | None:
-    """Return why no job should be accepted or started; None while there is space. Sizes are in
-    bytes.
+    """Return the reason why no job should be accepted or started; None while there is space. Sizes
+    are in bytes.
 
-    An unknown size (None) is not a reason. Running jobs continue, because they were promised space.
+    An unknown size (None) is not a reason. The limits don't affect running jobs.
     """
     if quota is not None and used is not None and used >= quota:
         return f"the storage holds {size(used)}, and its quota is {size(quota)}"

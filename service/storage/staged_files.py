@@ -1,10 +1,10 @@
-"""Files that a transaction needs in the storage, written before the transaction.
+"""Files that a transaction needs in the storage. They are written before the transaction commits.
 
-A slow storage must not hold the only writer of SQLite. So such a transaction runs twice: the first
-run finds the files that it needs and is rolled back, then the files are written, and the second run
-stores the rows that name them. If there is no second run, for example because the service was
-killed, a file is left that no row names. It is replaced when the transaction runs again, and
-deleted with the folder of its job.
+A slow storage must not block SQLite's only writer. Therefore such a transaction runs twice. The
+first run determines which files are needed, and is rolled back. Then the files are written, and the
+second run stores the rows that name them. If there is no second run, for example because the
+service was killed, the files remain without rows. They are replaced when the transaction runs
+again, and deleted with the folder of their job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from service.storage.storage import Storage, in_storage_thread
 T = TypeVar("T")
 
 LIMIT_S = 20.0
-"""Seconds for writing the files of a transaction, after which the storage counts as unavailable."""
+"""If writing the files of a transaction takes more than this many seconds, the storage counts as
+unavailable."""
 
 
 class Files(Protocol):
-    """A storage, or the staged files of one."""
+    """A storage, or the staged files of a storage."""
 
     def key_of(self, url: str, /) -> str: ...
 
@@ -47,20 +48,20 @@ class StagedFiles:
         return self._storage.key_of(url)
 
     def write_bytes(self, key: str, data: bytes) -> None:
-        """Require a file. Raises the error of the storage if it has refused this file."""
+        """Require a file. If the storage has refused this file, raise the storage's error."""
         if key in self._refused:
             raise self._refused[key]
         if self._written.get(key) != data:
             self._missing[key] = data
 
     def check(self) -> None:
-        """End a run of the transaction. Raises FilesMissing if it required files that are not
-        written."""
+        """End a run of the transaction. Raise FilesMissing if the run required files that are not
+        written yet."""
         if self._missing:
             raise FilesMissing(f"{len(self._missing)} files are not written yet")
 
     async def write(self) -> None:
-        """Write the missing files up to the first that is refused."""
+        """Write the missing files. Stop at the first file that the storage refuses."""
         missing, self._missing = self._missing, {}
         for key, data in missing.items():
             try:
@@ -77,7 +78,7 @@ class StagedFiles:
 
 
 async def with_files(storage: Storage, write: Callable[[StagedFiles], Awaitable[T]]) -> T:
-    """Return the result of `write`, which runs a transaction with `check` as its end."""
+    """Return the result of `write`, which runs a transaction that ends with a call of `check`."""
     files = StagedFiles(storage)
     while True:
         try:

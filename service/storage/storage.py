@@ -1,9 +1,9 @@
-"""Storage of logs, checkpoints and artifacts, in a folder or in an fsspec file system.
+"""The storage of logs, checkpoints and artifacts: a folder, or an fsspec file system.
 
 A *key* is a relative path with `/` between its parts. Its first two parts name its owner, as in
-`jobs/ID`. Keys, and URLs that ranks report, can't lead out of the storage or from one owner's
-folder to another's: parts like `..` are refused, and in a folder, links are resolved before the
-check.
+`jobs/ID`. A key, or a URL that a rank reports, can't refer to a file outside the storage or outside
+its owner's folder. Parts such as `..` are refused. If the storage is a folder, links are resolved
+before the check.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Storage:
             ) from error
 
     def accepts_files_near(self, key: str) -> bool:
-        """Whether a file can be written to the folder above the owners' folders. False if the
+        """Whether a file can be written to the parent folder of the owners' folders. False if the
         storage is not a folder."""
         if self._folder is None:
             return False
@@ -192,7 +192,7 @@ class Storage:
                 return sorted(entry.name for entry in path.iterdir())
             remote = self._remote(key)
             with _reaching():
-                self._fs.invalidate_cache()  # ranks write through their own clients
+                self._fs.invalidate_cache()  # ranks write with their own clients
                 found = self._fs.ls(remote, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -239,7 +239,7 @@ def _delete(path: Path) -> None:
 
 
 def _allow_deletion(path: Path) -> None:
-    """Make folders below a path writable again, in case a script made them read-only. Don't follow
+    """Make folders below a path writable, in case a script made them read-only. Don't follow
     links."""
     _make_writable(path)
     for at, names, _ in os.walk(path):
@@ -257,7 +257,8 @@ def _make_writable(folder: Path) -> None:
 
 
 def _why(error: OSError) -> str:
-    """Return the error without paths and addresses, which callers of the API must not see."""
+    """Return the error message without paths and addresses, since callers of the API must not see
+    them."""
     return error.strerror or type(error).__name__
 
 

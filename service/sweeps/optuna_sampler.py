@@ -1,8 +1,9 @@
 """Optuna as the sampler of a sweep, through its ask-and-tell interface.
 
 Each call rebuilds the study from the trials in the database. Therefore no state is lost when a
-process ends, and any service that runs the loops can continue. The sampler's seed is derived from
-the sweep's seed and the trial's index, so the same earlier trials give the same values.
+process ends, and any service that runs the loops can continue the sweep. The sampler's seed is
+derived from the sweep's seed and the trial's index, so the same earlier trials result in the same
+values.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 MAX_EARLIER = 1000
 """Maximum number of trials in the study."""
 NUM_BEST = 200
-"""How many of these trials are the best of all; the others are the newest."""
+"""How many of these trials are chosen for their values; the rest are the newest trials."""
 
 
 class TrialOutcome(StrEnum):
-    """The state of a trial in the distinctions that Optuna makes."""
+    """The state of a trial, in Optuna's categories."""
 
     ENDED = "ended"
     STOPPED_EARLY = "stopped_early"
@@ -59,7 +60,7 @@ def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, 
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
-        # `constant_liar` makes concurrent trials differ, but warns that it is experimental.
+        # `constant_liar` makes concurrent trials differ, but Optuna warns that it is experimental.
         warnings.simplefilter("ignore")
         sampler = optuna.samplers.TPESampler(seed=_seed(sweep, index), constant_liar=True)
         directions = optuna.study.StudyDirection
@@ -75,8 +76,8 @@ def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, 
 
 
 def _most_informative(sweep: Sweep, earlier: Sequence[EarlierTrial]) -> list[EarlierTrial]:
-    """Return all trials, or only the best and the newest if there are many, so that a call takes
-    less than 1 s."""
+    """Return all trials, or only the best and the newest trials if there are many, so that a call
+    takes less than 1 s."""
     if len(earlier) <= MAX_EARLIER:
         return list(earlier)
 
@@ -122,7 +123,8 @@ def _value(parameter: Parameter, drawn: Any) -> Any:
 
 
 def _drawn(parameter: Parameter, value: Any) -> Any:
-    """Return the distribution's number for a value: the inverse of `_value`."""
+    """Return the number in the distribution for a value of the parameter. This is the inverse of
+    `_value`."""
     if parameter.choices is not None:
         texts = [json.dumps(choice) for choice in parameter.choices]  # true is not 1
         return texts.index(json.dumps(value))

@@ -31,7 +31,7 @@ class Trials:
     values: Sequence[Mapping[str, Any]] | None
     """The parameters of each trial; None if the sampler chooses them when a trial starts."""
     documents: Sequence[dict[str, Any]] | None
-    """The document of each trial; None if all trials have `base` until the sampler chooses their
+    """The document of each trial; None if the document is `base` until the sampler chooses the
     parameters."""
 
     def document(self, index: int) -> dict[str, Any]:
@@ -102,7 +102,8 @@ def with_each_precision(spec: JobSpec) -> Iterator[JobSpec]:
 
 
 def insert(session: Session, array_id: str, trials: Trials, job_ids: Sequence[str]) -> None:
-    """Store the sweep of an array whose jobs are already stored. `job_ids` are in index order."""
+    """Store the sweep of an array whose jobs are already stored. `job_ids` is in the order of the
+    indices."""
     row = SweepRow(
         array_id=array_id,
         sweep=trials.sweep.model_dump(mode="json"),

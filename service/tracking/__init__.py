@@ -1,1 +1,1 @@
-"""Comparisons of jobs, experiments, tags and notes, and jobs as MLflow runs."""
+"""Comparing jobs, experiments, tags and notes, and exporting jobs to MLflow as runs."""

@@ -1,4 +1,4 @@
-"""Comparison of jobs: the differences between their documents, and the results of each."""
+"""Comparison of jobs: the differences between their documents, and the results of each job."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
 
 
 def _baseline(session: Session, labels: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Return the baseline of the jobs' experiment; None if they are in several experiments or
-    none."""
+    """Return the baseline of the jobs' experiment; None if the jobs are not all in the same
+    experiment."""
     names = {of_job[EXPERIMENT] for of_job in labels.values() if EXPERIMENT in of_job}
     if len(names) != 1:
         return None
@@ -100,7 +100,7 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
         spec = documents.checked(row.spec).spec
     except documents.DocumentRefused:
         return None
-    # In other jobs `sync` does not determine how ranks synchronize, for example if they share one
+    # In other jobs, `sync` does not determine how ranks synchronize, for example if they share one
     # model.
     has_copies = spec.recipe is not None and not spec.is_divided and spec.federated is None
     if spec.resources.num_workers == 1 or not has_copies:

@@ -1,9 +1,10 @@
-"""Send a message to a receiver that may be slow, hostile or unreachable.
+"""Send messages to receivers that can be slow, hostile or unreachable.
 
-Whatever the receiver does, a try ends within `LIMIT_S` and uses little memory. Redirects are not
-followed, and the connection is closed after the beginning of the response. The address to which the
-connection is made is checked by the same rules as the addresses of jobs' data. Proxies from the
-environment are not used, because the addresses to which they connect can't be checked.
+Whatever the receiver does, an attempt to send a message ends within `LIMIT_S` and uses little
+memory. Redirects are not followed, and the connection is closed after the beginning of the
+response. The address of each connection is checked by the same rules as the addresses of jobs'
+data. Proxies from the environment are not used, because the addresses to which they connect can't
+be checked.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from ray_workers.shared.net_policy import AllowedHosts
 from service.domain.webhooks import Answer
 
 LIMIT_S = 10.0
-"""Time limit of a try, from the host name lookup to the response."""
+"""Time limit for sending a message, from the host name lookup to the response."""
 BODY_LIMIT_S = 1.0
-"""Time limit for the body of a response, after its status."""
+"""Time limit for the body of a response, starting when its status has arrived."""
 MAX_BODY_BYTES = 1000
 """Maximum bytes of a response that are kept."""
 
@@ -37,7 +38,8 @@ MAX_RECEIVED_BYTES = 256 * 1024
 """A connection is treated as closed after this many bytes. Otherwise a receiver could send any
 number of interim responses (100 Continue), each of which the service's event loop would read."""
 
-# A separate thread pool, because host names that no server resolves can block all its threads.
+# A separate thread pool, because lookups of host names that no server resolves can block all
+# threads of a pool.
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="webhook-dns")
 
 
@@ -136,7 +138,7 @@ async def _post(
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> str:
-    """Return the part of the body that arrives in time. Only the status is required."""
+    """Return the part of the body that arrives in time. A missing body is not an error."""
     read = b""
     try:
         async with asyncio.timeout(BODY_LIMIT_S):

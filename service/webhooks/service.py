@@ -1,5 +1,5 @@
-"""Use cases for webhooks: create, list, show, enable, disable, test and delete them; list
-messages."""
+"""Use cases for webhooks: create, list, show, enable, disable, test and delete webhooks, and list
+their messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BY_USER = "disabled_by_user"
 
 class Webhooks:
     """Use cases for webhooks. `owner` is the user whose webhooks the caller may see; None means all
-    users. Methods raise WebhookNotFound for other webhooks."""
+    users. Methods raise WebhookNotFound for any other webhook."""
 
     def __init__(
         self,
@@ -129,8 +129,7 @@ class Webhooks:
         self, webhook_id: str, *, enabled: bool, owner: str | None, actor: str
     ) -> views.Webhook:
         """Enable a webhook for future events, or disable it and discard its pending messages.
-        Idempotent. If `actor` enables a webhook of another owner, `enabled_by` is set to
-        `actor`."""
+        Idempotent. If `actor` enables another user's webhook, `enabled_by` is set to `actor`."""
         now = self._clock()
 
         def work(session: Session) -> views.Webhook:

@@ -14,7 +14,7 @@ MAX_TEXT: Final = 256 << 10
 """Maximum number of characters in the requirements, and of bytes in all variables together."""
 MAX_VARIABLE_BYTES: Final = (128 << 10) - 2
 """Maximum number of bytes in a variable's name and value in UTF-8. Linux can't start a program with
-a longer variable; the `=` and the terminating NUL also count."""
+a longer variable. The limit of Linux also includes the `=` and the terminating NUL."""
 OWN_VARIABLES: Final = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -29,8 +29,8 @@ OWN_VARIABLES: Final = frozenset(
 OWN_PREFIXES: Final = ("DRAY_", "TORCHELASTIC_", "RAY_", "OMPI_COMM_WORLD_")
 _READ_AT_START: Final = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
 _HAVE_EFFECT: Final = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
-"""Variables that are read when an interpreter starts, but that a document can still set: ranks
-already behave this way, or the variable only matters for child processes."""
+"""Variables that are read when an interpreter starts, but that a document can still set, because
+ranks already behave as the variable requests, or because it only matters for child processes."""
 _FILE_OPTIONS: Final = (
     *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
     *("-e", "--editable"),
@@ -121,8 +121,8 @@ def _check_requirement(line: str) -> None:
 
 
 def _check_source(source: str, shown: str) -> None:
-    """Raise ValueError unless the source is an index or an https:// URL. The message names it as
-    `shown`, because the source itself might contain a password."""
+    """Raise ValueError unless the source is an index or an https:// URL. The message contains
+    `shown` instead of the source, because the source might contain a password."""
     if not _WEB.match(source):
         raise ValueError(
             f"{shown} must come from an index or an https:// URL: nodes can't read local paths, so "
@@ -188,7 +188,7 @@ class Environment(Document):
     """Contents of a requirements file, instead of `python_packages`; `dray submit --requirements
     FILE` fills it in."""
     index: PackageIndex | None = None
-    """Index for private packages."""
+    """Package index for private packages."""
     setup: Annotated[list[ShellCommand], Field(max_length=100)] = []
     """Shell commands that run once on each node after the packages are installed, in the folder of
     the installed packages."""
@@ -247,7 +247,7 @@ class Environment(Document):
 
 
 def check_recipe(environment: Environment) -> None:
-    """Raise ValueError, with the field, for variables that would be set too late for the ranks of a
+    """Raise ValueError with the field if a variable would be set too late for the ranks of a
     recipe."""
     for name in environment.env:
         if is_read_at_start(name):

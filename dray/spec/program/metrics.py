@@ -55,17 +55,17 @@ class Metric(Document):
     name: MetricKey | None = None
     """Name of the metric, such as `train/loss`."""
     pattern: Pattern | None = None
-    """Regular expression (RE2) that is searched for in each line of the output. Its only group
-    matches the value."""
+    """Regular expression (RE2) that is searched for in each line of the output. It has one group,
+    which matches the value."""
     step: Pattern | None = None
-    """Regular expression whose only group matches the step, in the same line or an earlier one. If
-    unset, the values are numbered from 1."""
+    """Regular expression with one group, which matches the step in the same line or an earlier
+    line. If unset, the values are numbered from 1."""
     source: Source | None = None
     """Logger from which metrics are read: `tensorboard` and `csv` read files in the job's
     directory, `transformers` reads the output of its Trainer. If no entry has a source,
     `tensorboard` and `csv` are read; `none` disables both."""
     rank: Annotated[Int, Field(ge=0, lt=MAX_WORKERS)] | Literal["all"] = 0
-    """Rank whose output is read, or whose node's files are read."""
+    """Rank whose output is read. Files are read on the node of this rank."""
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> Self:

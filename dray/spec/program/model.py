@@ -29,7 +29,7 @@ class Cnn(Document):
     name: Literal["cnn"] = "cnn"
     """Selects this model."""
     width: Annotated[Int, Field(ge=1, le=4096)] = 32
-    """Channels of the first convolution."""
+    """Number of channels of the first convolution."""
     dropout: Dropout = 0.0
     """Fraction of activations that are randomly set to zero in training."""
 
@@ -42,7 +42,7 @@ class ResNet(Document):
     depth: Literal[8, 14, 20, 32, 44, 56] = 20
     """Number of layers: 6 n + 2, with n blocks in each of the three stages."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 16
-    """Channels of the first stage; each further stage doubles them."""
+    """Number of channels in the first stage. Each further stage has twice as many."""
 
     @property
     def num_blocks(self) -> int:
@@ -61,7 +61,7 @@ class Mlp(Document):
     dropout: Dropout = 0.0
     """Fraction of activations that are randomly set to zero in training."""
     embedding_dim: Annotated[Int, Field(ge=1, le=1024)] | None = None
-    """Size of the embedding vector of each category in a table; by default it grows with the number
+    """Size of the embedding vector of each category in a table. The default grows with the number
     of categories, up to 50."""
 
 
@@ -100,7 +100,7 @@ class Unet(Document):
     name: Literal["unet"] = "unet"
     """Selects this model."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 32
-    """Channels of the first level; each lower level doubles them."""
+    """Number of channels on the first level. Each lower level has twice as many."""
     depth: Annotated[Int, Field(ge=1, le=8)] = 4
     """Number of times the image size is halved. The sides of an image must have at least 2**(depth
     + 1) pixels."""
@@ -151,7 +151,8 @@ class Imported(Document):
 
     @model_serializer(mode="wrap")
     def _as_written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `target` as `import`, its name in documents, which is a Python keyword."""
+        """Write `target` as `import`, its name in documents. A Python field can't have this name,
+        because it is a keyword."""
         return {
             "import" if name == "target" else name: value for name, value in serialise(self).items()
         }

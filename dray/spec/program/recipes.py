@@ -23,7 +23,7 @@ RecipeName = Literal[
 MINIMISED: Final = frozenset(
     {"val/loss", "val/mae", "val/mse", "val/perplexity", "val/worst_tenth_loss"}
 )
-"""Metrics that are better when lower."""
+"""Metrics for which lower values are better."""
 
 
 FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
@@ -61,7 +61,8 @@ class Options:
 
     @property
     def client_metrics(self) -> tuple[str, ...]:
-        """Metrics of the recipe in a federated job, including those over the worst clients."""
+        """Metrics of the recipe in a federated job, including the metrics over the worst
+        clients."""
         accuracy = ("val/worst_tenth_accuracy",) if self.classifies else ()
         return (*self.metrics, "val/worst_tenth_loss", *accuracy)
 

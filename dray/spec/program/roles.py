@@ -29,12 +29,12 @@ class Role(Document):
     args: Annotated[list[PlainText], Field(max_length=1024)] | None = None
     """Command-line arguments of these ranks; if unset, the script's arguments."""
     serves: StrictBool | None = None
-    """Whether the ranks serve the others: the job ends when the ranks of all other roles have
-    ended, without waiting for these ranks. By default true for `ps`, `server` and `scheduler` and,
-    in a script with a `chief`, for every role except `chief` and `evaluator`."""
+    """Whether the ranks of this role serve other ranks. The job ends when all other ranks have
+    ended, without waiting for the serving ranks. By default true for `ps`, `server` and `scheduler`
+    and, in a script with a `chief`, for every role except `chief` and `evaluator`."""
     resources: RoleResources | None = None
-    """Resources of each rank of the role, which then has no GPU; if unset, the job's
-    `resources`."""
+    """Resources of each rank of the role; if unset, the job's `resources`. Ranks of a role with its
+    own resources have no GPU."""
     restart: Literal["job", "rank"] | None = None
     """The part that is restarted when a process of the role is killed. job: the whole job, from its
     checkpoint. rank: only that rank, at the same addresses, while the others continue. The default
@@ -78,7 +78,7 @@ def with_resources(roles: Roles) -> list[RoleRanks]:
 
 
 def serving_ranks(roles: Roles) -> frozenset[int]:
-    """Return the ranks whose end the job does not wait for."""
+    """Return the ranks for whose exit the job does not wait."""
     return frozenset(r for name in roles if serves(roles, name) for r in ranks_of(roles, name))
 
 
@@ -101,14 +101,14 @@ def _restarts_alone(framework: Framework, roles: Roles, name: str) -> bool:
     chosen = roles[name].restart
     if chosen is not None:
         return chosen == "rank"
-    # The chief's coordinator gives the steps of a lost worker to other workers, and uses the worker
-    # again once a server listens at its address.
+    # The chief's coordinator assigns the steps of a lost worker to other workers, and uses the lost
+    # worker again once a server listens at that worker's address.
     is_coordinated = name == "worker" and "chief" in roles
     return framework == "tensorflow" and (is_coordinated or name == "evaluator")
 
 
 def check(framework: Framework, roles: Roles) -> None:
-    """Raise ValueError, with the field, if the framework does not support the roles."""
+    """Raise ValueError with the field if the framework does not support the roles."""
     if roles and all(role.resources for role in roles.values()):
         raise wrong(
             "/script/roles",
@@ -152,7 +152,8 @@ def _refuse_others(roles: Roles, known: tuple[str, ...], framework: Framework) -
 
 
 def with_num_workers(document: Any) -> Any:
-    """Return the job document with `resources.num_workers`, if unset, computed from the roles."""
+    """Return the job document. If `resources.num_workers` is unset, it is computed from the
+    roles."""
     if not isinstance(document, Mapping):
         return document
     script, resources = document.get("script"), document.get("resources", {})

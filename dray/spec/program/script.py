@@ -16,7 +16,7 @@ _Text = Annotated[PlainText, StringConstraints(max_length=MAX_CHARS)]
 Parameter = StrictBool | Int | Number | _Text
 
 LEAST_HANG_LIMIT_S = 10
-"""The supervisor checks every 5 s, so it can't measure anything shorter than two intervals."""
+"""The supervisor checks every 5 s, so the shortest time that it can measure is two intervals."""
 
 
 def _measurable(limit_s: int) -> int:
@@ -29,7 +29,7 @@ def _measurable(limit_s: int) -> int:
 
 
 class Script(Document):
-    """A training program, which is started once per worker, like with torchrun."""
+    """A training program that is started once per worker, as with torchrun."""
 
     entrypoint: Annotated[PlainText, StringConstraints(min_length=1, max_length=4096)] | None = None
     """Path of a Python file in `code`, or on the workers' machines if `code` is unset."""
@@ -46,8 +46,8 @@ class Script(Document):
         dict[Annotated[_Text, StringConstraints(min_length=1)], Parameter],
         Field(max_length=MAX_PARAMETERS),
     ] = {}
-    """Names and values used to compare jobs, in addition to the parameters in `args`. They are not
-    passed to the program. `submit_function` stores the function's arguments here."""
+    """Parameters, by name, for comparing jobs, in addition to the parameters in `args`. They are
+    not passed to the program. `submit_function` stores the function's arguments here."""
     code: Code | None = None
     """Id of uploaded code, as returned by `POST /v1/code`, or the address from which nodes fetch
     the code. In a document file, it can also be a folder such as `.`, which the client uploads when
@@ -59,9 +59,9 @@ class Script(Document):
     numbered role by role. If unset, all ranks run the same command. `resources.num_workers` is the
     total number of ranks of all roles, and can be omitted."""
     hang_limit_s: Annotated[Seconds, AfterValidator(_measurable)] | None = None
-    """Number of seconds (at least 10), or a time such as `30m`, after which a script is restarted
-    if it has stopped reporting, or, if it never reports, if it does nothing. If unset, a script is
-    restarted when it shows two signs of a hang for 15 minutes."""
+    """Number of seconds (at least 10), or a time such as `30m`. A script is restarted if it reports
+    nothing for this time or, if it never reports, if it does nothing for this time. If unset, a
+    script is restarted when it shows two signs of a hang for 15 minutes."""
 
     guesses: StrictBool = True
     """Whether to guess metrics from the output of rank 0, such as `loss=0.12`, if the script
@@ -75,7 +75,7 @@ class Script(Document):
 
     @property
     def serving_ranks(self) -> frozenset[int]:
-        """Ranks whose end the job does not wait for."""
+        """Ranks for whose exit the job does not wait."""
         return roles_of.serving_ranks(self.roles)
 
     @property

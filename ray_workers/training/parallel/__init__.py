@@ -1,4 +1,4 @@
-"""Strategies with which the ranks of a group train one model together."""
+"""Strategies by which the ranks of a group train one model together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ __all__ = ["DataPart", "Strategy", "StrategyContext", "calendar_of", "strategy_o
 
 
 def calendar_of(spec: JobSpec, workload: Workload) -> Calendar:
-    """Return the calendar of the job, whose steps are optimizer steps or rounds."""
+    """Return the calendar of the job. Its steps are optimizer steps or, in a federated job,
+    rounds."""
     if spec.federated is not None:
         rounds = rounds_of(spec.federated)
         return Calendar.of_rounds(rounds, spec.federated.evaluate_every, spec.checkpoint)
@@ -49,7 +50,7 @@ def _class_of(spec: JobSpec) -> Callable[[StrategyContext], Strategy]:
     match spec.sync:
         case (
             None | AllReduce() | AutoSync()
-        ):  # AutoSync: the document was not resolved by a service
+        ):  # AutoSync: no service has chosen the `sync` of this document
             return _all_reduce(spec)
         case Gossip():
             return AsynchronousGossip if spec.sync.mode == "ad_psgd" else SynchronousGossip

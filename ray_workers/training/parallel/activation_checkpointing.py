@@ -31,15 +31,16 @@ _COSTLY = frozenset(
         "_c10d_functional::reduce_scatter_tensor",
     )
 )
-"""Operations whose results are kept by `selective`: products, attention and communication."""
+"""Operations whose results `selective` keeps: matrix products, attention and communication."""
 
 
 def prepare_blocks(model: nn.Module, options: spec.Train) -> None:
     """Apply recomputation and compilation to the model's blocks in place, according to the options.
 
-    With recomputation, only the inputs of each block are kept (Chen et al. 2016, arXiv:1604.06174)
-    and, with `selective`, the results of costly operations. A block is an element of a module list
-    that has child modules. Recomputation draws the same random numbers as the first pass.
+    With recomputation, only the inputs of each block are kept for the backward pass (Chen et al.
+    2016, arXiv:1604.06174). With `selective`, the results of costly operations are kept too. A
+    block is an element of a module list that has child modules. The recomputed pass draws the same
+    random numbers as the first pass.
     """
     kept: dict[str, Any] = {"use_reentrant": False}
     if options.recompute == "selective":

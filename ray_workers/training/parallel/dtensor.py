@@ -4,9 +4,10 @@ Elementwise operators are applied to the plain tensors. For a DTensor, torch has
 result is divided, which takes milliseconds to seconds the first time on a mesh with three axes.
 
 If FSDP is applied to a model whose matrices are already divided, one dimension is cut twice: first
-along the tensor axis, and then each part again. If the length is not divisible, torch's DTensor and
-FSDP assume different positions for the parts, both when distributing and when reassembling a tensor
-(torch 2.13). This module uses FSDP's positions.
+along the tensor axis, and then each of these parts along the axes of FSDP. If the length of the
+dimension is not divisible by the number of parts, torch's DTensor and FSDP disagree about the
+positions of the parts, both when distributing and when reassembling a tensor (torch 2.13). This
+module uses FSDP's positions.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ray_workers.training.core.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):
-    """One of the cuts of a tensor, into `parts` parts of equal size. The last parts can be
-    smaller."""
+    """One of the cuts of a tensor, into `parts` parts of equal size, except that the last parts can
+    be smaller."""
 
     axis: int
     """Mesh axis along which the parts are distributed."""
@@ -45,7 +46,7 @@ class Apart(NamedTuple):
     parameter: DTensor
 
     def brought(self) -> Tensor:
-        """Return the part on the parameter's device, as a DTensor."""
+        """Copy the part to the parameter's device, and return it as a DTensor."""
         return like(self.part.to(self.parameter.device), self.parameter)
 
 
@@ -70,8 +71,8 @@ def like(part: Tensor, parameter: Tensor) -> Tensor:
 
 
 def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
-    """Return this rank's part of a tensor that is complete on every rank, divided like the
-    parameter."""
+    """Return this rank's part of a tensor that is complete on every rank. The tensor is divided in
+    the same way as the parameter."""
     if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
         return whole
     part = whole.detach()
@@ -114,7 +115,8 @@ def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tens
 
 
 def cuts_of(divided: DTensor) -> list[Cut]:
-    """Return the cuts in order: a cut of a part comes after the cut that created the part."""
+    """Return the cuts in the order in which they are made: the cut that creates a part precedes the
+    cuts of this part."""
     mesh = divided.device_mesh
     plain: list[Cut] = []
     of_parts: list[Cut] = []

@@ -1,8 +1,7 @@
-"""Assign shares of global batches to ranks of different speeds: a free rank gets the next share.
-
+"""Assign shares of global batches to ranks of different speeds: an idle rank gets the next share.
 The shares of all steps are numbered consecutively. A rank draws the next number from a counter in
 the store of its group. Therefore every share is computed exactly once, and slow ranks compute fewer
-shares. All ranks pass the same steps: a rank has passed a step when it draws a share of a later
+shares. All ranks complete all steps: a rank has completed a step when it draws a share of a later
 step.
 """
 
@@ -17,11 +16,12 @@ from ray_workers.training.data.prefetcher import Share
 _DRAWN: Final = "shares-drawn"
 _LEAVES_AFTER: Final = "leaves-after"
 _LEAVING: Final = 1 << 48
-"""Added to the counter when the ranks must leave, so that every later draw reveals it."""
+"""Added to the counter when the ranks must leave, so that every rank notices the request at its
+next draw."""
 
 
 class DynamicShares:
-    """The draws of a rank in a group."""
+    """The shares that a rank draws in a group."""
 
     def __init__(self, store: Store, rank: int, num_ranks: int, last_step: int) -> None:
         """last_step: last completed step when the group was formed."""
@@ -30,8 +30,8 @@ class DynamicShares:
         self._first = last_step * num_ranks
         """Number of the group's first share, starting from 0."""
         self._next = self._first + rank
-        """The share that this rank has drawn last and not yet computed. Initially, this is its own
-        share."""
+        """The share that this rank has drawn last and not yet computed. The first share of each
+        rank is determined by its number."""
         self.leaves_after: int | None = None
         """The step after which all ranks leave, if a rank was asked to leave."""
 

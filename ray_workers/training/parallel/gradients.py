@@ -1,4 +1,4 @@
-"""A rank's copy of the model, and the gradient, which is equal on all ranks."""
+"""A rank's copy of the model, and the computation of the gradient, which is equal on all ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 class Objective(nn.Module):
     """The model with its loss function, and a slot that transports the loss together with the
-    gradients.
-
-    The slot is a parameter that is always 1 and does not belong to an optimizer. The objective is
-    `loss * slot`, so the model's gradient is the gradient of the loss, and the slot's gradient is
-    the loss itself, which is therefore summed by the all-reduce of the gradients. A separate
-    all-reduce would take a tenth of the time of a small step on CPU.
+    gradients. The slot is a parameter that is always 1 and does not belong to an optimizer. The
+    objective is `loss * slot`. Therefore the gradient of the model's parameters is the gradient of
+    the loss, and the slot's gradient is the loss itself, so the all-reduce of the gradients also
+    sums the loss. A separate all-reduce for the loss would take a tenth of the time of a small step
+    on CPU.
     """
 
     def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
@@ -43,8 +42,8 @@ class Objective(nn.Module):
 
 
 def roots_of(share: Share, root: Tensor) -> Iterator[Tensor]:
-    """Yield the gradient at the root for each piece of a share. It is zero for pieces that don't
-    count."""
+    """Yield the gradient at the root for each piece of a share. The gradient is zero for pieces
+    that don't count."""
     nothing = torch.zeros_like(root)
     return (root if share.counts(piece) else nothing for piece in range(len(share.micro_batches)))
 
@@ -64,15 +63,15 @@ class Pass:
     shares: Sequence[Share]
     """This rank's shares."""
     scale: Tensor | None = None
-    """Factor for the gradients and the transported loss; None for 1."""
+    """Factor by which the gradients and the transported loss are multiplied; None for 1."""
     prepare: Callable[[int], None] = lambda _: None
-    """Called with the number of a share's batch before the share is computed."""
+    """Called before each share is computed, with the number of the share's batch."""
     before_exchange: Callable[[], None] = lambda: None
     """Called before the backward pass of the last micro-batch, which exchanges the gradients."""
 
     @property
     def share(self) -> Share:
-        """The only share."""
+        """The only share of this rank."""
         (mine,) = self.shares
         return mine
 
@@ -87,8 +86,8 @@ class GradientEngine:
     uses_ddp = True
     """Whether torch's DDP exchanges the gradients."""
     has_samples = True
-    """Whether the last gradient was computed from any samples. If not, the rank skips the step,
-    because momentum and decay would change its weights."""
+    """Whether the last gradient was computed from any samples. If there were no samples, the rank
+    skips the step, because momentum and weight decay would still change its weights."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._world_size, model = 1, parts.model
@@ -98,8 +97,8 @@ class GradientEngine:
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._ddp: DistributedDataParallel | None = None
         self._in_backward = False
-        """Whether a pass over a share is unfinished, so that buffers might be ahead of the
-        weights."""
+        """Whether a pass over a share is unfinished. If so, the buffers might include samples that
+        the weights don't include yet."""
 
     def form(self, world_size: int) -> None:
         """Join the current process group."""
@@ -136,8 +135,9 @@ class GradientEngine:
         """Compute `.grad` as the sum, over all shares on all ranks, of the share's weight times the
         gradients of its samples.
 
-        If the weight is 1 / global batch size, this is the mean over the batch, even if shares
-        differ in size. Gradients are exchanged only with the last micro-batch.
+        If the weight is 1 / global batch size, the sum is the mean over the batch, even if shares
+        differ in size. Gradients are exchanged only during the backward pass of the last
+        micro-batch.
         """
         mine = work.share
         if self._world_size > 1:
@@ -149,8 +149,9 @@ class GradientEngine:
     def _exchange(
         self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
     ) -> None:
-        # Compensates for DDP, which divides by the world size. As the gradient at the root, the
-        # factor needs no extra operation, and also applies to the slot.
+        # DDP divides by the world size, so the weight is multiplied by it. This factor is the
+        # initial gradient at the root, which needs no extra operation and also applies it to the
+        # slot.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale
@@ -166,8 +167,8 @@ class GradientEngine:
 
     def take_loss(self) -> Tensor:
         """Return the sum over all ranks of `weight` times the losses, as a scalar. Can be called
-        once after `backward`. The scalar might be in DDP's bucket: read or copy it before the next
-        pass overwrites it.
+        once after `backward`. The scalar might share memory with DDP's bucket, so read or copy it
+        before the next pass overwrites it.
         """
         carried = self._objective.slot.grad
         assert carried is not None
@@ -180,7 +181,8 @@ class GradientEngine:
         return sum(parameter.numel() for parameter in self._parameters)
 
     def grad_norm(self) -> Tensor:
-        """Return the 2-norm of the complete gradient, as computed by `clip_grad_norm_`."""
+        """Return the 2-norm of the complete gradient, which equals the result of
+        `clip_grad_norm_`."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         return norm
@@ -190,19 +192,18 @@ class GradientEngine:
         return {}
 
     def forget_gradients(self) -> None:
-        """Clear the gradients. For a small model, this is 15 times as fast as `zero_grad`."""
+        """Clear the gradients. For a small model, this method is 15 times as fast as
+        `zero_grad`."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
-        """Bring a model that was just wrapped to the state that DDP has in its second step. A
-        collective.
-
+        """Run a backward pass, so that DDP sorts its buckets before the first step. A collective.
         After its first backward pass, DDP sorts the gradients into new buckets, in the order in
         which they became ready. In a ring all-reduce with more than two ranks, the position of a
         gradient determines the order in which the ranks' parts are added. Without this pass, whose
-        gradients are discarded, the first step after a resume would add in a different order than
-        an uninterrupted run.
+        gradients are discarded, the first step after a resume would add the parts in a different
+        order than an uninterrupted run.
         """
         if self._ddp is not None:
             (mine,) = shares()

@@ -1,8 +1,7 @@
-"""The initial values of a model, which depend only on the seed and not on how the model is divided.
-
-A model is described without values, on torch's meta device. Each module draws all its values from a
-generator seeded by (seed, module name), and each rank keeps its part. Therefore a rank never holds
-more than one complete module.
+"""The initial values of a model. They depend only on the seed, not on how the model is divided. A
+model is first created without values, on torch's meta device. Then each module draws all its values
+from a generator seeded by (seed, module name), and each rank keeps its part of the values.
+Therefore a rank never holds more than one complete module.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
     Every module with its own parameters draws them in `reset_parameters`, which also fills its
     buffers on the meta device. Other buffers already have values.
 
-    A user's own model, which already has values, is only moved.
+    A user's own model already has values, so it is only moved to `device`.
     """
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.to(device)

@@ -11,7 +11,8 @@ from ray_workers.shared.contracts import STALENESS_COUNT, STALENESS_MAX, STALENE
 
 PERCENTILES = (50, 95, 99)
 TOPS = (0, *(2**power for power in range(8)))
-"""Upper bounds of the histogram's buckets, except the last bucket, which is unbounded."""
+"""Upper bounds of the histogram's buckets. The last bucket has no upper bound, so it is not
+listed."""
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:

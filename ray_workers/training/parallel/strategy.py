@@ -60,7 +60,7 @@ class StrategyContext:
 
     def engine_parts(self, model: nn.Module | None = None) -> EngineParts:
         """Initialise a model (by default the workload's) on the device, prepare its blocks
-        according to the document, and return it with its loss function."""
+        according to the document, and return the model with its loss function."""
         model = self.workload.model if model is None else model
         materialise(model, self.device, self.spec.train.seed)
         prepare_blocks(model, self.spec.train)
@@ -69,14 +69,14 @@ class StrategyContext:
 
 @dataclass(frozen=True)
 class DataPart:
-    """A rank's part of every global batch and of evaluations."""
+    """The part of every global batch, or of an evaluation, that a rank computes."""
 
     shares: range
     """Indices of the rank's shares among `num_shares`."""
     num_shares: int
     is_on_demand: bool = False
     """Whether the rank gets its shares of a global batch during the step
-    (`Strategy.optimizer_steps`). The given shares then only apply to evaluations."""
+    (`Strategy.optimizer_steps`). If so, `shares` only applies to evaluations."""
     is_even: bool = False
     """Whether ranks compute their pieces together, so that all ranks need the same number of
     pieces."""
@@ -88,14 +88,16 @@ class DataPart:
 
 
 class Update(Protocol):
-    """Performs the optimizer step: an `OptimizerStep`, or servers that have the optimizer."""
+    """Performs the optimizer step. An implementation is an `OptimizerStep`, or calls the servers
+    that have the optimizer."""
 
     @property
     def weights(self) -> nn.Module:
         """The model to evaluate and store."""
 
     def loss_scale(self) -> Tensor | None:
-        """Return the factor of the loss in the backward pass; None for 1."""
+        """Return the factor by which the loss is multiplied before the backward pass; None for
+        1."""
 
     def step(self, lr: float) -> Tensor:
         """Perform an optimizer step, and return the gradient norm before clipping."""
@@ -121,7 +123,7 @@ class Strategy(ABC):
     rank = 0
     world_size = 1
     coordinates: tuple[int, ...] = ()
-    """The rank's position among the ranks that share a model, on which random numbers depend."""
+    """The rank's position among the ranks that share a model. Random numbers depend on it."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -189,8 +191,8 @@ class Strategy(ABC):
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
 
     def optimizer_steps(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
-        """Iterate over the shares that this rank computes in a step, grouped by the optimizer step
-        that follows them. There is only one group, unless ranks train at their own speed."""
+        """Iterate over groups of the shares that this rank computes in a step. An optimizer step
+        follows each group. There is only one group, unless ranks train at their own speed."""
         yield shares
 
     def leave_group(self) -> None:
@@ -254,7 +256,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
-        """Start with the given weights, which have the names and shapes of `whole`."""
+        """Start training from the given weights, which have the names and shapes of `whole`."""
 
     def whole(self) -> Mapping[str, Tensor]:
         """Return the tensors of the complete model by name. Only their shapes matter."""

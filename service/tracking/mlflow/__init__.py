@@ -1,1 +1,2 @@
-"""Jobs as MLflow runs, which a separate process writes and MLflow's client can read."""
+"""Jobs as MLflow runs: a separate process exports them to an MLflow server, and MLflow's client can
+read them from dray."""

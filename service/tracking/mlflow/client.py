@@ -1,10 +1,10 @@
 """The process that calls MLflow's own client: `python -m service.tracking.mlflow.client`.
 
-It has no database and makes no decisions. The first line of its input has the addresses of MLflow
-and the storage, which can contain passwords; as arguments, every user of the machine could read
-them. Each further line is a call, and each line of the output is an answer, in any order. The
-process ends when its input ends. Calls can be repeated, because MLflow stores identical points of a
-run only once.
+It has no database and makes no decisions. The first line of its input contains the addresses of
+MLflow and the storage. The addresses can contain passwords, so they are not passed as arguments,
+which every user of the machine can read. Each further line is a call, and each line of the output
+is an answer. Answers can be in any order. The process ends when its input ends. Calls can be
+repeated, because MLflow stores identical points of a run only once.
 
     service -> process   [tracking URI, storage URL]
     service -> process   [number, method, arguments]
@@ -42,7 +42,7 @@ _CREDENTIALS_OR_LOAD = (401, 403, 408, 429)
 
 
 class Runs:
-    """The calls. Each can run in its own thread."""
+    """The methods that can be called. Each call can run in its own thread."""
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
         self._client = MlflowClient(tracking_uri)
@@ -94,7 +94,7 @@ class Runs:
             self._client.set_terminated(run_id, status, end_time_ms)
 
     def upload(self, run_id: str, path: str, url: str, size_bytes: int) -> None:
-        """Upload an artifact under its path. A missing file is reported as a refusal."""
+        """Upload an artifact under its path. If the file is missing, the call is refused."""
         key = self._storage.key_of(url)
         folder, name = posixpath.split(path)
         local = self._storage.local_path(key)
@@ -103,7 +103,7 @@ class Runs:
             if local is not None:
                 named.symlink_to(local.resolve(strict=True))
             else:
-                # The copy is an unnamed file, so that it always disappears with this process.
+                # The copy is an unnamed file, so it disappears when this process ends in any way.
                 for start in range(0, size_bytes, PIECE_BYTES):
                     copy.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
                 copy.flush()
@@ -111,7 +111,7 @@ class Runs:
             self._client.log_artifact(run_id, str(named), folder or None)
 
     def describe_model(self, run_id: str, config_url: str) -> None:
-        """Add the description with which MLflow loads a recipe's model."""
+        """Add the description that MLflow needs to load a recipe's model."""
         config = json.loads(self._storage.read_bytes(self._storage.key_of(config_url)))
         self._client.log_text(run_id, mlmodel(config, run_id), MLMODEL)
 
@@ -146,7 +146,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def main() -> None:
     tracking_uri, storage_url = json.loads(sys.stdin.readline())
-    # MLflow and its plugins may print: redirect their output to the service's log.
+    # MLflow and its plugins might print messages. Redirect these to the service's log.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
     runs, writing = Runs(tracking_uri, storage_url), threading.Lock()

@@ -13,8 +13,8 @@ _Fields = list[dict[str, Any]]
 
 
 def mlmodel(config: Mapping[str, Any], run_id: str) -> str:
-    """Return the file's content, created from the result's `config.json`. It is JSON, which is
-    valid YAML."""
+    """Return the content of the file `MLmodel`, created from the result's `config.json`. The
+    content is JSON, which is valid YAML."""
     inputs, outputs = _signature(config)
     described = {
         "artifact_path": "",
@@ -30,7 +30,7 @@ def mlmodel(config: Mapping[str, Any], run_id: str) -> str:
 
 
 def _signature(config: Mapping[str, Any]) -> tuple[_Fields, _Fields]:
-    """Return the inputs and outputs. A size of -1 means any size."""
+    """Return the model's inputs and outputs. A size of -1 means any size."""
     match config["recipe"]:
         case "image_classification":
             return [_tensor("float32", -1, *config["input_shape"])], [_tensor("str", -1)]

@@ -1,4 +1,4 @@
-"""The next part of a job to export to MLflow, which is read in one transaction and has a bounded
+"""The next part of a job to export to MLflow. A part is read in one transaction and has a bounded
 size."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class JobPart:
-    """A job's data that its run does not have yet."""
+    """Data of a job that has not been exported to its run yet."""
 
     run: NewRun
     run_id: str | None
@@ -73,7 +73,7 @@ class JobPart:
     after_step: int
     last_steps: dict[str, int]
     has_more: bool
-    """Whether more points exist."""
+    """Whether the job has more points after this part."""
     is_over: bool
 
     @property
@@ -134,9 +134,9 @@ def _file(row: ArtifactRow) -> ArtifactFile:
 def _new_points(
     session: Session, job: JobRow, row: MlflowExportRow
 ) -> tuple[dict[str, Points], int, bool]:
-    """Return the next points of rank 0, the step after which to continue, and whether more exist.
-
-    A step that a later attempt repeats keeps its first value, because MLflow can't replace values.
+    """Return the next points of rank 0, the step after which to continue, and whether there are
+    more points. If a later attempt repeats a step, the run keeps the first value, because MLflow
+    can't replace values.
     """
     known: Mapping[str, int] = row.last_steps
     most = max(2, POINTS_OF_A_PART // max(1, job.num_metric_keys))
@@ -159,7 +159,8 @@ def _new_points(
     after_step = max(row.after_step, newest - 1)  # the newest step may be incomplete
     if series or not job.state.is_terminal:
         return series, after_step, job.state.is_terminal
-    # Export points at steps that the export has already passed: each metric has its own last step.
+    # Also export points at steps up to `after_step` that are new, using each metric's own last
+    # step.
     ends = metric_reader.read(session, job.id, keys=None, rank=0, after_step=-1, max_points=2)
     for key, (steps, _) in ends.items():
         if steps[-1] > known.get(key, -1):

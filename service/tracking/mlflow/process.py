@@ -1,4 +1,4 @@
-"""The parent's side of the process with MLflow's client. All calls have a time limit."""
+"""The service's side of the process that runs MLflow's client. All calls have a time limit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LINE_BYTES = 64 << 20
 END_LIMIT_S = 5.0
 """How long to wait for a killed process to end."""
 DEFAULTS = {
-    # Calls have a time limit and are repeated here, so the client should not retry. The server may
-    # take long to store an upload after the last byte.
+    # The service limits the time of calls and repeats them, so the client should not retry. The
+    # server may take long to store an upload after it has received the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     # A redirected POST becomes a GET, whose response would be mistaken for MLflow's.
@@ -28,7 +28,7 @@ DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL can contain a password
 }
-"""Default settings of MLflow's client, which the service's environment can override."""
+"""Default settings of MLflow's client. Variables in the service's environment override them."""
 _ENDED = "the process that calls MLflow ended"
 CODE_ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,9 +42,8 @@ class MlflowRefused(Exception):
 
 
 class MlflowProcess:
-    """Starts the process with the first call, and again after it has died or been killed.
-
-    If a call times out, the process is killed. Its other calls fail too, and can be repeated.
+    """Starts the process at the first call, and restarts it after it has died or been killed. If a
+    call times out, the process is killed. All its pending calls then fail, and can be repeated.
     """
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
@@ -77,7 +76,7 @@ class MlflowProcess:
         """Kill the process; a later call starts another one."""
         if self._child is not None:
             self._child.end()
-            # A process that is waiting for an unreachable file server can't be killed.
+            # A process that is blocked on an unreachable file server can't be killed.
             await asyncio.wait({self._child.reading}, timeout=END_LIMIT_S)
 
 
@@ -127,7 +126,7 @@ class _Child:
     def end(self) -> None:
         """Kill the process, and fail its calls."""
         self.is_over = True
-        # Process.kill() may reap the child itself, which asyncio does not notice.
+        # Process.kill() might reap the child itself, and asyncio would not notice this.
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)

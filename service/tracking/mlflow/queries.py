@@ -32,9 +32,9 @@ from service.tracking.mlflow.runs import (
 
 DEFAULT_ID = "0"
 MAX_RUNS = 1000
-"""Maximum number of runs on a page, whatever the caller requests."""
+"""Maximum number of runs on a page, even if the caller requests more."""
 MAX_RESULTS = 25_000
-"""Maximum number of points on a page of a history, which is also what MLflow's client requests."""
+"""Maximum number of points on a page of a history. MLflow's client also requests this number."""
 _SCOPE = "mlflow"
 
 _STATES: dict[str, tuple[JobState, ...]] = {
@@ -69,7 +69,7 @@ class MlflowExperiment:
 class RunPage:
     jobs: list[views.Job]
     notes: Mapping[str, str]
-    """Notes by job, without jobs whose tags and notes have never changed."""
+    """Notes by job id. Jobs whose tags and notes have never changed are omitted."""
     next_token: str | None
 
 
@@ -82,15 +82,16 @@ class HistoryPage:
 
 
 def experiment_id(name: str) -> str:
-    """Return the id of an experiment. MLflow's ids have only letters and digits, so the name is
-    hashed."""
+    """Return the id of an experiment: a hash of its name, since MLflow's ids contain only letters
+    and digits."""
     if name == DEFAULT_EXPERIMENT:
         return DEFAULT_ID
     return hashlib.sha256(name.encode()).hexdigest()[:18]
 
 
 def _is_position(found: Any, lowest: int) -> bool:
-    """Whether a page may begin at `found`, which could be forged. (A bool is an int, too.)"""
+    """Whether a page can begin at `found`. The value comes from the caller's token, so it can be of
+    any type. (In Python, a bool is also an int.)"""
     return type(found) is int and lowest <= found < 2**63
 
 
@@ -100,7 +101,8 @@ class MlflowQueries:
         self._queries = queries
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
-        """Return the label's values, and `Default` for jobs without the label. Raise BadSearch."""
+        """Return the values of the label `experiment`, and `Default` for jobs without this label.
+        Raise BadSearch."""
         filters = search.parse_name_filter(filter_)
         names = await self._database.read(
             lambda s: repository.experiments(s, _NAMES, DEFAULT_EXPERIMENT, filters)

@@ -20,7 +20,8 @@ DEFAULT_EXPERIMENT = "Default"
 JOB_TAG = "dray.job_id"
 """The tag that identifies a job's run."""
 NOTES_TAG, TAGS_TAG = "mlflow.note.content", "dray.tags"
-"""The tags for a job's notes, which MLflow shows as the description, and for a job's tags."""
+"""The MLflow tags that contain a job's notes (shown by MLflow as the description) and a job's
+tags."""
 
 STATUS: Mapping[JobState, str] = {
     JobState.QUEUED: "SCHEDULED",
@@ -32,7 +33,7 @@ STATUS: Mapping[JobState, str] = {
     JobState.FAILED: "FAILED",
     JobState.CANCELLED: "KILLED",
 }
-"""The status of a run by the state of its job."""
+"""Mapping from the state of a job to the status of its run."""
 
 
 def experiment_of(labels: Mapping[str, str]) -> str:
@@ -61,7 +62,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def key_of(name: str) -> str:
-    """Convert a name to a key that MLflow accepts. Distinct names stay distinct."""
+    """Convert a name to a key that MLflow accepts. Different names become different keys."""
     fits = re.sub(r"[^\w./ -]", "_", name)
     # MLflow requires the name to be a normalised path.
     if posixpath.normpath(fits) != fits or fits == "." or fits.startswith(("..", "/")):
@@ -82,7 +83,7 @@ def artifact_path_of(path: str) -> str:
 
 
 def _mark(name: str) -> str:
-    """Return a suffix that keeps names distinct after characters were replaced."""
+    """Return a suffix that keeps names different after characters have been replaced."""
     return "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
 
 

@@ -1,1 +1,2 @@
-"""Models that are not complete on any rank: FSDP, tensor, pipeline and context parallelism."""
+"""Parallelism for models that are divided among ranks: FSDP, tensor, pipeline and context
+parallelism."""

@@ -1,7 +1,6 @@
-"""The positions of ranks if the world is divided along several axes.
-
-Neighbouring ranks differ in the innermost axis, so the ranks that communicate the most are usually
-on the same node. From the inside out, the axes are tensor, context, shard, data and pipeline.
+"""The positions of ranks along the axes of a device mesh. From the innermost to the outermost, the
+axes are tensor, context, shard, data and pipeline. Neighbouring ranks differ in the innermost axis,
+so the ranks that communicate the most are usually on the same node.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ AXES = ("pipeline", "data", "shard", "context", "tensor")
 
 
 class Mesh:
-    """The axes of a rank: `sizes` are their sizes, and `at` is the rank's index along each axis."""
+    """A rank's position in the mesh. `sizes` has the size of each axis, and `at` has the rank's
+    index along each axis."""
 
     def __init__(
         self, options: spec.Parallel, rank: int, world_size: int, device: torch.device
@@ -35,7 +35,8 @@ class Mesh:
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
-        # Ranks that compute different positions of the same samples also share the model's parts.
+        # The model is also divided among ranks that compute different positions of the same
+        # samples.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
         faultpoint(FaultPoint.BEFORE_MESH)
         self._whole = self._make(device)
@@ -65,7 +66,7 @@ class Mesh:
 
     @property
     def num_replicas(self) -> int:
-        """Number of ranks with the same parts."""
+        """Number of ranks that have the same parts of the model."""
         return self.sizes["data"]
 
     @property
@@ -103,9 +104,9 @@ class Context:
     """Attention over all positions of a sample, when each rank has a part of the positions.
 
     Before the attention, the ranks exchange positions for heads, so that each rank has all
-    positions of some heads; afterwards they reverse the exchange (DeepSpeed-Ulysses, Jacobs et al.
-    2023, arXiv:2309.14509). The results equal attention on a single rank, on CPU and on GPU.
-    torch's own ring attention has no CPU kernel.
+    positions of some heads. After the attention, they reverse the exchange (DeepSpeed-Ulysses,
+    Jacobs et al. 2023, arXiv:2309.14509). The results are the same as on a single rank,
+    both on CPU and on GPU. torch's own ring attention is not used, because it has no CPU kernel.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

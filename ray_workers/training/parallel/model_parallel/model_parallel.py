@@ -45,7 +45,8 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 )
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
-# FSDP2 warns about in-place operations on a view in each evaluation, but there are none.
+# In each evaluation, FSDP2 warns about in-place operations on views, but dray performs no such
+# operations.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -66,8 +67,8 @@ class ModelParallel(Strategy):
     """Holds this rank's part of the model. `divide` creates the part for every group that the rank
     joins.
 
-    Ranks that differ only in `data` are bitwise identical, so a rank can send its parts to the
-    replacement of such a rank.
+    Ranks that differ only along the axis `data` have bitwise identical parts. If such a rank is
+    lost, another one can therefore send its parts to the replacement.
     """
 
     saves_alone = False
@@ -86,7 +87,8 @@ class ModelParallel(Strategy):
         self._is_built = False
         """Whether this rank's part of the model for the current group exists."""
         self._is_torn = False
-        """Whether a group broke during an update, and no peer has sent its state since then."""
+        """Whether a group broke during an update, so that this rank's state is invalid until a peer
+        sends its own."""
 
     @abstractmethod
     def divide(
@@ -101,7 +103,8 @@ class ModelParallel(Strategy):
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self.model, self.gradients, self.update = self.divide(mesh, self._context)
-        # The parameters between steps. During a step, FSDP replaces them.
+        # Keep the parameters that the model has between steps, since FSDP replaces them during a
+        # step.
         self._parameters = dict(self.model.named_parameters())
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
@@ -123,8 +126,8 @@ class ModelParallel(Strategy):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Raise PartsLostError if some part in the state after the last step does not exist on any
-        remaining rank."""
+        """Raise PartsLostError if no remaining rank has some part of the state after the last
+        step."""
         if self._is_torn:
             progress = TORN
         everyones = state_transfer.everyones(progress, self.device, self.world_size)
@@ -140,12 +143,13 @@ class ModelParallel(Strategy):
             source = max(mine, key=lambda twin: everyones[twin])
             group = self.mesh.group("data")
             handed = state_transfer.broadcast(state, source, self.rank, self.device, group)
-        # Evaluations and saves after the step are repeated if some ranks have not completed them.
+        # If some ranks have not completed the evaluation and the checkpoint after the step, all
+        # ranks repeat them.
         return min(newest), handed if progress < newest[self.rank] else None
 
     def compare_copies(self) -> None:
-        """Compare the parts of twins. If each rank has all parameters, as in ZeRO 1, compare the
-        parameters of all ranks."""
+        """Compare the parts of the ranks that should have the same parts. If each rank has all
+        parameters, as in ZeRO 1, compare the parameters of all ranks."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
             return
         state = self.peer_state_dict()
@@ -246,8 +250,8 @@ class ModelParallel(Strategy):
 
 
 class Sharded(ModelParallel):
-    """Parameters, gradients and optimizer state are divided along all axes of the mesh. The
-    gradient messages also transport whether a rank was asked to leave."""
+    """Divides parameters, gradients and optimizer state along all axes of the mesh. The messages
+    with gradients also contain whether a rank was asked to leave."""
 
     gradients: ShardedGradientEngine
     _pipeline: Pipeline | None = None
@@ -311,21 +315,23 @@ def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Paral
     blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
     for unit in blocks:  # each block is gathered as a unit
         fully_shard(unit, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
-    # The model's inputs can be numbers of a table, which 16 bits can't represent.
+    # Don't cast the model's inputs, because they can be numbers of a table that 16 bits can't
+    # represent.
     policy = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
 
 
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
-    """Return the types that the document specifies. None keeps the model's type."""
+    """Return the data types that the document specifies. With None, FSDP uses the model's data
+    type."""
     param = AUTOCAST.get(parallel.param_dtype)
     reduce = AUTOCAST.get(parallel.reduce_dtype, param and torch.float32)
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
 def _whole(state: Any, *, keep: bool) -> Any:
-    """Replace the parts in a nested state by complete tensors. A collective, in the order of the
-    state.
+    """Replace the parts in a nested state by complete tensors. A collective for each part, in the
+    order of the state.
 
     keep: if False, replace every tensor by None, for ranks that don't need the tensors.
     """
@@ -355,7 +361,7 @@ def _local(state: Any) -> Any:
 
 
 def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all stages. Their parameters are disjoint, and everything else is
+    """Merge the states of all stages. The stages have disjoint parameters, and everything else is
     equal."""
     merged: dict[str, Any] = {**states[0], "model": {}}
     merged.pop("optimizer", None)

@@ -26,7 +26,7 @@ from ray_workers.training.parallel.model_parallel.sharded_gradients import Shard
 from ray_workers.training.parallel.strategy import StrategyContext
 
 IGNORED = -100
-"""Target that cross entropy ignores, as by default in `torch.nn.functional`."""
+"""Target that cross entropy ignores: the default of `ignore_index` in `torch.nn.functional`."""
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -34,8 +34,8 @@ SCHEDULES = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
 PER_STAGE = 2
-"""Number of micro-batches per stage if the document does not specify their size. The ranks are then
-idle for at most a third of a step."""
+"""Number of micro-batches per stage if the document does not specify the size of micro-batches.
+With this number, the ranks are idle for at most a third of a step."""
 
 
 class Stages(nn.Module):
@@ -87,10 +87,10 @@ class Pipeline:
         self._losses = _Losses()
         self._schedule = self._scheduled(options.schedule, self.num_pieces, self._losses)
         self._num_predicted = _multiple(given.spec.train.micro_batch_size or largest, self._size)
-        """Number of samples whose outputs are computed at a time. It is constant, because a
+        """Number of samples whose outputs are computed at a time. The number is constant, because a
         schedule for a new shape starts with a pass that determines the shapes that stages exchange.
-        The collectives of this pass would have no counterpart on ranks that already have a schedule
-        for the shape."""
+        Ranks that already have a schedule for the shape would not take part in the collectives of
+        this pass."""
         self._forward: Any = None
         """The schedule for the forward pass only."""
 
@@ -122,8 +122,8 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """Return the outputs, on the rank with the last stage. inputs: at most a micro-batch, or a
-        rank's share."""
+        """Return the outputs on the rank with the last stage, and None on other ranks. inputs: at
+        most a micro-batch, or a rank's share."""
         if self._forward is None:
             name = "gpipe" if len(self._modules) == 1 else "interleaved"
             self._forward = self._scheduled(name, self._size, None)

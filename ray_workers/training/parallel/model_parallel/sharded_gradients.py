@@ -42,7 +42,8 @@ class ShardedGradientEngine(GradientEngine):
         self._is_asked_to_leave = is_asked_to_leave
         self._shares: dict[tuple[float, ...], Tensor] = {}
         self.preemption_requested = False
-        """Whether any rank had been asked to leave by the last step. All ranks save together."""
+        """Whether any rank was asked to leave before the last step. If so, all ranks save a
+        checkpoint together."""
 
     def backward(self, work: Pass) -> None:
         mine, scale = work.share, work.scale
@@ -62,8 +63,9 @@ class ShardedGradientEngine(GradientEngine):
         self._settle_gradients()
 
     def _weight_of(self, mine: Share) -> float:
-        """Return the weight of a sample. Like DDP, FSDP divides by the number of ranks. If ranks
-        divide a sample by position, each rank has the mean over its own positions."""
+        """Return the weight of a sample. Like DDP, FSDP divides by the number of ranks. If several
+        ranks compute the positions of a sample, each rank has the mean loss over its own
+        positions."""
         num_sequence_parts = self._mesh.sizes["context"]
         return mine.batch.weight * self._mesh.num_exchanging / num_sequence_parts
 
@@ -72,8 +74,8 @@ class ShardedGradientEngine(GradientEngine):
             self._sharded.set_requires_gradient_sync(do)
 
     def _settle_gradients(self) -> None:
-        """Perform DTensor's deferred sums, for the gradients of parameters that are complete on
-        every rank."""
+        """Perform the sums that DTensor has deferred, for the gradients of parameters that are
+        complete on every rank."""
         for parameter in self._parameters:
             grad = parameter.grad
             if not isinstance(grad, DTensor) or not isinstance(parameter, DTensor):
@@ -85,8 +87,8 @@ class ShardedGradientEngine(GradientEngine):
         return self._added_up(super().take_loss())
 
     def _added_up(self, carried: Tensor) -> Tensor:
-        """Sum the loss over all ranks. The same message transports whether any rank was asked to
-        leave, and the squares for the gradient norm."""
+        """Sum the loss over all ranks. The same message contains whether any rank was asked to
+        leave, and the sums of squares for the gradient norm."""
         asked = torch.full_like(carried, float(self._is_asked_to_leave()))
         # All ranks of a tensor group have computed the same loss.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
@@ -98,20 +100,20 @@ class ShardedGradientEngine(GradientEngine):
         return total[0]
 
     def _own_square(self) -> Tensor:
-        """Return this rank's part of the sum of squares of the gradient. Elements that exist on
-        several ranks are counted proportionally."""
+        """Return this rank's part of the sum of squares of the gradient. An element that exists on
+        n ranks counts as 1/n on each of them."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         if not grads:
             return self._objective.slot.new_zeros(())
         squares = torch.stack(torch._foreach_norm([local(grad) for grad in grads])).square()
         shares = tuple(1 / _num_holders(grad) for grad in grads)
-        if shares not in self._shares:  # copying them to a GPU would wait for the GPU
+        if shares not in self._shares:  # cached, because copying to a GPU would wait for the GPU
             self._shares[shares] = squares.new_tensor(shares)
         return squares @ self._shares[shares]
 
     def grad_norm(self) -> Tensor:
-        """Return the norm over all ranks' parts at the time when the loss was taken, including the
-        loss scale."""
+        """Return the norm over all ranks' parts, which was computed when the loss was summed. It
+        includes the loss scale."""
         return self._norm
 
 

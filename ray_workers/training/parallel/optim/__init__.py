@@ -1,1 +1,2 @@
-"""Optimizers, the optimizer step, and optimizer state that is stored off the device."""
+"""Optimizers, the optimizer step, and optimizer state that is stored in host memory or in fewer
+bits."""

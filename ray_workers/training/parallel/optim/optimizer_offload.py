@@ -1,7 +1,8 @@
 """Optimizer state that is stored in fewer bits, or in host memory, between steps.
 
 The optimizer performs its step as usual, in fp32 on the parameters' device, but for one bucket of
-parameters at a time. The state of the bucket is fetched before and offloaded afterwards.
+parameters at a time. The state of a bucket is fetched before the bucket's step, and offloaded after
+it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ name."""
 
 
 Part = Callable[[Any, Tensor], Any]
-"""Maps (state value, parameter) to the part of the value that belongs to the parameter."""
+"""A function that maps (state value, parameter) to the part of the value that belongs to the
+parameter."""
 
 
 class Later(NamedTuple):
-    """A loaded value. The parameter's part is computed when it is needed."""
+    """A loaded value, of which the parameter's part is computed only when the part is needed."""
 
     part: Part
     value: Tensor
@@ -52,8 +54,8 @@ def made_later(part: Part) -> Part:
 
 
 class OffloadedState:
-    """Wraps an optimizer's `step` and `load_state_dict` to offload moments, which have the shape of
-    their parameter."""
+    """Wraps an optimizer's `step` and `load_state_dict` to offload moments. A moment is a state
+    value with the shape of its parameter."""
 
     def __init__(
         self,
@@ -88,16 +90,16 @@ class OffloadedState:
                 self._step()
                 self._offload(bucket)
                 for group, part in zip(groups, parts, strict=True):
-                    if part["params"]:  # preserves values that the optimizer stores in the group
+                    if part["params"]:  # keep values that the optimizer has stored in the group
                         group.update({**part, "params": group["params"]})
         finally:
             self._optimizer.param_groups = groups
         groups[0][NUM_STEPS] = self._num_steps + 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Equivalent to the optimizer's method, but values can be `Later`. Each moment is offloaded
-        before the next is computed, because all moments together might exceed the device's
-        memory."""
+        """Load a state like the optimizer's method, except that values can be `Later`. Each moment
+        is offloaded before the next is computed, because all moments together might exceed the
+        device's memory."""
         parameters = self._parameters()
         later = [
             (at, name, value)
@@ -187,8 +189,8 @@ def _is_moment(value: Any, parameter: Tensor) -> bool:
 
 def rounded(values: Tensor, number: int) -> Tensor:
     """Round to bf16 stochastically: up with a probability equal to the truncated fraction (as in
-    arXiv:2010.06192). This lets small changes accumulate; otherwise, a moment that decays by a
-    thousandth in each step would never change.
+    arXiv:2010.06192). With this rounding, small changes accumulate. With rounding to nearest, a
+    moment that decays by a thousandth in each step would never change.
 
     The pseudo-random numbers depend only on the bits of the values, their positions and the step.
     Therefore ranks with the same values round in the same way, even after a resume.

@@ -1,4 +1,5 @@
-"""The optimizer step, from the gradient to new weights: unscale, clip, step, average."""
+"""The optimizer step, which computes new weights from the gradient: unscale, clip, step,
+average."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState
 from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
 
 LEAST_SCALE = 2.0**-20
-"""Loss scale after 36 consecutive overflows. Finite gradients don't overflow at this scale."""
+"""The loss scale after 36 consecutive overflows. At this scale, finite gradients don't overflow."""
 
 
 class OptimizerStep:
@@ -69,9 +70,9 @@ class OptimizerStep:
     def step(self, lr: float) -> Tensor:
         """Perform an optimizer step, and return the gradient norm before clipping.
 
-        In fp16, a gradient that has overflowed leaves the weights unchanged and lowers the scale.
-        With skip_step, any gradient that is not finite leaves the weights unchanged, which requires
-        waiting for the device.
+        In fp16, if the gradient has overflowed, the weights remain unchanged and the loss scale is
+        lowered. With skip_step, the weights remain unchanged for any gradient that is not finite;
+        checking this waits for the device.
         """
         if not self._gradients.has_samples:
             norm = self._gradients.grad_norm()
@@ -102,8 +103,8 @@ class OptimizerStep:
     def _step_in_scale(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
         """Step if the gradient with the norm `norm` has not overflowed, and set the next scale.
 
-        The scaler's own `step` is not used, because the momentum buffer remains uninitialised if it
-        skips the first step of fused SGD (torch 2.13). This method waits for the device.
+        The scaler's own `step` is not used: if it skips the first step of fused SGD, the momentum
+        buffer remains uninitialised (torch 2.13). This method waits for the device.
         """
         overflowed = not norm.isfinite()
         if not overflowed:
@@ -122,9 +123,9 @@ class OptimizerStep:
         return {"optimizer": self._optimizer_state(), **self._rest()}
 
     def replicated(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a `state_dict` that is equal on ranks with the same parameters.
-        Buffers of the average are omitted, because they follow the model's buffers, which each rank
-        updates itself."""
+        """Return the part of a `state_dict` that is equal on ranks with the same parameters. The
+        buffers of the weight average are omitted, because they follow the model's buffers, and each
+        rank updates its own buffers."""
         own = (self._names[parameter] for parameter in _parameters(self._local_optimizer))
         saved = state["optimizer"]["state"]
         alike: dict[str, Any] = {"optimizer": {name: saved[name] for name in own if name in saved}}
@@ -144,7 +145,7 @@ class OptimizerStep:
         return named_state(self._optimizer, self._names)
 
     def _rest(self) -> dict[str, Any]:
-        """Return the state without that of the optimizer."""
+        """Return the state, except for the state of the optimizer."""
         state: dict[str, Any] = {}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
@@ -163,7 +164,8 @@ class OptimizerStep:
             self._average.load_state_dict(state["average"])
 
     def load_parts(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a rank with the same parts. The parts are plain tensors."""
+        """Load the state of a rank with the same parts. In this state, the parts are plain
+        tensors."""
         self._load_optimizer(state["optimizer"], _as_part)
         self._load_rest(state)
 
@@ -178,8 +180,8 @@ class OptimizerStep:
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """The optimizer step for a rank's parts. An overflow in another rank's part can only be
-    detected by the norm, which all ranks share."""
+    """The optimizer step for a rank's parts. A rank detects an overflow in another rank's part by
+    the norm, which covers the parts of all ranks."""
 
     def _unscaled_norm(self) -> Tensor:
         norm = self._gradients.grad_norm()
@@ -193,7 +195,7 @@ class ShardedOptimizerStep(OptimizerStep):
 
 
 def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
-    """Equivalent to `torch.nn.utils.clip_grads_with_norm_`, for this rank's parts of gradients."""
+    """Do the same as `torch.nn.utils.clip_grads_with_norm_`, for this rank's parts of gradients."""
     parts = [local(p.grad) for p in model.parameters() if p.grad is not None]
     if parts:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -214,8 +216,9 @@ Names = Mapping[Tensor, str]
 
 
 def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """Return an optimizer's state dict with parameter names instead of torch's numbers, so that
-    ranks with different parameters, or a different order, can find theirs."""
+    """Return an optimizer's state dict with parameter names instead of torch's numbers. A rank that
+    has different parameters, or has them in a different order, can then find the state of its
+    parameters."""
     own = [names[parameter] for parameter in _parameters(optimizer)]
     state = optimizer.state_dict()
     return {
@@ -228,8 +231,7 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
 
 
 def is_numbered(state: Mapping[str, Any]) -> bool:
-    """Whether a state identifies parameters by number, as in older versions of dray and in
-    torch."""
+    """Whether a state identifies parameters by number, as torch and older versions of dray do."""
     return any(isinstance(one, int) for group in state["param_groups"] for one in group["params"])
 
 

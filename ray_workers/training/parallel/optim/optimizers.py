@@ -1,9 +1,10 @@
 """The optimizers that a job document can select.
 
-LARS and LAMB are for large batches: the learning rate grows with the batch size, and becomes too
-large for layers whose gradients are large relative to their weights. Both adapt the rate of each
-layer to the ratio of the two norms. As in the papers, this does not apply to biases and the scales
-of norms, which are 1-D.
+LARS and LAMB are for large batches. Large batches need a high learning rate, which is too high for
+layers whose gradients are large relative to their weights. LARS and LAMB therefore scale the rate
+of each layer by the ratio of the norm of its weights to the norm of its gradient or update. As in
+the papers, 1-D parameters, which are biases and the scales of normalisation layers, are not
+adapted.
 """
 
 from __future__ import annotations
@@ -129,17 +130,16 @@ class Lamb(_Layerwise):
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """Return the ratio, or 1 if either value is zero. Does not read the values, which would wait
-    for the GPU."""
+    """Return the ratio, or 1 if either value is zero. The values are not read on the CPU, since
+    that would wait for the GPU."""
     usable = (above > 0) & (below > 0)
     return torch.where(usable, above / torch.where(usable, below, 1.0), 1.0)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups: matrices and filters with weight decay, and all others without
-    it.
-
-    Biases and the scales of norms are 1-D, and weight decay has no regularising effect on them.
+    """Return two parameter groups: matrices and filters with weight decay, and 1-D parameters
+    without weight decay. 1-D parameters are biases and the scales of normalisation layers, on which
+    weight decay has no regularising effect.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -150,8 +150,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
-    """Build the optimizer. If torch has a fused version, it is used: its single kernel for all
-    parameters is faster, because kernel launches dominate small steps."""
+    """Build the optimizer, in torch's fused version if there is one. A fused version updates all
+    parameters with a single kernel, which is faster because kernel launches dominate small
+    steps."""
     groups = parameter_groups(model, options.weight_decay)
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     match options.name:

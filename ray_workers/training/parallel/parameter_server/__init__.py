@@ -1,1 +1,2 @@
-"""Parameter servers, which hold the weights and the optimizer state, and the workers' side."""
+"""Parameter servers, which store the weights and the optimizer state, and the workers that use
+them."""

@@ -1,7 +1,7 @@
 """The rules for assigning batches to workers, as a state machine without I/O.
 
-A worker requests a batch, and is done with it when all servers have its gradient. One server
-assigns the batches.
+A worker requests a batch, and is done with the batch when all servers have its gradient. One server
+assigns all batches.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class Word(Enum):
 
 Dispatch = int | Word
 Dispatches = list[tuple[int, int | None]]
-"""(worker, batch number, or None if no batches are left) for workers that were waiting."""
+"""For each worker that was waiting and gets a reply: (worker, batch number, or None if no batches
+are left)."""
 
 
 class BatchDispatcher(ABC):
     """The common rules of all modes. When no batches are left, only the chief is notified
     immediately. The other workers are notified after the chief has stored the result, because one
-    of them might have to replace it."""
+    of them might have to replace the chief."""
 
     def __init__(self, last_batch: int) -> None:
         self._last_batch = last_batch
@@ -40,8 +41,8 @@ class BatchDispatcher(ABC):
         self._is_finished = False
 
     def take(self, worker: int, done: int | None) -> Dispatches:
-        """Request a batch for a worker. done: the worker's previous batch, whose gradient all
-        servers have."""
+        """Request a batch for a worker. done: the worker's previous batch, if all servers have its
+        gradient."""
         if done is not None:
             self._is_done(worker, done)
         self.forget(worker)
@@ -68,7 +69,7 @@ class BatchDispatcher(ABC):
         return self._dispatched()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all state on which later assignments depend, for JSON."""
+        """Return all state on which later assignments depend, as values for JSON."""
         ends = {"is_stopped": self._is_stopped, "is_finished": self._is_finished}
         return {"last": self._last_batch, "waiting": list(self._waiting), **ends}
 
@@ -102,7 +103,8 @@ class BatchDispatcher(ABC):
 
 
 class SynchronousBatchDispatcher(BatchDispatcher):
-    """All workers compute their shares of the same batch, and then of the next batch."""
+    """All workers compute their shares of the same batch, and then their shares of the next
+    batch."""
 
     def __init__(self, num_workers: int, last_batch: int, first_done: int) -> None:
         """first_done: number of batches that are already done."""
@@ -127,12 +129,13 @@ class SynchronousBatchDispatcher(BatchDispatcher):
 
 
 class SharedBatchDispatcher(BatchDispatcher):
-    """Each batch is computed by a single worker: the first free worker gets the next batch.
+    """Each batch is computed by a single worker: the first idle worker gets the next batch.
 
-    With `max_staleness`, a worker that is ahead of the slowest worker by more than this number of
-    batches waits for it (the read condition of stale synchronous parallel, Ho et al. 2013), so the
-    fastest worker can be one batch further ahead. The number of batches is a worker's clock; a
-    worker that joins later starts with the clock of the slowest worker.
+    A worker's clock is the number of batches that it has computed. With `max_staleness`, a worker
+    whose clock is ahead of the slowest worker's clock by more than this number waits for the
+    slowest worker (the read condition of stale synchronous parallel, Ho et al. 2013). The fastest
+    worker can therefore be ahead by `max_staleness` + 1 batches. A worker that joins later starts
+    with the clock of the slowest worker.
     """
 
     def __init__(

@@ -40,7 +40,8 @@ class ServersState:
     """The state of all servers."""
 
     tensors: Mapping[str, Tensor]
-    """`values`, and the optimizer state as vectors without buffers or as scalars."""
+    """`values`, and the optimizer state. The state consists of scalars, and of vectors without the
+    segment of buffers."""
     done: Sequence[DoneBatches]
     """The completed batches of each server."""
     staleness: Mapping[int, int]
@@ -51,7 +52,8 @@ class ServersState:
 
 class ServerLink:
     """A connection to one server. Every message has a reply. If the server is lost and has a
-    replica, the message is sent again to the replacement, which processes it only once."""
+    replica, the message is sent again to the server's replacement. A message that is sent twice is
+    processed only once."""
 
     def __init__(
         self, store: Store, server: int, hello: Mapping[str, Any], *, has_replica: bool
@@ -72,7 +74,8 @@ class ServerLink:
         return self._sent_before + self._connection.sent_bytes
 
     def greet(self) -> dict[str, Any]:
-        """Introduce this worker to a server that does not know it, and return the reply."""
+        """Introduce this worker to a server to which it has not been connected before, and return
+        the reply."""
         return self.ask({**self._hello, "comes_back": False})
 
     def ask(self, header: Mapping[str, Any], *payload: Tensor) -> dict[str, Any]:
@@ -120,7 +123,7 @@ class ServerLink:
 
 
 class Servers:
-    """The connections to all servers; server 0 assigns the batches."""
+    """The connections to all servers. Server 0 assigns the batches."""
 
     def __init__(
         self, layout: FlatLayout, links: Sequence[ServerLink], sync: spec.ParameterServer
@@ -188,23 +191,23 @@ class Servers:
                 "notes": dict(notes),
             }
             asked.append((header, list(own.values())))
-        # Server 0 comes last, because workers start when it has replied.
+        # Server 0 is the last to get its state, because workers start when it has replied.
         for server in reversed(range(len(asked))):
             about, parts = asked[server]
             self._links[server].ask(about, *parts)
 
     def take(self, done: int | None) -> int | None:
-        """Wait for the number of the next batch; None if no batches are left. done: the last batch
-        whose gradient has been sent to all servers."""
+        """Wait for the number of the next batch, and return it; None if no batches are left. done:
+        the last batch whose gradient has been sent to all servers."""
         batch: int | None = self._links[0].ask({"op": "take", "done": done})["batch"]
         return batch
 
     def push(self, batch: int, lr: float, loss: float, vector: Tensor) -> Pushed:
         """Send all servers their parts of a gradient, and return the reply of server 0.
 
-        If the rate depends on the staleness, server 0 receives its part first. The other servers
-        receive the staleness that server 0 returned together with their parts, so that all parts of
-        the gradient have the same rate.
+        If the learning rate depends on the staleness, server 0 receives its part first, and returns
+        the staleness. The other servers receive this staleness with their parts, so that all parts
+        of the gradient are applied with the same rate.
         """
         header: dict[str, Any] = {"op": "push", "batch": batch, "lr": lr, "loss": loss}
         vector = vector.to(self._push_dtype)
@@ -217,7 +220,7 @@ class Servers:
         return pushed
 
     def pull(self, version: int | None) -> Pulled:
-        """Return the latest weights, or the weights of a version."""
+        """Return the weights of this version, or the latest weights if `version` is None."""
         answers = self._ask([{"op": "pull", "version": version}] * len(self._links))
         vector = self._layout.joined([payload.view(torch.float32) for _, payload in answers])
         squares = sum(header["squares"] for header, _ in answers)
@@ -225,7 +228,8 @@ class Servers:
         return Pulled(first["version"], vector, first["loss"], squares)
 
     def state(self) -> ServersState:
-        """Return the state of all servers. The servers' states are from different times."""
+        """Return the state of all servers. Each server returns its state at a slightly different
+        time."""
         answers = self._ask([{"op": "state"}] * len(self._links))
         parts = [unpacked(header["tensors"], payload) for header, payload in answers]
         # A shard has no optimizer state before its first step.
@@ -237,15 +241,15 @@ class Servers:
         return ServersState(tensors, done, dict(headers[0]["staleness"]), moved_bytes)
 
     def note(self, notes: Mapping[str, Any]) -> None:
-        """Store the chief's state, except for the weights, on server 0."""
+        """Store the chief's state, without the weights, on server 0."""
         self._links[0].ask({"op": "note", "notes": dict(notes)})
 
     def stop(self) -> None:
-        """Stop assigning batches, because the training ends early."""
+        """Make server 0 stop assigning batches, because the training ends early."""
         self._links[0].ask({"op": "stop"})
 
     def finish(self) -> None:
-        """Allow workers and servers to end, because the result is stored."""
+        """Allow workers and servers to exit, because the result is stored."""
         self._ask([{"op": "finish"}] * len(self._links))
 
     def close(self) -> None:

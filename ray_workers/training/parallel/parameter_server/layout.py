@@ -19,7 +19,8 @@ class Sizes(NamedTuple):
     plain: int
     """Elements of the other parameters."""
     buffers: int
-    """Elements of buffers that change in training, such as running means. They have no gradient."""
+    """Elements of buffers that change in training, such as running means. Buffers have no
+    gradient."""
 
     @property
     def num_trained(self) -> int:
@@ -30,8 +31,8 @@ class FlatLayout:
     """A model's parameters and buffers as one fp32 vector, of which each server has a part.
 
     The vector has the three segments of `Sizes`, and each server has an equal part of each segment,
-    regardless of tensor boundaries. The optimizers are elementwise, so their results are the same
-    for the parts as for the tensors.
+    regardless of tensor boundaries. The optimizers are elementwise, so a step on the parts has the
+    same result as a step on the tensors.
     """
 
     def __init__(self, model: nn.Module, num_servers: int) -> None:
@@ -57,11 +58,12 @@ class FlatLayout:
         return Sizes(*(stop - start for start, stop in self._bounds(server)))
 
     def part(self, vector: Tensor, server: int) -> list[Tensor]:
-        """Return views of a server's pieces of the vector, or of a vector without buffers."""
+        """Return views of a server's pieces of the vector. The vector can lack the segment of
+        buffers."""
         return [vector[start:stop] for start, stop in self._bounds(server)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the servers' parts to a vector. The parts can lack buffers."""
+        """Join the servers' parts into a vector. The parts can lack the segment of buffers."""
         vector = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype)
         for server, part in enumerate(parts):
             pieces = self.part(vector, server)

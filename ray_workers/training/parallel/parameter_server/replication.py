@@ -1,8 +1,8 @@
 """Replication of a server's shard on the next server: sending, keeping and restoring the replica.
 
 A server replies to a worker only after the next server has received the worker's message. Both
-servers process messages in the same order. Therefore the replica has every update of which any
-worker has been notified, and a worker whose reply was lost with the server sends its message again.
+servers process messages in the same order. Therefore the replica includes every update that was
+confirmed to a worker. A worker whose reply was lost with the server sends its message again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOK_S: Final = 0.1
 RETRY_S: Final = 0.02
 MAX_RETRY_S: Final = 0.2
 """Initial and maximum interval between attempts to reach a lost server. All workers poll the
-attempt's store, in which its replacement announces itself."""
+attempt's store, in which the lost server's replacement publishes its address."""
 
 
 def key_of(server: int) -> str:
@@ -44,7 +44,7 @@ def key_of(server: int) -> str:
 
 def reconnect(store: Store, server: int) -> TensorConnection:
     """Wait for a server that was lost or has not started yet, and connect to it. Raises
-    ConnectionLost when the result has been stored. If no server appears, the supervisor ends the
+    ConnectionLost if the result has been stored. If no server appears, the supervisor ends the
     attempt."""
     pause_s = RETRY_S
     while True:
@@ -89,8 +89,8 @@ class ReplicationLog:
             self._changed.notify_all()
 
     def forget_all(self) -> int:
-        """Remove the messages that a snapshot includes, and return the number of the latest
-        message."""
+        """Remove all messages, because a snapshot includes them, and return the number of the
+        latest message."""
         with self._changed:
             self._entries.clear()
             return self.newest
@@ -115,8 +115,8 @@ class ReplicationLog:
             self._changed.wait_for(lambda: self._is_over or self._acknowledged >= number)
 
     def end(self) -> None:
-        """Stop waiting for the replica, which is no longer needed after the result has been
-        stored."""
+        """Stop waiting for the replica, because the result has been stored and the replica is no
+        longer needed."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -133,8 +133,9 @@ class Replicator:
         keeper: int,
         generation: int,
     ) -> None:
-        """snapshot: returns the number of the latest message in the log and the state after it, and
-        clears the log. keeper: the next server. generation: as in `ShardServer`."""
+        """snapshot: clears the log, and returns the number of the latest message in the log and the
+        state after this message. keeper: index of the next server, which has the replica.
+        generation: as in `ShardServer`."""
         self._log = log
         self._snapshot = snapshot
         self._store = store
@@ -142,9 +143,9 @@ class Replicator:
         self._generation = generation
 
     def run(self) -> None:
-        """Replicate until the result has been stored. A new process of the next server first gets
-        the complete state. Raises Superseded if this process has been replaced because it was
-        considered lost."""
+        """Replicate until the result has been stored. If the next server has a new process, this
+        process first gets the complete state. Raises Superseded if this server was considered lost
+        and has been replaced."""
         while True:
             try:
                 with contextlib.closing(reconnect(self._store, self._keeper)) as connection:
@@ -173,7 +174,8 @@ class Replicator:
 
 
 class ReplicaHolder:
-    """The replica of the previous server, and the threads that update and return it."""
+    """The replica of the previous server, and the methods that update the replica and send it to a
+    replacement."""
 
     def __init__(self, make: Callable[[], ServedShard], *, is_newcomer: bool) -> None:
         """make: creates the previous server's shard, without weights. is_newcomer: whether this
@@ -218,9 +220,9 @@ class ReplicaHolder:
                     self._changed.notify_all()
 
     def _takes_from(self, generation: int) -> bool:
-        """Whether the process of this generation is the latest known process. An older process
-        might be stopped but not dead; its messages are rejected from now on. Must be called under
-        the lock."""
+        """Whether the process of this generation is the latest known process of the previous
+        server. From now on, messages from older processes are rejected, because an older process
+        might be stopped but not dead. Must be called under the lock."""
         if generation < self._generation:
             return False
         self._generation = generation
@@ -233,7 +235,7 @@ class ReplicaHolder:
         with self._changed:
             if not self._takes_from(generation):
                 raise ConnectionLost("a later process has replaced the lost server")
-            # First, all messages that were acknowledged to the lost process must be processed.
+            # First wait until all messages received from the lost process are processed.
             self._changed.wait_for(lambda: self._followed is None)
             replica = self._replica
         if replica is not None:
@@ -245,9 +247,9 @@ class ReplicaHolder:
 def taken_over(
     store: Store, server: int, num_servers: int, generation: int
 ) -> ShardSnapshot | None:
-    """Return the state of a lost server for its replacement, the process of this generation; None
-    if the server had no state. Raises ConnectionLost if the replica is also lost, or if the
-    training has ended."""
+    """Return the state of a lost server, for the replacement process of this generation; None if
+    the server had no state. Raises ConnectionLost if the replica is also lost, or if the training
+    has ended."""
     keeper = (server + 1) % num_servers
     with contextlib.closing(reconnect(store, keeper)) as connection:
         connection.send({"takes_over": True, "generation": generation})

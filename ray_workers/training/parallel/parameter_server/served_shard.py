@@ -1,7 +1,8 @@
 """The complete state of a server, as a state machine that maps messages to replies, without I/O.
 
-The replies depend only on the messages and their order. Therefore another server that gets the same
-messages in the same order has a replica (Schneider 1990, state machine replication).
+The replies depend only on the messages and their order. Therefore another server that processes the
+same messages in the same order has a replica of the state (Schneider 1990, state machine
+replication).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ShardAnswer:
     """The reply to a message, and the batches that are assigned as a result."""
 
     header: Mapping[str, Any] | None
-    """None if the worker waits until it is assigned a batch."""
+    """None if the worker has to wait until it is assigned a batch."""
     tensors: tuple[Tensor, ...] = ()
     dispatches: tuple[tuple[int, int | None], ...] = ()
     """Assigned batches, as in `batch_dispatcher.Dispatches`."""
@@ -63,7 +64,7 @@ class ServedShard:
         self._workers: set[int] = set()
         """The connected workers."""
         self._notes: dict[str, Any] = {}
-        """The chief's state except for the weights, for a process that might replace the chief."""
+        """The chief's state without the weights, for a process that might replace the chief."""
         self._fingerprint: str | None = None
         self.is_finished = False
         self._pulled_bytes = self._pushed_bytes = 0
@@ -84,7 +85,8 @@ class ServedShard:
         return self._pulled_bytes + copied
 
     def answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Process a message of a worker. A worker that got no reply can send the message again."""
+        """Process a message of a worker. If the worker got no reply, it can send the message
+        again."""
         match header["op"]:
             case "hello":
                 return self._hello(worker, header)
@@ -119,7 +121,8 @@ class ServedShard:
                 raise AssertionError(f"unknown message {op!r}")
 
     def _hello(self, worker: int, header: Mapping[str, Any]) -> ShardAnswer:
-        """Add a worker. It is new, replaces a lost worker, or returns after it lost the server."""
+        """Add a worker that is new, replaces a lost worker, or reconnects after the server was
+        lost."""
         dispatches: Dispatches = []
         if header["comes_back"] and worker in self._workers:
             if self._dispatcher is not None:
@@ -148,7 +151,8 @@ class ServedShard:
         )
 
     def _begin(self, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Load the initial weights. A chief that replaces a dead chief might send them again."""
+        """Load the initial weights. A chief that replaces a dead chief might send the weights
+        again."""
         if self._shard is None:
             self._shard = self._shard_of(header["sizes"])
             self._shard.load(

@@ -1,4 +1,4 @@
-"""The process of a server, which serves its shard to the workers with one thread per worker."""
+"""The process of a server. It replies to the messages of each worker in a separate thread."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 SHOW_S: Final = 0.1
 """Interval between updates of a server's heartbeat page."""
 FINISHED_LOOK_S: Final = 1.0
-"""Interval at which the server checks whether the result is stored, in case the chief is lost."""
+"""Interval at which the server checks whether the result is stored, in case the chief is lost
+before it reports this."""
 NO_NUMBERS: Final = torch.empty(0, dtype=torch.uint8)
 
 
 class Outbox:
-    """Sends replies to one worker in a separate thread, so that a slow worker does not delay the
-    others."""
+    """Sends replies to one worker in a separate thread, so that a slow worker does not delay other
+    workers."""
 
     def __init__(self, connection: TensorConnection, log: ReplicationLog | None) -> None:
         self._connection = connection
@@ -55,7 +56,8 @@ class Outbox:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def put(self, answer: ShardAnswer) -> None:
-        """Queue a reply, which is sent when the replica has all messages so far. Does not block."""
+        """Queue a reply. It is sent once the replica has all messages that this server has
+        processed so far. Does not block."""
         number = 0 if self._log is None else self._log.newest
         with self._changed:
             self._answers.append((number, answer))
@@ -103,8 +105,8 @@ class ShardServer:
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, generation: int = 0
     ) -> None:
-        """index: index of the server. generation: the round in which this process started. If it is
-        above 0, this process replaces a lost process."""
+        """index: index of the server. generation: the round in which this process started. If the
+        generation is above 0, this process replaces a lost process."""
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
         self._generation = generation
@@ -143,7 +145,7 @@ class ShardServer:
             return bool(is_over)
 
     def take_over(self, snapshot: ShardSnapshot) -> None:
-        """Continue in place of a lost server. Its workers reconnect on their own."""
+        """Continue in place of a lost server. The workers reconnect on their own."""
         with self._lock:
             self._served.restore(snapshot)
             self._note_beginning()
@@ -208,7 +210,7 @@ class ShardServer:
                 with self._lock:
                     if header["op"] in NEED_WEIGHTS:
                         self._lock.wait_for(lambda: self._served.has_weights)
-                    # Another process might have replaced the worker.
+                    # If another process has replaced the worker, ignore the message.
                     if self._outboxes.get(worker) is outbox:
                         self._take(worker, outbox, header, payload)
         finally:
@@ -233,7 +235,8 @@ class ShardServer:
         if answer.header is not None and outbox is not None:
             outbox.put(answer)
         for other, batch in answer.dispatches:
-            # A worker that has not returned since a server was lost will send its request again.
+            # If a worker has not reconnected since a server was lost, it will send its request
+            # again.
             if other in self._outboxes:
                 self._outboxes[other].put(ShardAnswer({"batch": batch}))
         self._lock.notify_all()

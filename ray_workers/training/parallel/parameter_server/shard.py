@@ -31,7 +31,8 @@ class Push:
     loss: float
     """Loss of the same samples, weighted like the gradient."""
     gradient: Tensor
-    """Vector with the segments of `Sizes`. The segment of buffers contains their change."""
+    """Vector with the segments of `Sizes`. The segment of buffers contains the changes of the
+    buffers."""
     staleness: int | None = None
     """Staleness of the complete gradient as determined by another shard; None to determine it in
     this shard."""
@@ -44,7 +45,7 @@ class Pushed:
     version: int
     """Number of batches that the shard's weights include."""
     staleness: int
-    """Number of batches applied between the worker's pull and its push."""
+    """Number of batches that were applied between the worker's pull and its push."""
     counts: bool
     """Whether the batch was new to the shard."""
     lr: float
@@ -57,7 +58,7 @@ class Weights:
 
     version: int
     values: Tensor
-    """A view of the shard's memory: copy it before the next message."""
+    """A view of the shard's memory. Copy it before the next message changes the memory."""
     loss: float
     """Loss of the last batch."""
     squares: float
@@ -66,7 +67,7 @@ class Weights:
 
 @dataclass
 class DoneBatches:
-    """The numbers of the applied batches, which can be in any order."""
+    """The numbers of the batches that have been applied. Batches can be applied in any order."""
 
     all_up_to: int = 0
     above: set[int] = field(default_factory=set)
@@ -153,9 +154,9 @@ class ParameterShard:
 
     def push(self, push: Push) -> Pushed:
         """Process a gradient. In synchronous mode, the shard keeps the gradient until all workers
-        have pushed their gradients to all servers, which is known when the next version is pulled
-        for the first time. A worker that did not get a reply, and pushes the batch again, gets the
-        same reply."""
+        have pushed their gradients to all servers. This is certain when a worker first pulls the
+        next version. If a worker got no reply and pushes the batch again, it gets the same
+        reply."""
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push
@@ -195,14 +196,15 @@ class ParameterShard:
         return Weights(self.version, self._values, loss, squares)
 
     def lost(self, worker: int) -> None:
-        """Forget what a lost worker has pulled, and the replies to it."""
+        """Delete the last pull of a lost worker, and the last reply to it."""
         self._pulled.pop(worker, None)
         self._pushed.pop(worker, None)
 
     # The update.
 
     def _compensated(self, gradient: Tensor, pulled: Tensor, strength: float) -> Tensor:
-        """Return g + lambda g g (w - w_old) of DC-ASGD, for the parameters."""
+        """Return the gradient with the correction of DC-ASGD, g + lambda g g (w - w_old), which
+        applies only to parameters, not to buffers."""
         trained, buffers = torch.split(gradient, [self._sizes.num_trained, self._sizes.buffers])
         moved = self._values[: self._sizes.num_trained] - pulled
         return torch.cat([trained + strength * trained * trained * moved, buffers])
@@ -214,7 +216,7 @@ class ParameterShard:
         total = shares[0].gradient.clone()
         for share in shares[1:]:
             total += share.gradient
-        # The change of a buffer is averaged over the workers, as a gradient would be.
+        # Gradients are already weighted, but the workers' changes of buffers have to be averaged.
         total[self._sizes.num_trained :] /= len(shares)
         self._staged.clear()
         self._apply(batch, total, shares[0].lr, sum(share.loss for share in shares))
@@ -236,8 +238,8 @@ class ParameterShard:
     # The state.
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of `values` and of the optimizer state, as vectors without buffers or as
-        scalars."""
+        """Return copies of `values` and of the optimizer state. The state consists of scalars, and
+        of vectors without the segment of buffers."""
         found = {"values": self._values.clone()}
         states = [self._optimizer_state(name) for name in self._parameters]
         for key in states[0] if states else ():
@@ -253,7 +255,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], done: DoneBatches) -> None:
-        """Load a state as returned by `state`. done: the batches that it includes."""
+        """Load a state as returned by `state`. done: the batches that the state includes."""
         self._values.copy_(state["values"])
         self.done = done
         keys = [key for key in state if key != "values"]

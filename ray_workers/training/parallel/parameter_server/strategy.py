@@ -1,4 +1,4 @@
-"""The strategy of a worker, which gets weights from servers and sends gradients to them.
+"""The strategy of a worker. A worker gets weights from servers, and sends gradients to the servers.
 
 Workers don't form a process group. The replacement of a worker gets all its state from the servers,
 so the loss of a worker does not affect the other workers. Worker 0, the chief, sends the servers
@@ -49,7 +49,7 @@ class WorkerGradients(GradientEngine):
     staleness: int | None = None
     """Staleness of the last update; None if updates are never stale."""
     clock = 0
-    """Number of batches that this process has computed and that count."""
+    """Number of batches that this process has computed and that the servers have applied."""
 
     def take_loss(self) -> Tensor:
         carried = super().take_loss()
@@ -98,22 +98,25 @@ class ParameterServerWorker(Strategy):
         self._sync = sync
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
-        """The servers' state in the form of a checkpoint, as long as the model has its weights."""
+        """The servers' state in the form of a checkpoint, while the model has the weights of this
+        state."""
         self.settled = 0
-        """Evaluations and checkpoints up to this step had been done when this worker joined."""
+        """When this worker joined, all evaluations and checkpoints up to this step had been
+        done."""
         self.batch: int | None = None
         """Number of the batch that this worker computes next; None if no batches are left."""
         self.version = 0
         """Number of optimizer steps that the servers had completed at the last reply."""
         self.counted = False
-        """Whether the last push was applied: another worker might also have computed the batch."""
+        """Whether the last push was applied. It is not applied if another worker has already pushed
+        the same batch."""
         self.applied_lr = 0.0
         """Learning rate with which the servers applied the last push."""
         self._staleness: Mapping[int, int] = {}
         """The staleness in the `ServersState` that was requested last."""
         self._moved: tuple[int, int] | None = None
-        """(steps, bytes that workers and servers had sent by then) when the state was last
-        requested; None if the chief has not requested it yet."""
+        """(steps, bytes sent by workers and servers) as of the last request for the state; None if
+        the chief has not requested the state yet."""
         self._sent_a_step: float | None = None
         self._buffers = torch.empty(0)
 
@@ -146,7 +149,7 @@ class ParameterServerWorker(Strategy):
         return Progress.just_after(self.servers.version).number, self.servers.notes
 
     def begin(self, step: int, notes: Mapping[str, Any]) -> None:
-        """If the servers have no weights, send them the state after `step` from the chief. Other
+        """If the servers have no weights, the chief sends them the state after `step`, and other
         workers wait."""
         if self.servers.is_ready:
             self.settled = self.servers.notes["settled"]
@@ -169,7 +172,7 @@ class ParameterServerWorker(Strategy):
 
     def note(self, step: int, notes: Mapping[str, Any]) -> None:
         """Store the chief's state on the servers, for a process that might replace the chief. step:
-        everything that was due up to this step is done."""
+        the step up to which all due evaluations and checkpoints are done."""
         self.servers.note({**notes, "settled": step})
 
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -210,9 +213,10 @@ class ParameterServerWorker(Strategy):
     def push(self, lr: float) -> Tensor:
         """Push the gradient of `batch`, get the next batch, and return the gradient norm.
 
-        In synchronous mode, the servers then have the gradients of all workers, and the model loads
-        the weights after the step. At the end, only the chief does this, because it might have
-        stopped the training before the step.
+        In synchronous mode, this method waits until the servers have the gradients of all workers,
+        and loads the weights after the step into the model. At the end of the training, only the
+        chief does so. Other workers don't wait for the step, because the chief might have stopped
+        the training before it.
         """
         assert self.batch is not None
         batch, norm = self.batch, self.gradients.grad_norm()

@@ -1,4 +1,5 @@
-"""The training loop of a parameter server's worker. Its stages are in `Trainer`."""
+"""The training loop of a worker that uses parameter servers. `Trainer` has the stages of the
+loop."""
 
 from __future__ import annotations
 
@@ -23,15 +24,16 @@ def train_served(
 ) -> None:
     """Train with the servers' weights until no batches are left.
 
-    Raises Preempted if the rank was asked to leave and has left, and ConnectionLost if a server
-    without a replica is lost, whose part of the weights is then only in the latest checkpoint.
+    Raises Preempted if the rank was asked to leave and has left. Raises ConnectionLost if a server
+    without a replica is lost, because the server's part of the weights then exists only in the
+    latest checkpoint.
     """
     try:
         store = rendezvous.meet_without_group()
         try:
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
-            # Servers can disappear after the other workers have finished.
+            # Once the other workers have finished, servers can exit before this worker has.
             if not finish_if_marked(store, trainer.page, rendezvous.assignment.generation):
                 raise
         else:
@@ -92,8 +94,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
 
 
 def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> int:
-    """Do everything that is due after the steps since `settled`, and return the step up to which
-    everything is done. The evaluation and the checkpoint use the same weights."""
+    """Perform the evaluations and checkpoints that are due since the step `settled`, and return the
+    step up to which all of them are done. If both are due, they use the same weights."""
     calendar = trainer.calendar
     step = trainer.progress.step if strategy.batch is not None else calendar.total_steps
     passed = range(settled + 1, step + 1)
