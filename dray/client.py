@@ -41,8 +41,8 @@ class Client(
     and jitter for `retry.patience_s` seconds if there is no response, or if the status permits a
     retry (408, 429, 5xx, or 409 while the same submission is in progress). `wait`, `follow`,
     `download` and following logs retry for a minute, so that they survive a restart of the server.
-    A retried submission creates only one job, because it has an idempotency key. Threads must not
-    share a client while iterating.
+    A retried submission creates only one job, because it has an idempotency key. While one thread
+    iterates over results, other threads must not use the same client.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Client(
 
     def attach(self, job: views.Job | str) -> JobRun:
         """Attach to a job, given its id or name. Inside `with client.attach(job) as
-        run:`, you can read the logs, metrics or events of the job while it runs. The end of the
-        block waits for the job, and raises JobFailed unless the job succeeded."""
+        run:`, you can read the logs, metrics or events of the job while it runs. At the end of the
+        block, the client waits for the job, and raises JobFailed unless the job succeeded."""
         return JobRun(self, job.id if isinstance(job, views.Job) else self.resolve(job))
 
 
@@ -90,8 +90,9 @@ class JobRun:
     """A job that the client is attached to. Iterating over it yields the job's events as they
     happen, until the job ends.
 
-    The end of the `with` block waits for the job, and raises JobFailed unless the job
-    succeeded. If the block raises an exception, the block does not wait, and the job continues.
+    At the end of the `with` block, the client waits for the job, and raises JobFailed unless
+    the job succeeded. If the block raises an exception, the client does not wait, and the job
+    continues.
     """
 
     def __init__(self, client: Client, job_id: str) -> None:

@@ -28,13 +28,13 @@ V = TypeVar("V", bound=BaseModel)
 
 
 class ItemList(Protocol[T]):
-    """A list."""
+    """The response with a list of items."""
 
     items: list[T]
 
 
 class Page(ItemList[T], Protocol[T]):
-    """A page of a list."""
+    """The response with one page of a paginated list."""
 
     next_cursor: str | None
 
@@ -52,9 +52,9 @@ class Calls:
         over.
 
         Every call of this API is safe to retry: GET, DELETE and cancel can be repeated, and a
-        submission has an idempotency key. Other POST requests without a key are sent only once,
-        unless the request certainly did not arrive or was rejected with 429. Raises the exceptions
-        of `dray.errors`. The caller must close the response of a streamed call.
+        submission has an idempotency key. Other POST requests without a key are sent again only if
+        they certainly did not arrive, or were rejected with 429. Raises the exceptions of
+        `dray.errors`. The caller must close the response of a streamed call.
         """
         retry = self._connection.patient if patient else self._connection.retry
         began = retry.clock()

@@ -23,12 +23,13 @@ class ClusterCalls(Calls):
     def set_queue(self, name: str, **rules: Any) -> views.Queue:
         """Change the given rules of a queue, or create the queue with these rules. Only for admins.
 
-        The rules are `weight`, `max_running`, `max_running_per_user`, `max_queued`,
-        `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`; `quota`, `limit` and
-        `user_limit`, which map Ray's resource names to amounts, such as `limit={"GPU": 8, "memory":
-        "64GiB"}`; and `user_weights`, such as `{"ann": 2}`. Resources and users that are not given
-        remain unchanged. None restores the default of a rule, or removes a resource or a weight.
-        Raises InvalidQueue if the rules contradict each other.
+        Numbers: `weight`, `max_running`, `max_running_per_user`, `max_queued`,
+        `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`. Mappings from Ray's
+        resource names to amounts: `quota`, `limit` and `user_limit`, such as `limit={"GPU": 8,
+        "memory": "64GiB"}`. Mapping from users to weights: `user_weights`, such as `{"ann": 2}`.
+        Resources and users that are not given remain unchanged. None restores the default of a
+        rule, or removes a resource or a weight. Raises InvalidQueue if the rules contradict each
+        other.
         """
         path = f"/v1/queues/{segment(name)}"
         call = Call.with_json("PATCH", path, rules, params(create=True))
@@ -53,8 +54,8 @@ class ClusterCalls(Calls):
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
 
     def decisions(self, *, before: int | None = None, limit: int = 100) -> list[views.Decision]:
-        """Return the latest scheduling rounds that changed something, up to a few hours ago. With
-        `before`, return rounds with lower numbers."""
+        """Return the latest scheduling rounds that changed something. Rounds are stored for a few
+        hours. With `before`, return rounds with lower numbers."""
         return self._list(views.DecisionPage, "/v1/decisions", params(before=before, limit=limit))
 
     def decision(self, number: int) -> views.ReplayedDecision:

@@ -62,7 +62,7 @@ class DownloadCalls(Calls):
         *,
         on_progress: OnProgress | None = None,
     ) -> list[Path]:
-        """Download the checkpoint at `step` into the folder `dest`. Otherwise the same as
+        """Download the checkpoint at `step` into the folder `dest`, in the same way as
         `download`."""
         found = self.checkpoint_files(job_id, step)
         files = downloads.checkpoint_files(job_id, step, found)

@@ -24,7 +24,7 @@ FORM, MODEL = "config.json", "model.safetensors"
 """File names that the trainer expects."""
 
 GIVEN_UP_S = 10.0
-"""Polling interval after the client's training has diverged, until the round is over."""
+"""Polling interval from the time the client's training has diverged until the round is over."""
 FULL_S = 60.0
 """Seconds to wait before sending files again after the server's storage was full."""
 
@@ -32,7 +32,7 @@ FULL_S = 60.0
 class FederationCalls(DownloadCalls):
     def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
         """Invite clients outside the cluster to a federated job. Only this call returns their
-        tokens. Raises TooManyClients if more clients would be invited than the job document
+        tokens. Raises TooManyClients if the job would then have more clients than its document
         allows."""
         call = Call.with_json("POST", _clients(job_id), {"clients": clients})
         page = self._read(views.InvitationPage, call)
@@ -77,8 +77,8 @@ class FederationCalls(DownloadCalls):
     ) -> views.JobState:
         """Participate in the rounds of a job until it ends. Returns the final state of the job.
 
-        After an interruption of the server or of this client, requesting the latest round again is
-        enough to continue.
+        If the server or this client is interrupted, the client continues by requesting the latest
+        round again.
         """
         trainer: ClientTrainer | None = None
         given_up: tuple[str | None, str | None] | None = None
@@ -154,7 +154,7 @@ class FederationCalls(DownloadCalls):
         self._fetch_all(files, folder, None)
 
     def _answer(self, job_id: str, view: views.FederatedRound, trainer: ClientTrainer) -> Any:
-        """Respond in a phase of secure aggregation. Returns the response; its content is None if
+        """Respond in a phase of secure aggregation. Returns the response, whose content is None if
         nothing was sent."""
         name, phase = view.name or "", view.awaits or ""
         base = f"{_base(job_id)}/rounds/{segment(name)}"

@@ -22,8 +22,8 @@ SILENCE_S = 15.0
 """Read timeout of a stream, added to the client's timeout. Longer than the interval between
 keep-alives."""
 RESET = "reset"
-"""Event that a server sends if it can't resume after the given id. All events follow, from the
-first."""
+"""Event that a server sends if it can't resume after the given id. The server then sends all events
+again, beginning with the first."""
 METRIC_TICK_S = 1.0
 POINTS_AT_ONCE = 5000
 """Number of points per series that an iteration requests at once."""
@@ -83,7 +83,7 @@ class ReportCalls(JobCalls):
                 except httpx.RequestError as error:
                     broken = error
             # Start the clock at the first interruption, because the caller might have spent a long
-            # time on an event before it.
+            # time on an event before the interruption.
             silent_since = retry.clock() if silent_since is None else silent_since
             if retry.clock() - silent_since > retry.patience_s:
                 if broken is not None:
@@ -143,7 +143,7 @@ class ReportCalls(JobCalls):
 
         No point is omitted. If a later attempt repeats a step, the step is yielded only once.
         Points are yielded in the order of their steps, unless they are reported after points with
-        higher steps. after: the last step that the caller already has of each series.
+        higher steps. after: for each series, the last step that the caller already has.
         """
         steps = dict(after or {})
         yielded = _Yielded(steps, max(steps.values(), default=0) - 1)

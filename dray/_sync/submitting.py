@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # most commands don't need the document's classes or YAML
 Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
 
 MAX_ROUNDS = 3
-"""Maximum number of times that missing parts are sent, because parts can be deleted or lost in the
-meantime."""
+"""Maximum number of times that missing parts are sent. Once is usually enough, but parts can be
+deleted or lost while others are sent."""
 
 
 class SubmitCalls(Calls):
@@ -144,9 +144,9 @@ class SubmitCalls(Calls):
         """Compute the memory and the expected step time of each way to divide a job. Nothing is
         submitted.
 
-        The arguments default to the known speeds of the server's cluster, or to typical values; the
-        plan states which were used. Raises NotPlannable if the plan would depend on data that the
-        server has not read.
+        The arguments default to the speeds that the server has measured on its cluster, or to
+        typical values. The plan states which values were used. Raises NotPlannable if the plan
+        would depend on data that the server has not read.
         """
         options = present(
             memory_bytes_per_rank=memory_bytes_per_rank,

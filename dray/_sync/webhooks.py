@@ -29,9 +29,9 @@ class WebhookCalls(Calls):
     ) -> views.Webhook:
         """Notify a URL when one of your jobs enters one of `states`; by default, when it ends. With
         `all_users`, which is only for admins, the webhook is notified about the jobs of all users.
-        `queue` and `labels` restrict which jobs. `secret` in the result is the key for the
-        signatures, which no other call returns. Raises WebhookUrlForbidden, UnknownQueue or
-        TooManyWebhooks.
+        `queue` and `labels` restrict the webhook to matching jobs. `secret` in the result is the
+        key for the signatures; no other call returns the key. Raises WebhookUrlForbidden,
+        UnknownQueue or TooManyWebhooks.
         """
         given = present(
             url=url,
@@ -53,7 +53,7 @@ class WebhookCalls(Calls):
         return self._read(views.Webhook, Call("GET", _path(webhook_id)))
 
     def enable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Enable a disabled webhook. It is only notified of later state changes."""
+        """Enable a disabled webhook. It is notified only of state changes from now on."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": True})
         return self._read(views.Webhook, call)
 
@@ -67,8 +67,8 @@ class WebhookCalls(Calls):
         self._send(Call("DELETE", _path(webhook_id)))
 
     def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
-        """Send a test message to a webhook. Returns the message with the receiver's response or,
-        with `wait=False`, immediately. Raises WebhookDisabled."""
+        """Send a test message to a webhook. Returns the message with the receiver's response, or,
+        with `wait=False`, the message without waiting for the response. Raises WebhookDisabled."""
         sent = self._read(views.WebhookDelivery, Call("POST", f"{_path(webhook_id)}/test"))
         asked = self._clock()
         while wait and sent.status is DeliveryStatus.WAITING:

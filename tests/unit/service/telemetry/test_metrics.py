@@ -222,8 +222,8 @@ async def test_a_part_of_a_series_is_served_in_more_detail_than_the_whole(servic
     part = await series(service, job_id, after_step=2000, until_step=2600)
     assert sorted(part) == list(range(2001, 2601))
     assert (part[2500], part[2501]) == (1.0, 2.0)
-    read = service.queries.metrics
-    found = await read(job_id, after_step=2000, until_step=2100, max_points=100)
+    query = MetricsFilter(after_step=2000, until_step=2100, max_points=100)
+    found = await service.queries.metrics(job_id, query)
     assert found.series["loss"].steps == list(range(2001, 2101))
     assert await series(service, job_id, after_step=50, until_step=50) == {}
 
