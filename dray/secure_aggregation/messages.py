@@ -213,4 +213,6 @@ class WrongShares(Exception):
 
     def __init__(self, client: str, reason: str) -> None:
         """client: the owner of the secret."""
-        super().__init__(f"the secret of {client} can't be reconstructed from its shares: {reason}")
+        super().__init__(
+            f"the secret of client {client} can't be reconstructed from its shares: {reason}"
+        )

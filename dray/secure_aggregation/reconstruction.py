@@ -60,7 +60,8 @@ class Reconstruction:
                 usable[holder] = share
             else:
                 self.blame(
-                    holder, f"its share of {owner}'s secret is not the share that it received"
+                    holder,
+                    f"its share of client {owner}'s secret is not the share that it received",
                 )
         return usable
 

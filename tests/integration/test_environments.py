@@ -129,7 +129,8 @@ def test_a_setup_command_ends_with_the_last_job_that_needs_it(
     client.cancel(first)
     embedded.kill()
     embedded.start()
-    eventually(lambda: "installs packages" in client.explain(second).reason.message, within_s=120)
+    words = "builds the environment"
+    eventually(lambda: words in client.explain(second).reason.message, within_s=120)
     assert runs.read_text() == "run\n"
     assert started_ticks(number) is not None
     client.cancel(second)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -67,26 +68,7 @@ def members(files: Iterable[tuple[SourceFile, Parts]], location: str) -> list[Sp
                 SplitFile(file, (*parts[:level], *parts[level + 1 :]), roles[parts[level]])
                 for file, parts in every
             ]
-    _refuse_repeated(paths, location)
     return [SplitFile(file, parts, None) for file, parts in every]
-
-
-def _refuse_repeated(paths: Sequence[Parts], location: str) -> None:
-    """Raise DataError if all folders have the same subfolders, as with `train2017` and `val2017`,
-    or with two sites, because either level could be the classes."""
-    if any(len(parts) < 3 for parts in paths):
-        return
-    below: dict[str, set[str]] = {}
-    for parts in paths:
-        below.setdefault(parts[0], set()).add(parts[1])
-    first, *others = below.values()
-    if others and len(first) > 1 and all(names == first for names in others):
-        raise broken(
-            location,
-            "has the same subfolders in each folder, so either level could be the classes: it "
-            f"has {_found(paths)}. Use one folder for each class, or train and val with one "
-            "subfolder for each class",
-        )
 
 
 def kept(every: Sequence[SplitFile]) -> list[SplitFile]:
@@ -135,6 +117,39 @@ def refuse_like_names(names: Iterable[str], location: str) -> None:
             raise broken(
                 location, f"has folders {listed([other, name])}, which are probably the same class"
             )
+
+
+def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
+    """Raise DataError if the folders of a set that is not split share subfolders, as `train2017`
+    and `val2017` or two sites do, or look like a split. Either level could be the classes."""
+    paths = [member.parts for member in every if member.role is None]
+    below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
+    for parts in paths:
+        if len(parts) > 2:
+            below[parts[0]].add(parts[1].casefold())
+    num_of = Counter(name for names in below.values() for name in names)
+    shared = {name for name, num in num_of.items() if num > 1}
+    like = {name for name in below if is_named(_first_word(name))}
+    has_flat = len(below) == 2 and set() in below.values()
+    if any(len(names) > 1 and names & shared for names in below.values()):
+        lead = "has the same subfolders in several folders"
+    elif any(len(below[name]) > 1 for name in like) and (
+        has_flat or is_division({_first_word(name) for name in like})
+    ):
+        lead = "has folders named like the parts of a split"
+    else:
+        return
+    raise broken(
+        location,
+        f"{lead}, so either level could be the classes: it has {_found(paths)}. Use one folder "
+        "without subfolders for each class, or only train and val, each with one subfolder for "
+        "each class",
+    )
+
+
+def _first_word(name: str) -> str:
+    """Return the letters with which a name begins, such as `train` for `Train2017`."""
+    return re.split(r"[\W\d_]", name.casefold(), maxsplit=1)[0]
 
 
 def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str, SplitName]:

@@ -46,6 +46,7 @@ def open_images(data: spec.Data, policy: DataPolicy) -> Images:
 
 def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
     every = folder_splits.members(image_decoding.files_by_path(shop), shop.location)
+    folder_splits.refuse_repeated(every, shop.location)
     samples = folder_splits.kept(every)
     for sample in samples:
         if len(sample.parts) < 2:

@@ -62,7 +62,7 @@ class Environments:
         standing = await self._builds.standing(key, partial(self._run, build))
         if standing.state is not BuildState.READY:
             message = standing.message or self._limiter.why_waiting(key, policy.owner)
-            message = message or "installs packages"
+            message = message or "builds the environment"
             return _answer(standing.state, message, log=log_of(root, key))
         record = await asyncio.to_thread(find, root, key)
         if record is None:

@@ -61,13 +61,16 @@ class UnreachableCheckpointError(BrokenCheckpointError, StorageError):
     """The storage could not return a checkpoint, which may be intact."""
 
 
+RESUMES = "the job resumes from its latest checkpoint, or starts over if it has none"
+
+
 class PartsLostError(Exception):
     """Part of the model's state after the last step is not on any remaining rank."""
 
     def __init__(self) -> None:
         super().__init__(
-            "part of the model's state after the last step was only on ranks that are lost; the "
-            "job resumes from its latest checkpoint"
+            "part of the model's state after the last step was only on ranks that are lost; "
+            f"{RESUMES}"
         )
 
 
@@ -78,7 +81,7 @@ class CopiesDifferError(PartsLostError):
         Exception.__init__(
             self,
             "after the group was re-formed, the ranks had different copies of the weights or of "
-            "the optimizer state; the job resumes from its latest checkpoint",
+            f"the optimizer state; {RESUMES}",
         )
 
 

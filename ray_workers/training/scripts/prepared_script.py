@@ -18,7 +18,7 @@ from dray import train
 from dray.train.prepared.group import LoopPhase
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
-from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
+from ray_workers.training.core.errors import RESUMES, CopiesDifferError, PartsLostError
 from ray_workers.training.core.exits import Left
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import state_transfer
@@ -41,9 +41,10 @@ class BatchLostError(PartsLostError):
         Exception.__init__(
             self,
             "no rank is at a batch from which a new rank could continue: the ranks waited for each "
-            "other between an optimizer step and the next batch of the loader, or the script "
-            "changed weights itself, or accumulated gradients of several batches for the first "
-            "time; the job resumes from its latest checkpoint",
+            "other between an optimizer step and the next batch of the loader; or the script "
+            "changed weights itself; or it did something for the first time: it exchanged "
+            "gradients after an optimizer step of the same batch, or accumulated gradients of "
+            f"several batches; {RESUMES}",
         )
 
 
@@ -56,7 +57,7 @@ class ScriptDiffersError(CopiesDifferError):
             "after the group was re-formed, the ranks had different weights or optimizer states, "
             "or were at different batches: the script depends on state that is not known to "
             "prepare(), such as an untracked object or the script's own batch counter (use "
-            "train.progress() instead); the job resumes from its latest checkpoint",
+            f"train.progress() instead); {RESUMES}",
         )
 
 

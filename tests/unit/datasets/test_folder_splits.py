@@ -86,9 +86,13 @@ def test_a_division_within_each_class(tmp_path: Path, policy: DataPolicy) -> Non
         ("train/steam", "car/suv", "bus"),
         ("dark", "light", "test"),
         ("test", "car"),
+        ("train/steam", "train/diesel", "car/suv", "car/van"),
+        ("train_station/hall", "train_station/platform", "train_interior", "bus"),
+        ("cat/indoor", "cat/outdoor", "dog/lawn", "bird"),
+        ("cat/images", "dog/images", "bird/photos"),
     ],
 )
-def test_classes_may_be_called_train(
+def test_classes_may_be_called_train_or_have_subfolders(
     folders: tuple[str, ...], tmp_path: Path, policy: DataPolicy
 ) -> None:
     images = read(laid(tmp_path / "set", *folders), policy)
@@ -120,20 +124,55 @@ def test_what_may_be_either_is_refused_with_what_was_found(
     assert found in str(raised.value)
 
 
+def below(**folders: str) -> list[str]:
+    return [f"{top}/{name}" for top, names in folders.items() for name in names.split()]
+
+
+@pytest.mark.parametrize("form", ["folder", "zip"])
 @pytest.mark.parametrize(
     ("folders", "found"),
     [
         (
-            ("train2017/cat", "train2017/dog", "val2017/cat", "val2017/dog"),
+            below(train2017="cat dog", val2017="cat dog"),
             "train2017 (cat, dog), val2017 (cat, dog)",
         ),
-        (("site_a/ill", "site_a/well", "site_b/ill", "site_b/well"), "site_b (ill, well)"),
+        (below(site_a="ill well", site_b="ill well"), "site_b (ill, well)"),
+        (below(train2017="x y z", val2017="x y"), "train2017 (x, y, z), val2017 (x, y)"),
+        (below(train_set="x y", val_set="x"), "train_set (x, y), val_set (x)"),
+        (
+            below(**{"Training Data": "x y", "Test Data": "x y w"}),
+            "Test Data (w, x, y), Training Data (x, y)",
+        ),
+        (below(site_a="Ill well", site_b="ill"), "site_a (Ill, well), site_b (ill)"),
+        (below(site_a="x y", site_b="y z", site_c="q"), "site_b (y, z), site_c (q)"),
+        ([*below(site_a="x y", site_b="x"), "other"], "other (2 images), site_a (x, y)"),
     ],
 )
-def test_the_same_folders_in_each_folder_are_refused(
-    folders: tuple[str, ...], found: str, tmp_path: Path, policy: DataPolicy
+def test_folders_that_share_subfolders_are_refused(
+    folders: list[str], found: str, form: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
-    with pytest.raises(DataError, match="the same subfolders in each folder") as raised:
+    path = laid(tmp_path / "set", *folders)
+    if form == "zip":
+        every = (one for one in path.rglob("*") if one.is_file())
+        files = {f"set/{one.relative_to(path)}": one.read_bytes() for one in every}
+        path = zipped(tmp_path / "set.zip", files)
+    with pytest.raises(DataError, match="the same subfolders in several folders") as raised:
+        read(path, policy)
+    assert found in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("folders", "found"),
+    [
+        ([*below(train="x y"), "unlabeled"], "train (x, y), unlabeled (2 images)"),
+        ([*below(train2017="x y"), "test2017", "other"], "train2017 (x, y)"),
+        (below(train_set="x y", test_set="unknown"), "test_set (unknown), train_set (x, y)"),
+    ],
+)
+def test_folders_like_a_split_are_refused(
+    folders: list[str], found: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    with pytest.raises(DataError, match="named like the parts of a split") as raised:
         read(laid(tmp_path / "set", *folders), policy)
     assert found in str(raised.value)
 

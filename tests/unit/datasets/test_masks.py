@@ -57,6 +57,14 @@ def test_files_of_the_same_name_are_a_pair(tmp_path: Path, policy: DataPolicy) -
     assert images.max_value == 255
 
 
+def test_images_and_masks_have_a_subfolder_for_each_patient(
+    tmp_path: Path, policy: DataPolicy
+) -> None:
+    files = {f"images/{name}/1.png": picture(10) for name in ("ann", "bob")}
+    files |= {f"masks/{name}/1.png": mask(0, 1) for name in ("ann", "bob")}
+    assert len(read(lay(tmp_path / "set", files), policy).masks) == 2
+
+
 def test_the_classes_may_have_names_and_be_more_than_the_masks_show(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
@@ -119,8 +127,11 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
     ("files", "fault"),
     [
         ({}, "is an empty folder"),
-        (TWO | {"images/3.png": picture()}, "images/3.png: has no mask: there is no masks/3.png"),
-        (TWO | {"masks/3.png": mask(1)}, "masks/3.png: has no image: there is no file images/3"),
+        (
+            TWO | {"images/3.png": picture()},
+            "images/3.png: has no mask: masks/3.png does not exist",
+        ),
+        (TWO | {"masks/3.png": mask(1)}, "masks/3.png: has no image: there is no image images/3"),
         (TWO | {"3.png": picture()}, "3.png: is neither in the folder images nor in the folder"),
         (TWO | {"labels/1.png": mask(1)}, "labels/1.png: is neither in the folder images nor"),
         (

@@ -188,7 +188,7 @@ def test_subsets_find_the_secret_whenever_enough_shares_are_right(
         in_doubt = {holder for _, holder in rebuilt.disputes}
         assert in_doubt <= {*wrong}
     elif len(names) - len(wrong) < least:
-        with pytest.raises(WrongShares, match="secret of x can't be reconstructed"):
+        with pytest.raises(WrongShares, match="secret of client x can't be reconstructed"):
             rebuilt.secret("x", shares, lambda found: found == secret, has_digests=False)
     assert not rebuilt.liars
 

@@ -106,7 +106,8 @@ def test_a_wrong_share_spoils_no_result_in_silence(secret: str) -> None:
     wrong = shares.model_copy(update={secret: {**getattr(shares, secret), about: bytes(33)}})
     assert held != bytes(33)
     played.server.receive(NAME, MaskingPhase.UNMASK, wrong.to_bytes())
-    with pytest.raises(WrongShares, match=r"secret of client 00[69] .* 6 shares .* only 5 are"):
+    spoiled = r"secret of client client 00[69] .* 6 shares .* only 5 are"
+    with pytest.raises(WrongShares, match=spoiled):
         played.phase(lost=[NAME, *played.names[6:]])
-    lie = f"its share of {about}'s secret is not the share that it received"
+    lie = f"its share of client {about}'s secret is not the share that it received"
     assert played.server.liars == {NAME: lie}

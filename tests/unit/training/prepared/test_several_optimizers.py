@@ -76,15 +76,20 @@ TRACKED = """both = nn.ModuleList([generator, critic])
     _, _, loader = train.prepare(both, optimizer_g, loader, optimizer_d=optimizer_d)"""
 
 
-def run_gan(home: Path, *kills: tuple[Any, ...], prepare: str = LISTED) -> list[Any]:
+def gan(home: Path, *kills: tuple[Any, ...], prepare: str = LISTED) -> dict[str, Any]:
+    """Return the document of the program, in which these ranks die at (epoch, batch, point)."""
     home.mkdir(exist_ok=True)
     path = home / "gan.py"
     text = textwrap.dedent(GAN)
     path.write_text(
         text.format(kills=set(kills), out=str(home), prepare=prepare.replace("    ", ""))
     )
-    codes = run_ranks(home, {"script": {"entrypoint": str(path)}}, world_size=2, recovers=True)
-    assert codes == [0, 0]
+    return {"script": {"entrypoint": str(path)}}
+
+
+def run_gan(home: Path, *kills: tuple[Any, ...], prepare: str = LISTED) -> list[Any]:
+    document = gan(home, *kills, prepare=prepare)
+    assert run_ranks(home, document, world_size=2, recovers=True) == [0, 0]
     return final_state(home, 2)
 
 
@@ -113,6 +118,17 @@ def test_a_gan_that_loses_both_ranks_one_after_the_other_ends_with_the_same_bits
     state = run_gan(tmp_path, (0, 0, 3, point), (1, 1, 1, point), prepare=prepare)
     assert sorted(replaced(tmp_path)) == [0, 1]
     assert_same(state, undisturbed)
+
+
+def test_a_rank_is_lost_in_the_first_batch_with_an_exchange_after_a_step(tmp_path: Path) -> None:
+    document = gan(tmp_path, (1, 0, 0, "between the exchanges"))
+    assert run_ranks(tmp_path, document, world_size=2, recovers=True) == [1, 1]
+    assert not checkpoint_refs(tmp_path)
+    for rank in (0, 1):
+        (error,) = frames(tmp_path, rank=rank, kind="error")
+        assert error["cause"] == "worker_lost"
+        assert "for the first time: it exchanged gradients after an optimizer" in error["message"]
+        assert "latest checkpoint, or starts over if it has none" in error["message"]
 
 
 COUNTS_ITSELF = """

@@ -180,6 +180,7 @@ async def is_running(node: Environments, pid: Path, owner: str, **fields: Any) -
         while not pid.exists():
             answer = await node.prepare({"setup": [sleeper(pid)]}, policy, keeps_all=False)
             assert answer.state is BuildState.BUILDING, answer
+            assert answer.message == "builds the environment"  # which only runs a command
     return int(pid.read_text())
 
 

@@ -27,7 +27,7 @@ from tests.unit.service.loops.world import (
 pytestmark = ON_SQLITE
 WITH_PACKAGES: dict[str, Any] = {"environment": {"python_packages": ["hello"]}}
 BUILDING = NodeEnvironment(
-    JobNeed.ENVIRONMENT, BuildState.BUILDING, "installs packages", (), (), log=""
+    JobNeed.ENVIRONMENT, BuildState.BUILDING, "builds the environment", (), (), log=""
 )
 
 
@@ -59,7 +59,7 @@ async def test_a_job_waits_for_its_environment_and_others_take_the_slots(world: 
     world.fake.environments["node-a"] = BUILDING
     runtime = await world.open()
     job_id = await world.submit(runtime, workers=4, **WITH_PACKAGES)
-    await waits_with(runtime, job_id, "node-a.fake installs packages")
+    await waits_with(runtime, job_id, "node-a.fake builds the environment")
     await has_event(runtime, job_id, "preparing_environment")
     other = await world.submit(runtime, workers=4)
     await comes_to(runtime, other, JobState.SUCCEEDED)
@@ -188,7 +188,7 @@ async def test_the_last_job_that_needs_it_has_a_node_end_what_it_prepares(world:
     runtime = await world.open()
     first, second = [await world.submit(runtime, **WITH_PACKAGES) for _ in range(2)]
     for job_id in (first, second):
-        await waits_with(runtime, job_id, "installs packages")
+        await waits_with(runtime, job_id, "builds the environment")
     await runtime.jobs.cancel(first)
     asked = len(world.fake.preparations)
     await world.fake.until(lambda: len(world.fake.preparations) > asked + 3, "it asks no more")
@@ -270,7 +270,7 @@ async def test_a_job_that_was_not_next_for_long_is_asked_for_again(
     world.fake.environments["node-a"] = BUILDING
     runtime = await world.open()
     job_id = await world.submit(runtime, workers=4, **WITH_PACKAGES)
-    await waits_with(runtime, job_id, "installs packages")
+    await waits_with(runtime, job_id, "builds the environment")
     other = await world.submit(runtime, "waits", workers=4)
     await comes_to(runtime, other, JobState.RUNNING)
     monkeypatch.setattr(preparations, "FORGOTTEN_S", 0.05)
