@@ -61,8 +61,7 @@ def by_role(
 def by_bundle(
     slices: Sequence[Slice], bundle: Mapping[str, float], roles: Sequence[RoleSlots]
 ) -> list[tuple[Slice, Mapping[str, float]]]:
-    """Return all slices of a gang, each with the bundle of its ranks. `bundle` is for ranks without
-    a role."""
+    """Return all slices of a gang with their ranks' bundles: `bundle` for ranks without a role."""
     if not roles:  # this function is called very often
         return [(part, bundle) for part in slices]
     found = by_role(slices, roles)
@@ -170,18 +169,15 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt ended. This determines the job's next state and which retry budget is
-    charged."""
+    """Why an attempt ended; determines the job's next state and which retry budget is charged."""
 
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
     """The attempt was asked to stop because the job is being cancelled."""
     USER_ERROR = "user_error"
-    """The training code raised an exception, exited with a nonzero code, or killed itself with a
-    signal."""
+    """The training code raised an exception, exited with a nonzero code, or died by a signal."""
     CANNOT_RUN = "cannot_run"
-    """A file or module of the code is missing or not valid Python. Another attempt would not
-    help."""
+    """A file or module of the code is missing or invalid. Another attempt would not help."""
     BAD_DATA = "bad_data"
     """The data set is missing or invalid. Another attempt would not help."""
     DIVERGED = "diverged"
@@ -190,8 +186,7 @@ class Cause(StrEnum):
     """The data source did not respond to a worker's repeated requests, but may respond later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not provide the slots in time, because they are in use by other programs. No retry is
-    charged."""
+    """Ray did not provide the slots in time: other programs use them. No retry is charged."""
     WORKER_LOST = "worker_lost"
     """A rank actor, its node or its process disappeared without reporting an error."""
     INFRASTRUCTURE = "infrastructure"
@@ -200,8 +195,7 @@ class Cause(StrEnum):
     NODE_LOST = "node_lost"
     """The cluster or the node that ran the attempt is gone. No retry is charged."""
     PREEMPTED = "preempted"
-    """The attempt was asked to release its slots, and saved a checkpoint first. No retry is
-    charged."""
+    """The attempt saved a checkpoint and released its slots as requested. No retry is charged."""
 
 
 @dataclass(frozen=True)
@@ -285,18 +279,15 @@ SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
 evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
 STALENESS_COUNT = "sync/staleness_count/"
-"""Prefix of a histogram's metrics: the number of updates so far whose staleness is in the
-bucket."""
+"""Prefix of a histogram's metrics: the number of updates whose staleness is in the bucket."""
 CONSENSUS_DISTANCE = "train/consensus_distance"
 """Root mean square, over the ranks, of the distance between a rank's copy and the mean copy."""
 
 LEFT_EXIT_CODE = 75
-"""Exit code of a rank that was asked to leave and saved a checkpoint (EX_TEMPFAIL of
-sysexits(3))."""
+"""Exit code of a rank that saved a checkpoint and left as requested (EX_TEMPFAIL)."""
 
 STORAGE_EXIT_CODE = 74
-"""Exit code of a rank that ended because of a storage fault. The rank may have had no space to
-report the fault (EX_IOERR)."""
+"""Exit code of a rank that a storage fault ended, even if unreported (EX_IOERR)."""
 
 SUPERVISOR_RANK = -1
 """The rank in frames that the supervisor writes."""
@@ -330,16 +321,14 @@ class SilentProcess:
 
     kind: ProcessKind
     node_id: str | None
-    """The process's node; None for a supervisor or a store, since an attempt has only one of
-    each."""
+    """None for a supervisor or a store, since an attempt has only one of each."""
     since: float
     """Unix time in seconds of the oldest unanswered request."""
 
 
 @dataclass(frozen=True)
 class PollReply:
-    """Events since the previous cursor. They must be stored in the same transaction as the new
-    cursor."""
+    """Events since the previous cursor, to be stored in the same transaction as the new cursor."""
 
     cursor: Mapping[str, int]
     """Bytes read from each spool. The service stores it as opaque JSON."""
@@ -351,8 +340,7 @@ class PollReply:
     more: bool
     """Whether the byte limit was reached, so that the caller should poll again immediately."""
     outcome: Outcome | None
-    """Set once the attempt has ended and every frame has been delivered. It must be
-    acknowledged."""
+    """Set once the attempt has ended and every frame is delivered. It must be acknowledged."""
     silent: tuple[SilentProcess, ...]
     """Processes of the attempt that have not responded for a while."""
 
