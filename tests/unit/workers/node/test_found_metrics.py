@@ -421,7 +421,8 @@ async def test_each_step_of_a_key_is_reported_once(
     event_file(output).write_bytes(event("more", 1, 1.0))
     assert await found.finish() is None
     data = spool_reader.read(tmp_path / "r0.0.found", 0, 1 << 20)
-    bodies = [frame.body for frame in spool_reader.decode("r0.0.found", data)]
+    bodies = [dict(frame.body) for frame in spool_reader.decode("r0.0.found", data)]
+    assert all(body.pop("found") is True for body in bodies)
     assert bodies == [
         {"step": 1, "values": {"loss": 3.0}},
         {"step": 2, "values": {"loss": 2.0}},
