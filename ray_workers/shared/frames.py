@@ -78,7 +78,7 @@ class Report:
 
 @dataclass(frozen=True)
 class MetricsReport(Report):
-    """A rank's metrics for one step. `dray.train.report` writes it without fields that are None."""
+    """A rank's metrics for one step. `dray.train.report` writes only the fields that are set."""
 
     KIND = FrameKind.METRICS
     step: Count
@@ -86,6 +86,9 @@ class MetricsReport(Report):
     epoch: MaybeCount
     total_steps: MaybeCount
     samples_per_s: MaybeNumber
+    found: Annotated[Flag, Field(default=False)]
+    """Whether they were found in the rank's output or files. Then each series counts its own
+    steps."""
 
 
 @dataclass(frozen=True)

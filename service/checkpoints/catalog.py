@@ -33,10 +33,12 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
-    """Return the number of completed steps when the attempt began to train; None if it never began.
+    """Return the number of completed steps when the attempt began to train; None if it never began,
+    or if this number is unknown.
 
-    A script that does not report the step it resumed from is assumed to begin just before its first
-    metric.
+    A script that does not report the step it resumed from is assumed to begin just before the first
+    metric that it reports. Metrics found in its output or files do not count: each series has its
+    own steps.
     """
     if attempt.resume_step is not None:
         return attempt.resume_step

@@ -28,6 +28,7 @@ class Run:
     """The values of each metric, one for each step."""
     progress: dict[str, Any]
     """The last report of each part of the progress."""
+    is_found: bool
 
 
 def runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
@@ -41,7 +42,7 @@ def _form(frame: Frame) -> tuple[Any, ...]:
         return (frame.kind,)
     values = frame.body.get("values")
     names = tuple(values) if type(values) is dict else None
-    return frame.kind, frame.rank, frame.incarnation, names
+    return frame.kind, frame.rank, frame.incarnation, names, frame.body.get("found", False)
 
 
 def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
@@ -50,6 +51,9 @@ def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
     """
     bodies = [frame.body for frame in frames]
     steps: list[Any] = [body.get("step") for body in bodies]
+    found = [body.get("found", False) for body in bodies]
+    if set(map(type, found)) != {bool}:
+        return None
     if not _are_counts(steps, max_step) or type(bodies[0].get("values")) is not dict:
         return None
     names = tuple(bodies[0]["values"])
@@ -59,7 +63,7 @@ def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
     progress = _progress(bodies, max_step) if max(map(len, bodies)) > 2 else {}
     if progress is None:
         return None
-    return Run(steps, dict(zip(names, columns, strict=True)), progress)
+    return Run(steps, dict(zip(names, columns, strict=True)), progress, found[0])
 
 
 def _are_counts(values: Sequence[Any], limit: int) -> bool:

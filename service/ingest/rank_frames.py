@@ -115,7 +115,8 @@ class RankFrames:
         lowest, rank = min(run.steps), frames[0].rank
         is_guess = _are_guesses(run.columns)
         if not is_guess:
-            self._saw_step(lowest, frames[run.steps.index(lowest)], first=frames[0])
+            lowest_at = run.steps.index(lowest)
+            self._saw_step(lowest, frames[lowest_at], first=frames[0], is_found=run.is_found)
         if rank == 0 and not is_guess:
             self._reach(run.steps[-1], frames[-1], run.progress)
             batch = {key: run.columns[key][-1] for key in step_times.OF_BATCH if key in run.columns}
@@ -186,7 +187,7 @@ class RankFrames:
             self._check_script([report.step], {key: [v] for key, v in report.values.items()})
             self._note_times([report.step], [frame])
         if not is_guess:
-            self._saw_step(report.step, frame, first=frame)
+            self._saw_step(report.step, frame, first=frame, is_found=report.found)
         repeats = self._may_repeat(frame)
         for key, value in report.values.items():
             self._metrics.extend(key, frame.rank, (report.step,), (value,), repeats=repeats)
@@ -217,11 +218,15 @@ class RankFrames:
         """Whether an earlier process may already have reported the frame's steps."""
         return frame.incarnation > 0 or self._attempt.generation > 0
 
-    def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
+    def _saw_step(self, step: int, frame: Frame, *, first: Frame, is_found: bool) -> None:
         """Update the attempt's first step. `step` is the lowest of several steps, `frame` reported
         this step, and `first` is the earliest of the frames that reported these steps."""
         known = self._attempt.first_metric_step
-        if known is None or step < known:
+        if is_found:
+            # One series may begin, such as that of the next fold, while others remain complete.
+            if self._attempt.first_metric_at is None:
+                self._attempt.first_metric_at = time_of(first, self._now)
+        elif known is None or step < known:
             self._attempt.first_metric_step = step
             self._attempt.first_metric_at = time_of(frame, self._now)
         if self._job.first_step_at is None:

@@ -276,7 +276,8 @@ def _counting(
     """Return the chunks of a series that contain valid steps, ordered by step.
 
     first: the first step of each series in each attempt except the first attempt. An attempt that
-    reports the step at which it resumed also replaces this step.
+    reports the step at which it resumed also replaces this step. An attempt whose start is unknown
+    replaces only steps of the series that it has.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():

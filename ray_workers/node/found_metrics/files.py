@@ -27,6 +27,8 @@ get new names."""
 POINTS_PER_LOOK = 20_000
 """Number of points after which a scan ends. The next scan begins with the next file."""
 MAX_HEADER_BYTES = 64 << 10
+COMPARED_BYTES = 1024
+"""Maximum number of bytes before the offset that are compared to detect a rewritten file."""
 PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 EVENTS = ".tfevents."
 TABLES = ("metrics.csv", "results.csv", "summary.csv")
@@ -39,8 +41,8 @@ TOP = "job"
 
 class MetricFiles:
     """Follows the files in some folders that are written after a given time. From an older file,
-    such as a file from an earlier attempt or from the upload, only appended data is read. Links are
-    not followed.
+    such as a file from an earlier attempt or from the upload, only appended data is read. A file
+    that is rewritten is read from its beginning. Links are not followed.
     """
 
     def __init__(
@@ -174,12 +176,16 @@ class _Followed:
     def __init__(self, path: str, since: float) -> None:
         self._path = path
         self._offset = 0
+        self._before = b""
+        """The last bytes before the offset."""
         self._size_then = -1, -1.0
         self.has_more = False
         with self._open() as descriptor:
             status = os.fstat(descriptor)
             if status.st_mtime < since:
                 self._offset = status.st_size
+                start = max(0, status.st_size - COMPARED_BYTES)
+                self._before = os.pread(descriptor, status.st_size - start, start)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
@@ -203,9 +209,15 @@ class _Followed:
                 yield None
                 return
             self._size_then = now
-            if status.st_size < self._offset:
-                self._offset = 0  # it was rewritten
+            size = len(self._before)
+            before = os.pread(descriptor, size, max(0, self._offset - size))
+            if status.st_size < self._offset or before != self._before:
+                self._move(0)  # it was rewritten
             yield descriptor
+
+    def _move(self, offset: int, read: bytes = b"") -> None:
+        """Set the offset. `read` is what was read up to this offset."""
+        self._offset, self._before = offset, read[-COMPARED_BYTES:]
 
 
 class _EventFile(_Followed):
@@ -229,7 +241,10 @@ class _EventFile(_Followed):
                 end = after
         except Damaged:
             self._is_damaged = True
-        self._offset += end
+        if end:
+            # If a long record was skipped, the bytes before the offset are unknown.
+            read = self._before + data[:end] if end <= len(data) else b""
+            self._move(self._offset + end, read)
         self.has_more = end > 0 and self._offset < size and not self._is_damaged
         return points
 
@@ -249,13 +264,13 @@ class _Table(_Followed):
                 return []
             if header != self._header:  # a column was added, so the file was rewritten
                 if self._header:
-                    self._offset = 0
+                    self._move(0)
                 self._header = header
             start = max(self._offset, len(line) + 1)
             data = os.pread(descriptor, READ_BYTES, start)
             size = os.fstat(descriptor).st_size
         rows = data[: data.rfind(b"\n") + 1]
-        self._offset = start + len(rows)
+        self._move(start + len(rows), self._before + rows)
         self.has_more = bool(rows) and len(data) == READ_BYTES and self._offset < size
         return [point for row in rows.splitlines() for point in self._of_row(row, step_at)]
 

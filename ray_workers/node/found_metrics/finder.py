@@ -149,7 +149,7 @@ class MetricFinder:
                 return  # the disk is full: the job can do without metrics
         for step, of_step in groupby(new, key=lambda point: point.step):
             values = {point.key: float(point.value) for point in of_step}
-            self._spool.append(FrameKind.METRICS, {"step": step, "values": values})
+            self._spool.append(FrameKind.METRICS, {"step": step, "values": values, "found": True})
 
     def _is_new(self, point: FoundPoint) -> bool:
         """Return whether the step is greater than all earlier steps of the key. Steps must

@@ -54,6 +54,7 @@ class AttemptRow(Base):
     """Number of steps already completed when the attempt began to train; unset until a rank has
     reported it."""
     first_metric_step: Mapped[int | None]
+    """The lowest step of the metrics that the script itself reported."""
     first_metric_at: Mapped[datetime | None]
     last_metric_step: Mapped[int | None]
     """The highest step for which rank 0 reported metrics."""

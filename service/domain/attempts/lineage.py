@@ -15,7 +15,8 @@ NO_END = 2**63 - 1
 def last_steps(starts: Mapping[int, int | None]) -> dict[int, int]:
     """Return the last valid step of each attempt; `NO_END` if all of its steps are valid.
 
-    starts: number of steps completed before each attempt; None if the attempt never trained.
+    starts: number of steps completed before each attempt; None if the attempt never trained, or
+    this number is unknown.
     """
     ends: dict[int, int] = {}
     end = NO_END

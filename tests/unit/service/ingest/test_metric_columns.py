@@ -33,6 +33,7 @@ UNUSUAL: list[dict[str, Any]] = [
     {"step": 1, "values": {"loss": 1.0}, "epoch": -1},
     {"step": 1, "values": {"loss": 1.0}, "total_steps": 1.5},
     {"step": 1, "values": {"loss": 1.0}, "samples_per_s": "fast"},
+    {"step": 1, "values": {"loss": 1.0}, "found": 1},
 ]
 
 
@@ -54,6 +55,8 @@ def some_frames(seed: int) -> list[Frame]:
                 "total_steps": 500,
                 "samples_per_s": chance.choice([1.5, math.inf, 3]),
             }
+        if values["loss"] < 0.2:
+            more["found"] = True
         match chance.randrange(20):
             case 0:
                 frames.append(metrics(step, {"val": chance.random()}, at=at))

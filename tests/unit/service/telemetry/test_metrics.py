@@ -87,6 +87,39 @@ async def test_a_script_that_does_not_say_where_it_resumed_is_cut_at_its_first_s
     assert (served[14], served[15]) == (1.0, 2.0)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_fold_that_begins_in_a_later_attempt_hides_no_other_fold(
+    service: Service, at_once: bool
+) -> None:
+    def fold(key: str, steps: range, value: float) -> list[Frame]:
+        # Unlike floats, ints are checked frame by frame.
+        values = {key: value if at_once else int(value)}
+        return [metrics(step, values, found=True) for step in steps]
+
+    job_id = await service.running()
+    service.report(job_id, 1, [*fold("a/f1", range(6), 1.0), *fold("b/f1", range(5), 1.0)])
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [*fold("b/f1", range(3, 6), 2.0), *fold("c/f1", range(6), 2.0)])
+    await next_attempt(service, job_id, 2)
+    service.report(job_id, 3, fold("d/f1", range(2), 3.0))
+    assert await series(service, job_id, "a/f1") == dict.fromkeys(range(6), 1.0)
+    replaced = dict.fromkeys(range(3), 1.0) | dict.fromkeys(range(3, 6), 2.0)
+    assert await series(service, job_id, "b/f1") == replaced
+    assert await series(service, job_id, "c/f1") == dict.fromkeys(range(6), 2.0)
+    service.end(job_id, 3)
+    assert set((await service.jobs.get(job_id)).summary) == {f"{name}/f1" for name in "abcd"}
+
+
+async def test_reported_steps_that_were_undone_are_void_for_series_that_come_later(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [*losses(range(1, 21)), metrics(20, {"val": 0.5})])
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, losses([15]))
+    assert await series(service, job_id, "val") == {}
+
+
 async def test_a_step_at_which_both_attempts_report_is_the_later_ones(service: Service) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [resumed(0), *losses(range(11), 1.0)])

@@ -360,6 +360,34 @@ def test_tables_are_read_row_by_row_also_when_a_column_comes(tmp_path: Path) -> 
     assert found.read() == [FoundPoint("train/box_loss", 1, 1.5)]
 
 
+@pytest.mark.parametrize("since", [0.0, 200.0])
+@pytest.mark.parametrize("more", ["", "6,0.7\n"])
+def test_a_table_that_is_rewritten_is_read_from_its_beginning(
+    tmp_path: Path, since: float, more: str
+) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,f1\n0,0.1\n1,0.2\n2,0.3\n")
+    os.utime(path, (100, 100))
+    found = MetricFiles([tmp_path], BOTH, since)
+    found.read()
+    path.write_text(f"epoch,f1\n3,0.4\n4,0.5\n5,0.6\n{more}")
+    assert [point.step for point in found.read()] == [3, 4, 5, 6][: 4 if more else 3]
+    path.write_text(f"epoch,f1\n3,0.4\n4,0.5\n5,0.6\n{more}7,0.8\n")
+    assert [point.step for point in found.read()] == [7], "the old rows are the same"
+
+
+def test_an_event_file_that_is_rewritten_is_read_from_its_beginning(tmp_path: Path) -> None:
+    found = MetricFiles([tmp_path], BOTH, since=0.0)
+    path = event_file(tmp_path)
+    path.write_bytes(event("loss", 1, 0.5) + event("loss", 2, 0.25))
+    assert len(found.read()) == 2
+    path.write_bytes(event("loss", 3, 0.5) + event("loss", 4, 0.25) + event("loss", 5, 0.125))
+    assert [point.step for point in found.read()] == [3, 4, 5]
+    with path.open("ab") as file:
+        file.write(event("loss", 6, 1.0))
+    assert [point.step for point in found.read()] == [6]
+
+
 # Both, in a spool.
 
 
@@ -393,7 +421,8 @@ async def test_each_step_of_a_key_is_reported_once(
     event_file(output).write_bytes(event("more", 1, 1.0))
     assert await found.finish() is None
     data = spool_reader.read(tmp_path / "r0.0.found", 0, 1 << 20)
-    bodies = [frame.body for frame in spool_reader.decode("r0.0.found", data)]
+    bodies = [dict(frame.body) for frame in spool_reader.decode("r0.0.found", data)]
+    assert all(body.pop("found") is True for body in bodies)
     assert bodies == [
         {"step": 1, "values": {"loss": 3.0}},
         {"step": 2, "values": {"loss": 2.0}},

@@ -48,8 +48,8 @@ async def test_metrics_are_found_in_text_bytes_and_lines_without_end(
     log.add(note)
     assert await log.lines_lost_at_the_end() == 0
     assert bodies(tmp_path, "found") == [
-        {"step": 1, "values": {"loss": 0.5}},
-        {"step": 2, "values": {"loss": 0.25}},
+        {"step": 1, "values": {"loss": 0.5}, "found": True},
+        {"step": 2, "values": {"loss": 0.25}, "found": True},
     ]
     last = bodies(tmp_path, "log")[-1]
     assert str(last["text"]).startswith("dray: 10")
@@ -85,7 +85,7 @@ async def test_the_step_of_a_record_is_found_though_the_log_leaves_most_states_o
     os.close(sink)
     log.finish()
     await finder.finish()
-    assert bodies(tmp_path, "found") == [{"step": 10, "values": {"eval/loss": 0.4}}]
+    assert bodies(tmp_path, "found") == [{"step": 10, "values": {"eval/loss": 0.4}, "found": True}]
     assert [body["text"] for body in bodies(tmp_path, "log")] == [record, bar(99)[1:]]
 
 
