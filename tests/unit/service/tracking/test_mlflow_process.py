@@ -199,7 +199,7 @@ async def test_a_process_that_takes_long_to_die_holds_up_no_call_of_the_next(
     later = asyncio.create_task(status(process, "fine"))
     await asyncio.sleep(0)
     kill(first.process.pid, signal.SIGKILL)
-    await first.queries
+    await first.reading
     await later
     monkeypatch.setattr(os, "kill", kill)
 
