@@ -454,7 +454,7 @@ def test_a_document_is_checked_as_one_types(job_id: str, tab: Watched) -> None:
     tab.statuses.add(422)
     page = tab.open("submit")
     is_shown(page, "Valid", ".verdict.right")
-    is_shown(page, re.compile(r"^Planned: data 2, about .* a step"))
+    is_shown(page, re.compile(r"^Planned: data 2, about .* per step"))
     editor = page.get_by_label("Job document")
     wrong = {"name": "typed", "recipe": "image_classification", "train": {"epochs": -1}}
     editor.fill(json.dumps(wrong, indent=2))

@@ -157,7 +157,7 @@ def test_an_answer_of_another_version_spoils_one_place_alone(job_id: str, tab: W
     page = tab.page
     page.route(f"**/v1/jobs/{job_id}", lambda route: route.fulfill(json={"id": job_id}))
     page.goto(f"{tab.server.url}/#/jobs/{job_id}")
-    shows(page, re.compile("can't be shown: the server is away, or has another version"))
+    shows(page, re.compile("can't be shown: the server can't be reached, or was upgraded"))
     page.get_by_role("link", name="Jobs", exact=True).click()
     shows(page, "has-ended")
     assert page.title() == "Jobs - dray"

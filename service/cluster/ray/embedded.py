@@ -346,8 +346,8 @@ def remove_dead_sessions() -> None:
             is_ours = (folder / PID_NAMESPACE).read_text() == pid_namespace()
         except OSError:
             continue
-        # The file PLACE is written after the first process has started, so the folder of a starting
-        # Ray is kept.
+        # The file PID_NAMESPACE is written after the first process has started, so the folder of a
+        # starting Ray is kept.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 

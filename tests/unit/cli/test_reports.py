@@ -22,7 +22,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     def command(answer: dict[str, Any], *arguments: str) -> list[str]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-        for module in ("reading", "decisions"):
+        for module in ("reports", "decisions"):
             monkeypatch.setattr(
                 f"dray.cli.commands.{module}.connect",
                 lambda: Client("http://localhost", transport=transport),

@@ -97,7 +97,11 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
             {"missing": "mean"},
             "'x' is inf, which is not a finite 32-bit number",
         ),
-        (f"x,y\n{2**60 + 1},a\n-1e39,b\n", {}, "line 3: the column 'x' is -1e39, not a finite"),
+        (
+            f"x,y\n{2**60 + 1},a\n-1e39,b\n",
+            {},
+            "line 3: the column 'x' is -1e39, which is not a finite",
+        ),
         (
             "x,y\n1,a\n2,b\n",
             {"missing_columns": {"z": "mean"}},

@@ -151,7 +151,9 @@ def test_an_error_names_what_onnx_needs(tmp_path: Path, monkeypatch: pytest.Monk
     model, _ = trained(number(tmp_path), tmp_path / "result")
     monkeypatch.delitem(sys.modules, "onnxscript", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
-    with pytest.raises(ImportError, match=r"needs the package onnxscript: pip install 'dray\[onn"):
+    with pytest.raises(
+        ImportError, match=r"requires the package onnxscript: pip install 'dray\[onn"
+    ):
         model.export(tmp_path / "model.onnx")
 
 

@@ -127,7 +127,7 @@ def test_a_module_of_the_users_own_may_have_a_name_of_python(
         ),
         ("Wide", {}, "returns a dict, not a tensor"),
         ("Frozen", {}, "no trainable parameters"),
-        ("number", {}, "made a int, not a torch.nn.Module"),
+        ("number", {}, "returned a int, not a torch.nn.Module"),
         ("Other", {}, "no Other in the module my_net"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_language_model_of_ones_own_goes_on_with_a_text(tmp_path: Path) -> Non
         (
             {"import": "my_nets:Last"},
             r"shape \(2, 256\) for inputs of shape \(2, 8\): expected "
-            r"\(batch, time, vocabulary\), here \(2, 8, 256\)",
+            r"\(batch, time, vocabulary\), which is \(2, 8, 256\)",
         ),
         ({"import": "my_nets:Choice"}, "a tensor of torch.int64: expected a floating-point type"),
         (
@@ -170,7 +170,7 @@ def test_a_language_model_of_ones_own_goes_on_with_a_text(tmp_path: Path) -> Non
         ),
         (
             {"import": "my_nets:Bigram", "args": {"vocabulary": 7}},
-            r"shape \(2, 8, 7\) .*, here \(2, 8, 256\)",
+            r"shape \(2, 8, 7\) .*, which is \(2, 8, 256\)",
         ),
         (
             {"import": "net_of_mine:Net"},

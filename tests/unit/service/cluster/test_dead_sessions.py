@@ -41,7 +41,7 @@ def test_only_what_is_certainly_dead_is_deleted(
     for name, text in said.items():
         (tmp_path / f"ray-{name}").mkdir()
         if text is not None:
-            (tmp_path / f"ray-{name}" / embedded.PLACE).write_text(text)
+            (tmp_path / f"ray-{name}" / embedded.PID_NAMESPACE).write_text(text)
     (tmp_path / "deployment").mkdir()
     environment = {**os.environ, RAY_INSTANCE: "alive"}
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
@@ -63,7 +63,7 @@ def test_a_process_that_does_not_end_when_killed_holds_up_neither_a_start_nor_a_
     record.parent.mkdir()
     known = embedded.Daemon(NO_PROCESS, 0, "instance", "127.0.0.1:1", "")
     record.write_text(json.dumps(asdict(known)))
-    with pytest.raises(embedded.EmbeddedRayError, match=f"do not end .*{NO_PROCESS}"):
+    with pytest.raises(embedded.EmbeddedRayError, match=f"do not end: {NO_PROCESS}"):
         ray.ensure()
     ray.stop()
     assert record.exists()  # for the next service

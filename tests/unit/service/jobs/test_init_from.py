@@ -119,9 +119,7 @@ async def test_the_newest_stands_in_for_one_that_its_own_job_dropped(service: Se
 async def test_all_that_it_holds_goes_only_to_training_of_its_kind(service: Service) -> None:
     first = await source(service, 10)
     whole = {"job": first, "take": "everything"}
-    with pytest.raises(
-        InitFromDiffers, match=f"whole state of {first}: /train/seed is 1"
-    ) as caught:
+    with pytest.raises(InitFromDiffers, match=f"full state of {first}: /train/seed is 1") as caught:
         await service.submit(init_from=whole, train={"seed": 1})
     assert caught.value.pointer == "/train/seed"
     assert [job.id for job in (await service.jobs.list()).items] == [first]

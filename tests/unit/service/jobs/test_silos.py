@@ -163,7 +163,9 @@ async def test_no_document_leads_to_a_node_with_a_silos_data(
     service: Service, document: Any
 ) -> None:
     see(service, {}, KEPT, KEPT)
-    with pytest.raises(Unsatisfiable, match="2 nodes with a silo's data take ranks of silos"):
+    with pytest.raises(
+        Unsatisfiable, match="2 nodes with a silo's data accept only ranks of silos"
+    ):
         await service.submit(**document)
     see(service, {"hospital": "west", "note": f'"{SILO_LABEL}": '}, {}, KEPT)
     if SILO_LABEL not in str(document):

@@ -150,7 +150,7 @@ async def test_values_of_optuna_that_never_go_together_are_refused(service: Serv
 async def test_ten_million_trials_are_refused_by_their_number(
     service: Service, fields: dict[str, Any], pointer: str
 ) -> None:
-    with pytest.raises(ArrayTooLarge, match="has 10,000,000 trials, and this server") as refused:
+    with pytest.raises(ArrayTooLarge, match="has 10,000,000 trials, but this server") as refused:
         await swept(service, **fields)
     assert refused.value.pointer == pointer
 

@@ -280,7 +280,7 @@ async def test_of_a_storage_that_is_no_folder_only_the_database_is_taken(
     monkeypatch.setenv("DRAY_HOME", str(old.settings.home))
     monkeypatch.setenv("DRAY_STORAGE_URL", "memory://somewhere")
     assert main(["backup", str(tmp_path / "copy.tar")]) == 0
-    assert "copy it by its own means" in capsys.readouterr().out
+    assert "copy it separately" in capsys.readouterr().out
     about = restore(tmp_path / "copy.tar", tmp_path / "new")
     assert (about.has_files, about.num_files) == (False, 0)
     assert (await Home(tmp_path / "new").jobs.get(job_id)).id == job_id

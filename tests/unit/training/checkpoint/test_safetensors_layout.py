@@ -75,7 +75,7 @@ def test_the_file_is_one_of_safetensors_whose_data_begin_at_a_page(tmp_path: Any
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [({1.5: 0}, "a key is 1.5"), (object(), "x is a object")]
+    ("value", "message"), [({1.5: 0}, "the key 1.5"), (object(), "x is a object")]
 )
 def test_what_no_checkpoint_can_hold_is_refused_by_its_name(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -56,4 +56,4 @@ def test_the_advice_stays_whole() -> None:
     error = failed_to_import("timm_of_mine")
     said = advised("x" * 2000, error, has_code=True, max_chars=2000)
     assert len(said) == 2000
-    assert said.endswith("lists what is")
+    assert said.endswith("lists the uploaded files")

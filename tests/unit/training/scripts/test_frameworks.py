@@ -111,5 +111,5 @@ def test_mpi4py_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     refuse_mpi4py(1)
     refuse_mpi4py(2)
-    with pytest.raises(ModuleNotFoundError, match=r"as rank 0 of 1\. Use torch\.distributed"):
+    with pytest.raises(ModuleNotFoundError, match=r"be rank 0 of 1\. Use torch\.distributed"):
         __import__("mpi4py.MPI")

@@ -64,5 +64,5 @@ async def test_a_node_reports_whether_another_try_may_help(
     agents = {"a": agent(None), "b": agent(problem)}
     metrics: Any = None  # nothing is observed
     clients = NodeClients(spec, agents, MachineSpeed(), metrics, Timings())
-    with pytest.raises(kind, match=f"on the node b: {problem.message}"):
+    with pytest.raises(kind, match=f"to the node b: {problem.message}"):
         await clients.put_code(spec, ["a", "b"])

@@ -125,10 +125,10 @@ def test_lost_files_end_a_success_and_left_out_files_are_reported() -> None:
     full = FilesKept(1, "no space left", "", "")
     outcome = with_files(DONE, [KEPT, full])
     assert outcome.cause is Cause.INFRASTRUCTURE
-    assert outcome.message.endswith("were not all kept: no space left")
+    assert outcome.message.endswith("were stored: no space left")
     failed = with_files(FAILED, [full])
     assert (failed.cause, failed.rank) == (Cause.USER_ERROR, 1)
-    assert failed.message.startswith("KeyError; the files in the script's folders")
+    assert failed.message.startswith("KeyError; not all files in the script's folders")
     outcome = with_files(
         DONE, [FilesKept(0, None, "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'", "")]
     )

@@ -42,7 +42,7 @@ async def test_what_was_fetched_before_is_put_back_without_the_server(tmp_path: 
     with serving(tmp_path / "served") as server:
         code = of_git(server, repository(server.folder / "repo", FILES))
         assert (await settled(fetches, code)).state is BuildState.READY
-    await fetches.put_into(code, tmp_path / "work")
+    await fetches.put_into(code, "", tmp_path / "work")
     assert below(tmp_path / "work") == FILES
     assert (await CodeFetches(tmp_path / "copies").prepare(code)).state is BuildState.READY
 

@@ -44,7 +44,7 @@ def test_what_the_script_wrote_is_named_with_its_size(tmp_path: Path) -> None:
     (work / "runs/a/c").unlink()
     assert left_behind(work, since, code).startswith("1 file was left")
     put(work, **{f"f{number}": 9 - number for number in range(7)})
-    assert "'f4' (5 B) ...; the folder" in left_behind(work, since, code)
+    assert "'f4' (5 B) ...; to keep" in left_behind(work, since, code)
     assert left_behind(tmp_path / "none", since, None) == ""
 
 

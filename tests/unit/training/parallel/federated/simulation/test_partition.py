@@ -135,9 +135,9 @@ def test_clients_of_few_classes_have_no_others_and_no_class_is_left_out() -> Non
 @pytest.mark.parametrize(
     ("num_clients", "options", "message"),
     [
-        (3001, {}, "federated.clients is 3001, and there are 3000 samples"),
+        (3001, {}, "federated.clients is 3001, but there are only 3000 training samples"),
         (9, {"by": "classes", "classes_per_client": 1}, "would leave some of the 10 classes out"),
-        (9, {"by": "classes", "classes_per_client": 11}, "the data have 10 classes"),
+        (9, {"by": "classes", "classes_per_client": 11}, "the data have only 10 classes"),
     ],
 )
 def test_data_that_are_not_enough_are_refused(

@@ -12,7 +12,7 @@ from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims, s
 from tests.unit.service.domain.scheduling.policy.reasons.words import is_about, quantity
 
 
-@says(r"(.*); (\d+) nodes? with a silo's data takes? ranks of silos alone")
+@says(r"(.*); (\d+) nodes? with a silo's data accepts? only ranks of silos")
 def besides_silos(claims: Claims, decision: Decision, rest: str, number: str) -> None:
     closed = [
         n for n in nodes_for(claims, decision).values() if n.total.get("open to all jobs") == 0
@@ -39,7 +39,7 @@ def nodes_for(claims: Claims, decision: Decision) -> dict[str, Node]:
 
 @says(
     r"(needs .*), but the whole cluster has room for (\d+)(?: workers?)? at once(?:, each on "
-    r"another GPU)?"
+    r"a different GPU)?"
 )
 def too_few(claims: Claims, decision: Decision, needs: str, number: str) -> None:
     request = claims.request(decision)
