@@ -181,8 +181,8 @@ class NodeAgent:
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
-        # The node's own orphans only keep the slots of their attempts from being released, not the
-        # node from starting ranks.
+        # The node's own orphans don't prevent it from starting ranks; they only delay the release
+        # of their attempts' slots.
         await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:

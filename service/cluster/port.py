@@ -134,9 +134,8 @@ class Cluster(Protocol):
         `bundles` contains pairs of a bundle and a count. A bundle only fits on nodes with its
         labels. Without bundles, Ray chooses the size of the cluster. The call also ends dray's own
         processes on the nodes in `released`, because Ray would otherwise never consider these nodes
-        idle. When a later call doesn't release a node, dray's processes are started on it again.
-        Idempotent.
-        """
+        idle. If a later call omits a node from `released`, dray's processes are started on it
+        again. Idempotent."""
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         """Return a node's progress in preparing the needs of a job, and start the preparation if

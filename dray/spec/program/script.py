@@ -75,7 +75,7 @@ class Script(Document):
 
     @property
     def serving_ranks(self) -> frozenset[int]:
-        """Ranks for whose exit the job does not wait."""
+        """Ranks that the job does not wait for before it ends."""
         return roles_of.serving_ranks(self.roles)
 
     @property

@@ -137,7 +137,7 @@ class Column:
 
     @property
     def gaps(self) -> Gaps:
-        """The missing values, valid after all rows have been seen."""
+        """How missing values are represented; only meaningful once all rows have been seen."""
         return self.empty if self._missing_words == EMPTY else self.written
 
     @property

@@ -162,8 +162,8 @@ class MachineSpeed:
         return self._overrun
 
     def why(self) -> str:
-        """Return a suffix for a sentence, which states the overload; empty if the machines are not
-        overloaded."""
+        """Return a suffix that describes the overload, to append to a sentence; empty if the
+        machines are not overloaded."""
         return overload_note(self.slowness)
 
 

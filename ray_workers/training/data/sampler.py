@@ -67,8 +67,8 @@ class Batch:
     number: int
     """Index of the share, which is the rank unless the group is exact."""
     indices: Tensor
-    """The samples to compute: int64, never empty. If there are more shares than samples, a share
-    repeats a sample of its neighbour, because collective operations wait for every rank."""
+    """Indices of the samples to process: int64, never empty. If there are more shares than samples,
+    a share repeats a sample of its neighbour, because collective operations wait for every rank."""
     num_global: int
     """Number of samples in the global batch."""
     is_empty: bool

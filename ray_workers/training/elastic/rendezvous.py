@@ -31,8 +31,8 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
-# Only the supervisor decides whether a round takes too long, because it knows the speed of the
-# machines, and whether a rank died or is stopped. Therefore, the limits below exceed the
+# Only the supervisor decides whether a round takes too long, because only it knows how fast the
+# machines are, and which ranks have died or are stopped. Therefore, the limits below exceed the
 # supervisor's own limits on overloaded machines: the limits in `supervision.rules.timings.Timings`
 # times `machine_speed.MAX_SLOWNESS`.
 ASSIGNMENT_LIMIT_S = 9000.0

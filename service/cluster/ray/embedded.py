@@ -195,8 +195,9 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Write this when the process exists: a folder without processes counts as left by a
-            # dead Ray.
+            # Write this only after the process has started: a folder without processes is treated
+            # as the
+            # leftover of a dead Ray.
             (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
