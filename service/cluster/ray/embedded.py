@@ -196,8 +196,7 @@ class EmbeddedRay:
         try:
             self._write_record(daemon)
             # Write this only after the process has started: a folder without processes is treated
-            # as the
-            # leftover of a dead Ray.
+            # as the leftover of a dead Ray.
             (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
