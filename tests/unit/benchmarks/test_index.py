@@ -44,11 +44,11 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     (lost, first, useful, step, gpu, stall) = (
         next(row for row in rows if row.startswith(f"| {begin}"))
         for begin in (
-            "from the kill",
-            "from the HTTP",
+            "time from the kill",
+            "time from the HTTP",
             "useful",
-            "a step of its",
-            "a step of a",
+            "duration of a step of dray's",
+            "duration of a step of a",
             "stall",
         )
     )

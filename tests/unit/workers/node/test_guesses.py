@@ -337,7 +337,8 @@ async def test_guesses_are_left_on_the_spool_at_the_end(tmp_path: Path) -> None:
     found = finder_of(tmp_path)
     found.logged("step 1 loss=0.5")
     assert await found.finish() is None
-    assert found_by(tmp_path) == [{"step": 1, "values": {"guessed/loss": 0.5}}]
+    expected = {"step": 1, "values": {"guessed/loss": 0.5}, "found": True}
+    assert found_by(tmp_path) == [expected]
 
 
 async def test_guesses_are_left_while_the_script_runs(
