@@ -211,6 +211,8 @@ def _message(error: Error) -> str:
             return f"must be one of {error['ctx']['expected_tags']}"
         case "union_tag_not_found":
             return f"the field {_tag_field(error)!r} is missing"
+        case "float_type" if type(error["input"]) is int:  # too large for a float
+            return "must be a finite number"
         case _:
             return plainly(str(error["msg"]))
 

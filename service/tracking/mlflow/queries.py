@@ -170,7 +170,7 @@ class MlflowQueries:
         if not _is_position(after_step, -1):
             raise BadCursor("the page token does not belong to this history")
         limit = max(1, min(max_results, MAX_RESULTS))
-        query = MetricsFilter.model_construct(
+        query = MetricsFilter.model_construct(  # unchecked: MLflow may ask for a single point
             keys=(key,), after_step=after_step, max_points=limit, in_order=True, times=True
         )
         found = await self._queries.metrics(job_id, query)

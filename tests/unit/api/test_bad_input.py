@@ -110,7 +110,7 @@ INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
     "a learning rate of 400 digits": (
         raw("9" * 400, "train", "optimizer", "lr"),
         "/train/optimizer/lr",
-        "must be a number",
+        "finite",
     ),
     "NUL": ({**GOOD, "name": "a\0b"}, "/name", "NUL"),
     "NUL in a label": ({**GOOD, "labels": {"a": "\0"}}, "/labels/a", "NUL"),

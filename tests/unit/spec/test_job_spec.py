@@ -39,13 +39,16 @@ def test_a_batch_range_counts_steps_by_its_least_batch() -> None:
     assert JobSpec.model_validate(divided({})).train.samples_per_step == 256
 
 
+DIVISOR = "must start at a divisor of its end and of train.global_batch_size"
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
         (ranged(65, 256), "must include train.global_batch_size, which is 64"),
         (ranged(32, 48), "must include train.global_batch_size, which is 64"),
-        (ranged(24, 256), "must start at a divisor of its end and"),
-        (ranged(32, 100), "must start at a divisor of its end and of train.global_batch_size"),
+        (ranged(24, 256), f"{DIVISOR}, and 24 is not one"),
+        (ranged(32, 100), f"{DIVISOR}, and 32 is not one"),
         (ranged(2, 256), "must start at 4 or more, one sample for each worker"),
         (ranged(32, 256, elastic=None), "requires elastic with by_speed"),
         (

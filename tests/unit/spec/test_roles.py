@@ -56,7 +56,7 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
     ("roles", "framework", "pointer", "words"),
     [
         ({"ps": {}, "server": {}}, "torch", "/script/roles", "would never end"),
-        ({"master": {}}, "tensorflow", "/script/roles/master", "has the roles chief, worker, ps"),
+        ({"master": {}}, "tensorflow", "/script/roles/master", "chief, worker, ps, evaluator"),
         ({"chief": {"num_workers": 2}}, "tensorflow", "/script/roles/chief/num_workers", "1"),
         (
             {"worker": {"resources": {}}, "ps": {"resources": {}}},
