@@ -36,7 +36,7 @@ METHOD = (
     "raw-socket client in a separate process. dray and the plain route read the same database "
     "file.",
     "Nothing is written during the measurement, so dray responds from its cache. The rows named "
-    "'changing' request a different job each time, from so many that none is cached: every "
+    "'changing' request a different job each time, from a set too large to be cached: every "
     "response is read with SQL.",
     "Blocks of requests alternate. The first round is not counted. A sample is one block: "
     "seconds per request (the inverse of the throughput), and the server's CPU seconds per "
