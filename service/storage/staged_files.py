@@ -23,6 +23,11 @@ LIMIT_S = 20.0
 unavailable."""
 
 
+MAX_RUNS = 10
+"""Maximum number of runs of a transaction. A transaction usually needs two, or one more after a
+concurrent change."""
+
+
 class Files(Protocol):
     """A storage, or the staged files of a storage."""
 
@@ -78,10 +83,14 @@ class StagedFiles:
 
 
 async def with_files(storage: Storage, write: Callable[[StagedFiles], Awaitable[T]]) -> T:
-    """Return the result of `write`, which runs a transaction that ends with a call of `check`."""
+    """Return the result of `write`, which runs a transaction that ends with a call of `check`.
+
+    Raises StorageUnavailable if each of MAX_RUNS runs needed other files.
+    """
     files = StagedFiles(storage)
-    while True:
+    for _ in range(MAX_RUNS):
         try:
             return await write(files)
         except FilesMissing:
             await files.write()
+    raise StorageUnavailable(f"a transaction needed other files in each of {MAX_RUNS} runs")

@@ -4,6 +4,7 @@ fails."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from service.loops.shared import batches as batches_module
 from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
 from service.storage import staged_files
+from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, log, metrics
 
 
@@ -143,6 +145,18 @@ async def test_a_storage_that_stands_still_counts_as_unavailable(
     with pytest.raises(StorageUnavailable, match=r"was not written to the storage within 0\.1 s"):
         await writer(service).store(full_chunk(service, job_id))
     may_end.set()
+
+
+async def test_a_transaction_that_always_needs_other_files_fails(storage: Storage) -> None:
+    runs = itertools.count()
+
+    async def write(files: staged_files.StagedFiles) -> None:
+        files.write_bytes("logs/a", str(next(runs)).encode())
+        files.check()
+
+    with pytest.raises(StorageUnavailable, match="other files in each of 10 runs"):
+        await staged_files.with_files(storage, write)
+    assert next(runs) == staged_files.MAX_RUNS
 
 
 async def test_a_file_that_no_row_names_is_replaced(service: Service) -> None:
