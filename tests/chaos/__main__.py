@@ -3,9 +3,9 @@
     python -m tests.chaos [--seed N] [--turns N] [--ground NAME] [--only WORD] [--turn N]
 
 Each turn that ends is recorded in `.chaos.jsonl`. An interrupted run continues with `--seed N`: it
-skips the recorded turns of that seed. `--only stopped` injects only faults whose names contain that
-word. `--turn` replays a single turn of a ground with the faults that the seed gives it. Neither
-reads or writes the record.
+skips the recorded turns of that seed, except for turns in which a promise was broken. `--only
+stopped` injects only faults whose names contain that word. `--turn` replays a single turn of a
+ground with the faults that the seed gives it. Neither reads or writes the record.
 """
 
 from __future__ import annotations
@@ -53,31 +53,26 @@ PLAYED = TypeAdapter(Played)
 def main() -> int:
     asked = _arguments()
     grounds = [asked.ground] if asked.ground else list(GROUNDS)
+    turns = {name: list(_chosen(asked, name)) for name in grounds}
     played = [
-        each for each in _recorded(asked.seed) if asked.is_recorded and each.ground in grounds
+        each
+        for each in _recorded(asked)
+        if each.ground in turns and each.result.turn in turns[each.ground]
     ]
     learned: dict[str, Learned | None] = {}
     with tempfile.TemporaryDirectory(prefix="dray-chaos-") as folder:
         known = kinds(Path(folder))
         for name in grounds:
-            done = {each.result.turn.number for each in played if each.ground == name}
-            turns = [turn for turn in _chosen(asked, name) if turn.number not in done]
-            print(f"on the ground {name}, seed {asked.seed}, {len(turns)} turns", flush=True)
-            if not turns:
+            done = [each.result.turn for each in played if each.ground == name]
+            left = [turn for turn in turns[name] if turn not in done]
+            print(f"on the ground {name}, seed {asked.seed}, {len(left)} turns", flush=True)
+            if not left:
                 continue
             home = Path(folder, name)
             home.mkdir()
             with GROUNDS[name](home) as ground:
                 runner = Runner(ground, known, learned)
-                for turn in turns:
-                    began = time.monotonic()
-                    result = runner.play(turn)
-                    took_s = time.monotonic() - began
-                    played.append(Played(asked.seed, name, commit(), round(took_s, 1), result))
-                    _tell(played[-1])
-                    if asked.is_recorded:
-                        with RECORD.open("a") as record:
-                            record.write(json.dumps(asdict(played[-1])) + "\n")
+                played += [_play(asked, name, runner, turn) for turn in left]
     results = [each.result for each in played]
     facts = machine.describe() | {"commit": ", ".join(dict.fromkeys(p.commit for p in played))}
     text = report.page(results, facts, asked.seed, sum(each.took_s for each in played))
@@ -87,6 +82,17 @@ def main() -> int:
     if asked.is_recorded and not asked.ground and not breaches:
         PAGE.write_text(text)
     return 1 if breaches else 0
+
+
+def _play(asked: argparse.Namespace, name: str, runner: Runner, turn: plan.Turn) -> Played:
+    began = time.monotonic()
+    result = runner.play(turn)
+    played = Played(asked.seed, name, commit(), round(time.monotonic() - began, 1), result)
+    _tell(played)
+    if asked.is_recorded:
+        with RECORD.open("a") as record:
+            record.write(json.dumps(asdict(played)) + "\n")
+    return played
 
 
 def _arguments() -> argparse.Namespace:
@@ -102,9 +108,12 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _recorded(seed: int) -> list[Played]:
-    lines = RECORD.read_text().splitlines() if RECORD.exists() else []
-    return [each for each in map(PLAYED.validate_json, lines) if each.seed == seed]
+def _recorded(asked: argparse.Namespace) -> list[Played]:
+    """Return the recorded turns of this seed that kept every promise."""
+    if not asked.is_recorded or not RECORD.exists():
+        return []
+    every = map(PLAYED.validate_json, RECORD.read_text().splitlines())
+    return [each for each in every if each.seed == asked.seed and not each.result.breaches]
 
 
 def _chosen(asked: argparse.Namespace, ground: str) -> Iterator[plan.Turn]:
