@@ -172,8 +172,11 @@ class NodeAgent:
             has_silo_source=silo_gate.has_source(os.environ),
         )
 
-    async def ping(self) -> float | None:
-        """Return since when the forkserver has been silent; None if it answers."""
+    async def ping(self, silence_limit_s: float) -> float | None:
+        """Return since when the forkserver has been silent; None if it responds. `silence_limit_s`
+        replaces the limit given at the start: the agent can outlive the service, whose settings can
+        change."""
+        self._forkserver.limits = SilenceLimits(silence_limit_s)
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:

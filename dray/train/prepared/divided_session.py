@@ -68,7 +68,7 @@ class DividedSession(TrainingSession):
             self._take(begun["saved"])
         else:
             self._anchor = self._new_anchor()
-        self.group.began(self.steps)
+        self.group.began(self.steps, is_verified=True)
         self._hook()
 
     def _hook_gradients(self) -> None:

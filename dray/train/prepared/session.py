@@ -263,6 +263,7 @@ class TrainingSession(BatchState):
         if len({found for (found,) in everyones(self.group, mine, self._exchange.device)}) > 1:
             raise self._differing()
         self._must_compare = False
+        self.group.verified()
 
     def _will_step(self, number: int) -> bool:
         """Called before an optimizer steps. Returns whether the step is allowed."""
@@ -318,7 +319,7 @@ class TrainingSession(BatchState):
             self._catch_up(known, newest)
             self._rewind(table, newest)
             self._hand_over(table, newest)
-        group.began(self.steps)
+        group.began(self.steps, is_verified=not self._must_compare)
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
         """Start the batch again if the ranks have different shares of it than before, and a rank is
@@ -337,8 +338,7 @@ class TrainingSession(BatchState):
 
     def _begin_together(self) -> None:
         if self.group.rank == 0:
-            saved = self._load()
-            if saved is not None:
+            if (saved := self._load()) is not None:
                 self._take(saved)
             else:
                 self._ops = 0

@@ -51,7 +51,7 @@ class ForkserverManager:
         self._log_path = directory / "forkserver.log"
         self._pid_path = directory / "forkserver.pid"
         self._failure: str | None = None
-        self._limits = limits
+        self.limits = limits
         self._silence = Silence()
         self._serves = False
         self._process = self._start()
@@ -64,7 +64,7 @@ class ForkserverManager:
     def silent_since(self) -> float | None:
         """Since when a forkserver that was serving has been silent, in Unix seconds. None if it has
         been silent for at most `report_s` seconds."""
-        if not self._serves or self._silence.seconds(self.pid) <= self._limits.report_s:
+        if not self._serves or self._silence.seconds(self.pid) <= self.limits.report_s:
             return None
         return self._silence.since(self.pid)
 
@@ -152,7 +152,7 @@ class ForkserverManager:
                 async with asyncio.timeout(PING_S):
                     await list_tasks(self._socket_path)
                 self._silence.answered(process.pid)
-            limits, silent_s = self._limits, self._silence.seconds(process.pid)
+            limits, silent_s = self.limits, self._silence.seconds(process.pid)
             if silent_s > (limits.gateway_s if self._serves else limits.start_s):
                 print(f"its forkserver was silent for {silent_s:.0f} s: killed", flush=True)  # noqa: T201
                 process.kill()
