@@ -300,14 +300,14 @@ def _prepare_more(
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
-    """Return the sizes of the axes, preferably the document's, which the supervision uses."""
+    """Return the sizes of the axes. The document's, which the supervision uses, take precedence."""
     document = _state.parallel
     if document is None:
         return shard, tensor
     for name, given in (("shard", shard), ("tensor", tensor)):
         if given not in (None, document[name]):
             raise ValueError(
-                f"prepare() was given {name}={given}, but the job document has parallel.{name} "
+                f"prepare() was given {name}={given}, but parallel.{name} in the job document is "
                 f"{document[name]}: change the document, or leave {name} out of the call"
             )
     return document["shard"], document["tensor"]

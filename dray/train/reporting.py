@@ -91,7 +91,7 @@ def report(
     total_steps: int | None = None,
     samples_per_s: float | None = None,
 ) -> None:
-    """Like `dray.train.report`, with the step given."""
+    """Like `dray.train.report`, but the step must be given."""
     number = _checked_count("step", step)
     if len(values) > MAX_KEYS:
         raise ValueError(
@@ -119,7 +119,7 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
     names on different ranks. Raises FileNotFoundError if `path` is not a file. Raises ValueError if
     the name is not a relative path of letters, digits, `.`, `_` and `-`, or if the artifacts of
     this rank exceed the operator's limit on their total size. If the storage is full or does not
-    answer, the call waits for up to ten minutes and then raises StorageError, which counts as a
+    respond, the call waits for up to ten minutes and then raises StorageError, which counts as a
     fault of the cluster. Outside of dray, the file stays in place, and the returned URL is the
     file's own.
     """
@@ -180,10 +180,10 @@ def save_checkpoint(
     """Copy the files of a folder to a new checkpoint of the job, which the job's next attempt can
     load with `load_checkpoint`.
 
-    Call this on one rank, once no process writes to the folder any more. The call returns after the
-    checkpoint has been written, hashed and committed. The `keep` newest checkpoints of all attempts
-    are kept. Until the reports of these checkpoints have reached the service, the `keep` newest
-    checkpoints whose reports did are kept too.
+    Call this on one rank, after all processes have finished writing to the folder. The call returns
+    after the checkpoint has been written, hashed and committed. The `keep` newest checkpoints of
+    all attempts are kept. Until the service has received their reports, the `keep` newest
+    checkpoints whose reports it has received are kept too.
 
     step: number of optimizer steps done; a step that this process has already saved is not saved
     again. metrics: metrics of this step, which are listed with the checkpoint.
@@ -311,8 +311,8 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
 
 
 def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
-    """Tidy up at the end of the process that saved checkpoints. A forked child process inherits
-    this exit handler, but must not tidy up."""
+    """Delete superseded checkpoints at the end of the process that saved checkpoints. A forked
+    child process inherits this exit handler, but must not tidy up."""
     if os.getpid() != pid:
         return
     with _storing():

@@ -30,14 +30,14 @@ class Compression(Document):
     warm_start: StrictBool = True
     """powersgd: whether each step starts with the factors of the previous step."""
     start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10
-    """powersgd: number of uncompressed steps after the start of training, and each time the group
+    """powersgd: number of uncompressed steps at the start of training and after each time the group
     is re-formed."""
     ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
     """topk: fraction of each tensor's elements to send. At least one element of each tensor is
     sent."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
-    """topk: number of steps over which the fraction falls from 0.25 to `ratio`, after the start of
-    training and each time the group is re-formed."""
+    """topk: number of steps over which the fraction falls from 0.25 to `ratio`, at the start of
+    training and after each time the group is re-formed."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -99,13 +99,14 @@ class AllReduce(SyncKind):
         if self.every == 1 and self.outer is not None:
             raise wrong(
                 "/sync/outer",
-                "requires sync.every above 1: with 1, ranks exchange "
-                "gradients, and don't average their weights",
+                "requires sync.every above 1: with 1, ranks exchange gradients instead of "
+                "averaging their weights",
             )
         if self.every > 1 and self.compression is not None:
             raise wrong(
                 "/sync/compression",
-                "requires sync.every 1: with more, ranks don't exchange gradients",
+                "requires sync.every to be 1: above 1, ranks average their weights instead of "
+                "exchanging gradients",
             )
         return self
 
@@ -153,7 +154,7 @@ class Gossip(SyncKind):
     @model_validator(mode="after")
     def _has_edges_if_custom(self) -> Self:
         if (self.graph == "custom") != (self.edges is not None):
-            raise wrong("/sync/edges", "and graph: custom go together: give both or neither")
+            raise wrong("/sync/edges", "and graph: custom require each other: give both or neither")
         return self
 
     def check(self, num_workers: int) -> None:
@@ -257,8 +258,8 @@ class ParameterServer(SyncKind):
     than `max_staleness` steps ahead of the slowest worker waits before its next step (stale
     synchronous parallel, Ho et al. 2013)."""
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
-    """bounded: maximum number of steps that a worker can be ahead of the slowest worker when it
-    begins a step, so the fastest worker can get one step further ahead. The staleness of an update
+    """bounded: a worker begins a step only if it is at most this many steps ahead of the slowest
+    worker. At the end of that step, it can be one step further ahead. The staleness of an update
     can be larger."""
     correction: Correction | None = None
     """asynchronous, bounded: correction of stale updates. If unset, they are not corrected."""
@@ -280,7 +281,7 @@ class ParameterServer(SyncKind):
         if (self.mode == "bounded") != (self.max_staleness is not None):
             raise wrong(
                 "/sync/max_staleness",
-                "and mode: bounded go together: give both, such as `mode: bounded` and "
+                "and mode: bounded require each other: give both, such as `mode: bounded` and "
                 "`max_staleness: 4`, or neither",
             )
         if self.mode == "synchronous" and self.correction is not None:
@@ -358,7 +359,7 @@ def with_kind(given: Any) -> Any:
             for name in kind.model_fields.keys() & given.keys() - AutoSync.model_fields.keys():
                 raise wrong(
                     f"/sync/{name}",
-                    "does not apply to kind auto, with which the service chooses: leave it out, "
-                    "or give the kind that it belongs to",
+                    "does not apply to kind auto, for which the service chooses the options: "
+                    "leave it out, or set sync.kind to the kind that has this option",
                 )
     return {"kind": "all_reduce", **given}

@@ -185,7 +185,7 @@ def connect(store: Any, key: str) -> TensorConnection:
 
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
-"""(name, shape) of each tensor, in the form that message headers contain."""
+"""(name, shape) of each tensor, as contained in message headers."""
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:

@@ -66,8 +66,8 @@ class Anchor:
     """The parameter groups of each optimizer, without the parameters."""
     buffers: list[Tensor]
     gradients: list[Tensor | None] | None
-    """Gradients to which the next backward pass adds; None if it does not add to earlier
-    gradients."""
+    """Gradients that the next backward pass adds to; None if the script does not accumulate
+    gradients over batches."""
     results: list[Result] = field(default_factory=list)
     """Results of the operations since the anchor."""
     begun: set[int] = field(default_factory=set)

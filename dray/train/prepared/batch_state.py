@@ -134,8 +134,8 @@ class BatchState:
         return result
 
     def _note_operation(self) -> None:
-        """Record the start of an operation. If optimizers have stepped before it, later batches
-        need copies of them from before that step."""
+        """Record the start of an operation. Optimizers that have stepped earlier in this batch are
+        copied before their first step of each later batch."""
         self._copied_before_step |= self._anchor.begun
 
     def _keep_before_step(self, number: int) -> None:
@@ -159,9 +159,9 @@ class BatchState:
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
         """Detect whether the script uses a gradient that was computed before the batch and is not
-        kept. The script can use it by adding to it, or by stepping without a backward pass.
-        changes: the amount by which using the gradient increases its version. If the script zeroes
-        the gradient first, the version increases by more."""
+        kept. The script uses such a gradient if it adds to it, or if it steps without a backward
+        pass. changes: by how much such a use increases the gradient's version. The version
+        increases by more if the script zeroes the gradient first."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None or gradient is None or id(gradient) != before[0]:

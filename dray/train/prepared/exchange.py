@@ -2,10 +2,10 @@
 
 All gradients of a model that have the same data type are sent as one flat tensor. The tensor also
 contains rank 0's buffers (as in DDP), a number that marks the point that the rank's script has
-reached, and flags for the parameters that have new gradients on the rank. If the backward pass
-reached a parameter on no rank, the gradient of the parameter does not change. With several models,
-the ranks first agree on which models the backward pass reached, and send only the gradients of
-these models.
+reached, and flags for the parameters that have new gradients on the rank. If no rank's backward
+pass reached a parameter, the gradient of the parameter does not change. With several models, the
+ranks first agree on which models the backward pass reached, and send only the gradients of these
+models.
 """
 
 from __future__ import annotations

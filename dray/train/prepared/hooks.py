@@ -66,7 +66,7 @@ def refuse_stranger(
             )
     elif any(are_known):
         raise ValueError(
-            f"an optimizer ({name}) that prepare() was not given updates parameters of a prepared "
-            "model, and a process that replaces another could not restore its state: pass all "
+            f"an optimizer ({name}) updates parameters of a prepared model, but was not passed to "
+            "prepare(), so a process that replaces another could not restore its state: pass all "
             "optimizers to prepare(), as in prepare([model], [optimizer, other], loader)"
         )

@@ -72,7 +72,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"kind": "auto", "compression": {"name": "bf16"}}),
             "/sync/compression",
-            "leave it out, or give the kind that it belongs to",
+            "leave it out, or set sync.kind to the kind that has this option",
         ),
         (gossip(1), "/resources/num_workers", "a single rank has no neighbours"),
         (gossip(3, mode="ad_psgd"), "/sync/graph", "an even number of workers. Use random"),
@@ -101,8 +101,8 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             "/sync/servers",
             "is 4, more than the 3 workers among the 7 ranks: use 3 servers or fewer",
         ),
-        (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded go together"),
-        (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded go together"),
+        (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded require each other"),
+        (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded require each other"),
         (
             served(4, correction={"name": "staleness_lr"}),
             "/sync/correction",
