@@ -173,7 +173,7 @@ class NodeAgent:
         )
 
     async def ping(self) -> float | None:
-        """Return since when the forkserver has been silent; None if it answers."""
+        """Return since when the forkserver has not responded; None if it responds."""
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
@@ -224,7 +224,7 @@ class NodeAgent:
 
     async def quarantine(self, job_id: str, attempt: int) -> bool:
         """Put an attempt's slots on this node into quarantine until nothing of the attempt remains.
-        Return False if nothing remains already."""
+        Return False if nothing remains."""
         left = await self._end_left(job_id, attempt)
         if not left:
             return False
@@ -336,8 +336,8 @@ class NodeAgent:
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
-        """Return how many times slower than usual the slowest process of an attempt or of Ray runs
-        on this node because it waits for a CPU (`ray_workers.shared.processes.machine_speed`)."""
+        """Return the factor by which waiting for a CPU slows down the slowest process of an attempt
+        or of Ray on this node (`ray_workers.shared.processes.machine_speed`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:
@@ -398,7 +398,7 @@ class NodeAgent:
 
     async def forget(self, needs: NodeNeeds) -> None:
         """Record that `needs.policy.owner` has no more jobs with these needs, and stop preparing
-        needs that no job has any more. Idempotent."""
+        needs that no other job has. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)
         if needs.environment is not None:
@@ -411,13 +411,13 @@ class NodeAgent:
         return await self._folders.begin((job_id, attempt), plan)
 
     async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
-        """`FolderKeeper.sizes`. Call it once nothing of the attempt runs on this node."""
+        """`FolderKeeper.sizes`. Call this once no process of the attempt runs on this node."""
         return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(
         self, job_id: str, attempt: int, taken: Sequence[str], num_bytes: int = 0
     ) -> FilesKept | str:
-        """`FolderKeeper.keep`. Call it once nothing of the attempt runs on this node."""
+        """`FolderKeeper.keep`. Call this once no process of the attempt runs on this node."""
         kept = await self._folders.keep((job_id, attempt), taken, num_bytes)
         masker = self._spools.masker(job_id, attempt)
         if isinstance(kept, str):

@@ -245,12 +245,12 @@ class Column:
         row, value = self.first_text
         others = ""
         if self.num_texts > 1:
-            others = f"(and {self.num_texts - 1:,} more values)"
+            others = f" (one of {self.num_texts:,} such values)"
         raise broken(
             file.where(row),
-            f"the column {shortened(self.name)} is {shortened(value)}, not a number{others}, and "
-            f"{self.num_numbers:,} of its {total:,} values are numbers{self.hint}; correct the "
-            "file, or list the column in data.categorical to treat its values as names",
+            f"the column {shortened(self.name)} is {shortened(value)}, not a number{others}, "
+            f"although {self.num_numbers:,} of its {total:,} values are numbers{self.hint}; "
+            "correct the file, or list the column in data.categorical to treat its values as names",
         )
 
     def _has_measurements(self) -> bool:

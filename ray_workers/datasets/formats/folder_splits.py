@@ -170,7 +170,7 @@ def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str,
 
 def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
     """Return whether the upper folders are a split; None if they could also be classes. `named` are
-    the folders whose names are those used in splits."""
+    the folders whose names are used for splits."""
     if not named:
         return False
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}

@@ -250,7 +250,8 @@ def location_of(url: str) -> str:
 
 
 def _numbered(number: int) -> str:
-    """Return the name of a downloaded file within its folder, which the source can't choose."""
+    """Return the name under which a downloaded file is stored in its folder. The source can't
+    choose this name."""
     return f"{number:08}"
 
 

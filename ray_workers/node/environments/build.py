@@ -2,8 +2,9 @@
 
 uv resolves a job's requirements against the node's packages. Packages of the node that satisfy the
 requirements are used; all other packages are installed into the environment's folder. If several
-processes on a machine request the same environment, a lock makes only one of them build it. The
-lock only saves work, so a process doesn't wait forever for a lock holder that makes no progress.
+processes on a machine request the same environment, a lock ensures that only one of them builds it.
+The lock only saves work, so a process doesn't wait forever for a lock holder that makes no
+progress.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SIZE_PERIOD_S = 1.0
 """Interval at which the size of a folder is measured while a program writes to it."""
 CACHE = ".cache"
 LOG_CHARS = 8000
-"""Number of characters at the end of the log that a node includes in its answer."""
+"""Number of characters at the end of the log that a node includes in its response."""
 
 
 @dataclass
@@ -249,7 +250,7 @@ class Build:
 
     def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
         """Check the size limit, and schedule the next check: a check of a folder with many files
-        takes long."""
+        takes a long time."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
         if fills_cache and self._cache_growth() > limit:

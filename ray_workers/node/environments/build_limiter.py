@@ -34,7 +34,7 @@ class BuildLimiter:
         self._changed.set()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """Note that no job of the user needs the build any more."""
+        """Record that no job of the user needs the build any more."""
         self._wanted.forget(key, owner)
         self._changed.set()
 
@@ -47,12 +47,12 @@ class BuildLimiter:
             return None
         if self._number_of(owner) >= BUILDS_OF_A_USER:
             return (
-                f"waits for one of its user's {BUILDS_OF_A_USER} builds that are running on this "
-                "node"
+                f"waits for one of its user's {BUILDS_OF_A_USER} running builds on this node to "
+                "finish"
             )
         if len(self._running) < BUILDS_AT_A_TIME:
             return None
-        return f"waits for one of the {len(self._running)} builds that are running on this node"
+        return f"waits for one of the {len(self._running)} running builds on this node to finish"
 
     @contextlib.asynccontextmanager
     async def acquire(self, key: str) -> AsyncIterator[None]:

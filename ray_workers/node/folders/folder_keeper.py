@@ -24,8 +24,8 @@ Key = tuple[str, int]
 AT_A_TIME = 8
 """Maximum number of concurrent accesses to the storage."""
 ANSWER_S = 0.5
-"""Number of seconds for which an answer is delayed so that copying can finish, which usually takes
-less."""
+"""Number of seconds for which a response is delayed so that copying can finish, which usually takes
+less time."""
 
 
 class FolderKeeper:
@@ -95,9 +95,10 @@ class FolderKeeper:
             return {}
 
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
-        """Copy the files of an ended attempt to the storage. Until this is done, returns a sentence
-        with the reason for waiting, or an empty string; call again in this case. num_bytes: total
-        size of the files of the nodes whose files are kept before this node's files."""
+        """Copy the files of an ended attempt to the storage. Until all files are copied, returns
+        the reason for waiting as a sentence, or an empty string; call again in this case.
+        num_bytes: total size of the files of the nodes whose files are kept before this node's
+        files."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]
@@ -138,7 +139,7 @@ class FolderKeeper:
         return None
 
     async def drop(self, key: Key) -> None:
-        """Delete the folders of an attempt on this node. The files to keep are in the storage."""
+        """Delete the folders of an attempt on this node. The files to keep are already stored."""
         if key in self._mirrors:
             mirror, task = self._mirrors.pop(key)
             task.cancel()

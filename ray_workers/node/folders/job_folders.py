@@ -54,7 +54,7 @@ class FolderPlan:
     """The URLs to which a node copies a script's files, and the limits on these files."""
 
     rank: int
-    """The first rank on the node, which reports refer to."""
+    """The first rank on the node, to which reports are attributed."""
     node_rank: int
     output_url: str
     """URL in the storage for the files of the attempt's output folders."""
@@ -140,7 +140,9 @@ class OutputFiles:
             size = self.sizes.pop(name)
             del self.files[name]
             total -= size
-            self._refuse(name, f"{size:,} bytes, but {LIMIT} leaves {limit_bytes:,}", is_first=True)
+            self._refuse(
+                name, f"{size:,} bytes, but only {limit_bytes:,} of {LIMIT} are left", is_first=True
+            )
 
     def _found(self) -> Iterator[tuple[str, Path]]:
         for at, _, names in os.walk(self._root):

@@ -50,7 +50,7 @@ class StorageAccess:
 
 
 def answer_to(request: Any, urls: Sequence[str]) -> dict[str, Any]:
-    """Carry out a request and return the answer. Blocks.
+    """Carry out a request and return the response. Blocks.
 
     urls: the URLs that the request may access, including everything below them.
     """

@@ -216,7 +216,7 @@ class _Followed:
             yield descriptor
 
     def _move(self, offset: int, read: bytes = b"") -> None:
-        """Set the offset. `read` is what was read up to this offset."""
+        """Set the offset. `read` contains the bytes that were read up to this offset."""
         self._offset, self._before = offset, read[-COMPARED_BYTES:]
 
 

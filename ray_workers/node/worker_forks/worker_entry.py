@@ -61,8 +61,8 @@ def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> s
 
 
 def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_LIMIT_S) -> bool:
-    """Make the parent that listens at `path` fork a worker. Return False if it is certain that it
-    won't.
+    """Make the parent that listens at `path` fork a worker. Return False if the parent certainly
+    won't fork.
 
     `modules` are the comma-separated modules that a parent started here imports in addition to Ray.
     """
@@ -87,7 +87,8 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
 
 
 def _connect(connection: socket.socket, path: str, modules: str) -> bool:
-    """Connect to the parent, starting one if there is none. Return False if it does not listen."""
+    """Connect to the parent, starting one if there is none. Return False if the parent does not
+    listen."""
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
         connection.connect(path)
         return True
