@@ -45,7 +45,7 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
         head = data[at : at + 8]
         (length,) = _LENGTH.unpack(head)
         if _CHECKSUM.unpack_from(data, at + 8)[0] != masked_crc32c(head):
-            raise Damaged(f"a record's length is damaged at byte {at}")
+            raise Damaged(f"the length of the record at byte {at} is damaged")
         end = at + HEADER_BYTES + length + 4
         if length > MAX_RECORD_BYTES:
             yield end, b""

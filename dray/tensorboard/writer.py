@@ -107,7 +107,7 @@ class EventFile:
                 "different --logdir"
             ) from None
         self.last_steps: dict[str, int] = {}
-        """The last step of each series in the file, by the name of the series."""
+        """The last step of each series in the file, keyed by the name of the series."""
         self._waiting: tuple[int, float, dict[str, float]] | None = None
         """Values with the same step and time that have not been written yet. They will be written
         as one event."""

@@ -1,4 +1,4 @@
-"""Checkpoints of users' scripts, and functions that recipes share.
+"""Checkpoints of users' scripts, and functions that are also used by recipes.
 
 `{checkpoint URL}/step-{step:012d}/` contains the files of a folder under their own names, and
 `manifest.json` with their hashes. The manifest is written last and commits the checkpoint; the hash

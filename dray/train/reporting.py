@@ -165,8 +165,8 @@ def _check_size(target: str, size: int) -> None:
     if limit and others + size > limit:
         before = f" after {others:,} bytes of other artifacts" if others else ""
         raise ValueError(
-            f"the artifact {target} has {size:,} bytes{before}; all artifacts of a rank can have "
-            f"at most {limit:,} bytes in total (DRAY_OUTPUT_LIMIT_BYTES)"
+            f"the artifact {target} has {size:,} bytes{before}; the total size of a rank's "
+            f"artifacts is limited to {limit:,} bytes (DRAY_OUTPUT_LIMIT_BYTES)"
         )
 
 
@@ -291,7 +291,7 @@ def known() -> Known:
 
 _observer: Observer | None = None
 _saved_bytes: dict[str, int] = {}
-"""Bytes of the artifacts that this process has saved, by name."""
+"""Sizes in bytes of the artifacts that this process has saved, keyed by name."""
 _lock = CallLock()
 _open_writer: tuple[int, str, SpoolWriter] | None = None
 _known_keys: set[str] = set()

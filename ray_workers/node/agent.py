@@ -270,7 +270,7 @@ class NodeAgent:
         held = [each.group for each in await self._slots() if (each.job_id, each.attempt) == key]
         await placement_groups.release_slots(held)
         self._book.remove(*key)
-        print(f"slots are clean and released: {entry}", flush=True)  # noqa: T201
+        print(f"released slots that are now clean: {entry}", flush=True)  # noqa: T201
 
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
@@ -329,7 +329,7 @@ class NodeAgent:
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def activity(self, job_id: str, attempt: int) -> dict[tuple[int, int], Activity]:
-        """Return the work that each live training process has done so far, by rank and
+        """Return the work that each live training process has done so far, keyed by rank and
         incarnation."""
         seen = [one for one in self._observe_ranks(job_id, attempt) if one.state]
         found = await asyncio.to_thread(lambda: [activity_of(one.status.pid) for one in seen])

@@ -18,7 +18,7 @@ class AttemptResidue:
 
     pids: tuple[int, ...]
     gpu_bytes: Mapping[str, int]
-    """Bytes still held for dead processes, by GPU."""
+    """Number of bytes that are still held for dead processes, keyed by GPU."""
 
     def __bool__(self) -> bool:
         return bool(self.pids or self.gpu_bytes)

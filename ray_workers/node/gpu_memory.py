@@ -18,7 +18,7 @@ class GpuMemory(Protocol):
     slot."""
 
     def held(self, gpus: str) -> dict[int, int]:
-        """Return the bytes held on these GPUs, by pid. GPUs are named by index or UUID, as in
+        """Return the bytes held on these GPUs, keyed by pid. GPUs are named by index or UUID, as in
         CUDA_VISIBLE_DEVICES."""
 
 

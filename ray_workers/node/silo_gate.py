@@ -216,7 +216,7 @@ def note_silo(task: RankTask) -> None:
 
 
 class SiloGate:
-    """The silos of attempts on this node, by their spool folder."""
+    """The silos of attempts on this node, keyed by spool folder."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ

@@ -1,4 +1,4 @@
-"""How the ranks keep their copies of the model in sync: one class for each `kind`."""
+"""The ways to keep the ranks' copies of the model in sync: one class for each `kind`."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ class Gossip(SyncKind):
         if self.mode == "ad_psgd" and self.graph == "exponential":
             raise wrong(
                 "/sync/graph",
-                "must not be exponential with ad_psgd, whose pairs are one even and one odd "
-                "rank: use ring, random or complete",
+                "must not be exponential with ad_psgd, which pairs an even rank with an odd rank: "
+                "use ring, random or complete",
             )
         if self.mode == "ad_psgd" and self.graph == "ring" and num_workers % 2:
             raise wrong(
@@ -187,8 +187,8 @@ class Gossip(SyncKind):
             if one == other:
                 raise wrong(
                     f"/sync/edges/{number}",
-                    "joins a rank to itself: leave it out. Each rank keeps a share of its own "
-                    "weights anyway",
+                    "connects a rank to itself: remove this edge. Each rank always keeps a share "
+                    "of its own weights",
                 )
         if self.edges is not None:
             self._check_reach(self.edges, num_workers)
@@ -214,7 +214,7 @@ class Gossip(SyncKind):
                 raise wrong(
                     at,
                     f"must form a bipartite graph with ad_psgd: the edge {list(odd)} closes an "
-                    "odd cycle. Leave it out",
+                    "odd cycle. Remove this edge",
                 )
 
 
@@ -288,7 +288,7 @@ class ParameterServer(SyncKind):
             raise wrong(
                 "/sync/correction",
                 "only applies to the modes asynchronous and bounded: synchronous updates are "
-                "never stale. Leave it out, or change the mode",
+                "never stale. Leave out the correction, or change the mode",
             )
         return self
 

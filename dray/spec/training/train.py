@@ -77,8 +77,8 @@ class Schedule(Document):
     final_ratio: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
     """linear, cosine: the learning rate ends at `lr * final_ratio`."""
     every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """step: number of steps between multiplications of the learning rate by `factor`. The steps of
-    the warm-up are not counted."""
+    """step: interval, in steps, at which the learning rate is multiplied by `factor`. Warm-up steps
+    are not counted."""
     factor: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.1
     """step: factor by which the learning rate is multiplied."""
 
@@ -187,7 +187,7 @@ class Profile(Document):
     on."""
 
     at_step: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 10
-    """First step to record. The very first steps of a job are not representative."""
+    """First step to record. The first few steps of a job are not representative."""
     num_steps: Annotated[Int, Field(ge=1, le=50)] = 3
     """Number of steps to record."""
     ranks: Annotated[list[Annotated[Int, Field(ge=0)]], Field(min_length=1, max_length=64)] = [0]

@@ -27,7 +27,7 @@ _FRAME = struct.Struct("<IQ")  # header bytes, payload bytes
 NONCE_BYTES = 32
 MAX_HEADER_BYTES = 1 << 24
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Types of pushed gradients, by their names in a job document."""
+"""Types of pushed gradients, keyed by their names in a job document."""
 SECRET_BYTES: Final = 32
 CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0

@@ -28,7 +28,7 @@ class KVServer:
         self._num_there = 0
         self._changed = threading.Condition()
         self._answers: dict[int, Tensor | None] = {}
-        """Responses to waiting workers, by worker."""
+        """Responses to waiting workers, keyed by worker."""
 
     def wait(self) -> None:
         """Wait until all workers have connected and disconnected."""

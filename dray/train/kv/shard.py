@@ -67,7 +67,8 @@ class KeyValueShard:
         pushed = self._pushed.setdefault(key, {})
         if worker in pushed:
             raise KVError(
-                f"{key!r} was pushed twice before all workers had pushed it: pull it first"
+                f"{key!r} was pushed twice before all workers had pushed it once: pull it after "
+                "each push"
             )
         pushed[worker] = gradient
         self._num_pushed[key, worker] += 1

@@ -210,7 +210,7 @@ class KVStore:
             raise KVError(f"{key!r} has no value: call init() with it first") from None
 
     def _table(self, key: str) -> list[int]:
-        """Return the shape of a key as a table; a single number has one row."""
+        """Return the shape of a key's value as a table of rows; a single number has one row."""
         shape = self._shapes[key]
         return list(shape) if shape else [1]
 

@@ -75,17 +75,17 @@ class BatchState:
         """The state from which this process continues. It is kept until the first batch, because it
         can contain models that the script has not prepared yet."""
         self._copied_before_step: set[int] = set()
-        """Numbers of the optimizers whose step was followed by an exchange in the same batch."""
+        """Indices of the optimizers whose step was followed by an exchange in the same batch."""
         self._unstepped: set[int] = set()
-        """Numbers of the optimizers whose parameters have received gradients since the optimizer's
+        """Indices of the optimizers whose parameters have received gradients since the optimizer's
         last step."""
         self._keeps_gradients = False
         """Whether gradients are kept with each batch, because the script accumulates them."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
         self._stale: dict[int, tuple[int, int]] = {}
-        """(id, version) of each gradient that was computed before the anchor and is not kept, by
-        the id of the parameter."""
+        """(id, version) of each gradient that was computed before the anchor and is not kept, keyed
+        by the parameter's id."""
         self._must_restore = False
         self._anchor = self._new_anchor()
 
@@ -236,7 +236,7 @@ class BatchState:
         self._must_restore = True
 
     def _renew_anchor(self) -> None:
-        """Recreate the anchor of the current batch with further models, but keep its results."""
+        """Recreate the anchor of the current batch with additional models, but keep its results."""
         before = self._anchor
         self._anchor = replace(
             self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results

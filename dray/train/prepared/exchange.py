@@ -206,8 +206,8 @@ class _Section:
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        """Record that the current values of the buffers need not be sent, because all ranks have or
-        will receive them."""
+        """Record that the current values of the buffers need not be sent, because all ranks have
+        these values or will receive them."""
         self._versions = [buffer._version for buffer in self._sent]
 
     def has_new_buffers(self) -> bool:
@@ -276,7 +276,7 @@ class _Section:
         return (*self.parameters, *self.buffers)[0].device
 
     def _by_type(self) -> dict[torch.dtype, tuple[list[Tensor], list[Tensor]]]:
-        """Return the parameters, and the buffers that are sent with them, by type."""
+        """Return the parameters, and the buffers that are sent with them, grouped by type."""
         # Flags for new gradients are sent as float32, regardless of the type of the gradients.
         found: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {torch.float32: ([], [])}
         for parameter in self._trained():
@@ -328,7 +328,8 @@ class SampleCount:
         self._counted = self._num_global = 0
         """Samples of the batches in the next exchange, on this rank and on all ranks."""
         self._is_counted = False
-        """Whether the next exchange includes the current batch, since it had a backward pass."""
+        """Whether the current batch had a backward pass, so that the next exchange includes the
+        batch."""
         self.has_exchanged = True
         """Whether no backward pass has ended since the last exchange."""
 

@@ -153,7 +153,8 @@ def _first_word(name: str) -> str:
 
 
 def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str, SplitName]:
-    """Return the role of each folder at a depth, by name. Empty if the folders are not a split."""
+    """Return the role of each folder at a depth, keyed by name. Empty if the folders are not a
+    split."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
     roles = resolved(named)

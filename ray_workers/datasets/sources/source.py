@@ -97,7 +97,7 @@ class Source:
         if listing.is_folder and (size_bytes is not None or sha256 is not None):
             raise broken(
                 self.location,
-                "is a folder, but data.size_bytes and data.sha256 are for a single file",
+                "is a folder, but data.size_bytes and data.sha256 only apply to a single file",
             )
         if not listing.is_folder:
             self._check_size(listing.files[0].size_bytes, size_bytes)

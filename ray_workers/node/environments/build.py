@@ -70,7 +70,7 @@ class Build:
 
     def run(self) -> None:
         """Build the environment, unless another process does so first. Raises NotDone, OSError, or
-        Abandoned when no job needs it any more."""
+        Abandoned when no job needs it."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
@@ -255,13 +255,13 @@ class Build:
         limit = self.policy.limit_bytes
         if fills_cache and self._cache_growth() > limit:
             raise NotDone(
-                f"the packages that are being installed on this node take more than {limit} bytes, "
-                "the limit of all its environments (DRAY_ENVIRONMENT_LIMIT_BYTES)",
+                f"the packages that are being installed on this node need more than {limit} "
+                "bytes, the limit for all environments of a node (DRAY_ENVIRONMENT_LIMIT_BYTES)",
                 BuildState.UNREACHABLE,  # they may belong to a concurrent build
             )
         if size_of(folder) > limit:
             raise NotDone(
-                f"it takes more than {limit} bytes, the limit of all environments of a node "
+                f"it needs more than {limit} bytes, the limit for all environments of a node "
                 "(DRAY_ENVIRONMENT_LIMIT_BYTES)"
             )
         self._size_due = time.monotonic() + SIZE_PERIOD_S + 20 * (time.monotonic() - begun)

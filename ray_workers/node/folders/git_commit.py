@@ -165,7 +165,7 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def too_large(what: str, limit_bytes: int) -> CodeRefused:
-    return CodeRefused(f"{what}, more than the {limit_bytes:,} of DRAY_CODE_LIMIT_BYTES")
+    return CodeRefused(f"{what}; the limit is {limit_bytes:,} bytes (DRAY_CODE_LIMIT_BYTES)")
 
 
 class _Git:

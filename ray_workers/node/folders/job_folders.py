@@ -119,7 +119,7 @@ class OutputFiles:
         self._num_refused = 0
         self.files: dict[str, Path] = {}
         self.sizes: dict[str, int] = {}
-        """Sizes of the files in bytes, by name."""
+        """Sizes of the files in bytes, keyed by name."""
         if self._root.is_symlink():
             self._refuse(".", "the folder was replaced by a link")
             return

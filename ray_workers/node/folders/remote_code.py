@@ -42,8 +42,8 @@ def fetch_apart(
     is_wanted: Callable[[], bool] = lambda: True,
     limit_s: float = LIMIT_S,
 ) -> int:
-    """Call `fetch` in another process. Ends the process and raises Abandoned when no job needs the
-    code any more."""
+    """Call `fetch` in another process. Ends the process and raises Abandoned when no job still
+    needs the code."""
     asked = json.dumps([asdict(code), str(target), str(scratch), limit_s])
     path = [str(CODE_ROOT), os.environ.get("PYTHONPATH")]
     with subprocess.Popen(

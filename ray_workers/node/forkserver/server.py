@@ -85,7 +85,8 @@ STUCK_SWEEP_S = 1.0
 """Pause between two searches for stuck processes."""
 
 Find = Callable[[Sequence[Session]], dict[str, list[int]]]
-"""Returns the live processes of sessions, by mark: `procfs.find_members`, or a fake in tests."""
+"""Returns the live processes of sessions, keyed by mark: `procfs.find_members`, or a fake in
+tests."""
 
 
 class ForkServer:
@@ -209,7 +210,8 @@ class ForkServer:
         return pids
 
     def _members(self, clients: Sequence[Client]) -> dict[int, list[int]]:
-        """Return the live processes of each client, by the pid that was forked for the client."""
+        """Return the live processes of each client, keyed by the pid that was forked for the
+        client."""
         found = self._find([client.session for client in clients if client.session])
         members = {}
         for client in clients:

@@ -182,7 +182,7 @@ class TrainerLines:
 
 
 def _named(entries: dict[str, str]) -> dict[str, float]:
-    """Return the numbers by the names that the Trainer uses in TensorBoard: `train/loss`,
+    """Return the numbers, keyed by the names that the Trainer uses in TensorBoard: `train/loss`,
     `eval/loss`."""
     named: dict[str, float] = {}
     for name, text in entries.items():

@@ -23,7 +23,7 @@ DISK_READ, DISK_WRITTEN = "system/disk_read", "system/disk_written"
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Values = dict[str, float]
-"""Values of a sample, by the name of their series."""
+"""Values of a sample, keyed by series name."""
 
 DIGITS = 5
 """Significant digits of a value, which are limited because samples of many ranks are sent and

@@ -6,7 +6,7 @@ importing Ray takes 0.4 s. If there is no parent, the script starts one. If the 
 fork, this process runs Ray's own script and becomes the worker itself.
 
 A worker is never started twice: the forked process continues only if it was able to notify this
-process, and this process becomes the worker only once no notification can arrive any more.
+process, and this process becomes the worker only once no notification can arrive.
 
 The script imports as little as possible, since its imports cost time for each worker.
 """

@@ -27,7 +27,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     ({"edges": [[0, 1]]}, "/sync/edges", "give both or neither"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
     (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but ranks are 0"),
-    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "joins a rank to itself"),
+    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "connects a rank to itself"),
     (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
     (
         CUSTOM | {"mode": "sgp", "edges": [[0, 1], [1, 2], [2, 3]]},
