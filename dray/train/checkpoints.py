@@ -88,8 +88,8 @@ def staying(
 
 
 def await_known(report_ends: Collection[float], known: Callable[[], Known]) -> None:
-    """Wait up to KNOWN_WITHIN_S until the service has stored the reports that end at these offsets
-    in the spool."""
+    """Wait up to KNOWN_WITHIN_S seconds until the service has stored the reports that end at these
+    offsets in the spool."""
     deadline = time.monotonic() + KNOWN_WITHIN_S
     while known().stored < max(report_ends, default=0.0) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -47,7 +47,7 @@ class TrainingProgress:
     """Index of the current batch in its epoch, from 0. In a process that started in the middle of
     an epoch, `enumerate(loader)` also starts from 0, but `batch` does not."""
     total_steps: int | None
-    """Number of steps of the whole training, if known."""
+    """Total number of training steps, if known."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ def init(
         generators of Python, NumPy and torch from the seed and the rank, and they are seeded again
         for each batch. By default, the order of the data is derived from torch's initial seed.
     checkpoint_every_steps, checkpoint_every_s: save a checkpoint after this many steps or seconds,
-        whichever comes first, while the training continues. None disables a limit.
+        whichever comes first, while training continues. None disables a limit.
     keep: how many of the newest checkpoints to keep.
 
     Raises ValueError for a number that is out of range, and RuntimeError if called twice.
@@ -329,8 +329,8 @@ def epochs(number: int) -> Iterator[int]:
 
 
 def progress(*, total_steps: int | None = None) -> TrainingProgress:
-    """Return the progress of the training. total_steps: total number of steps, after which the
-    loader ends. The remaining time is computed from this number. Not needed with `epochs`."""
+    """Return the training progress. total_steps: total number of steps, after which the loader
+    ends. The remaining time is computed from this number. Not needed with `epochs`."""
     prepared = _check_prepared("progress")
     session = prepared.session
     if total_steps is not None:
@@ -346,8 +346,8 @@ def no_sync() -> AbstractContextManager[None]:
 
 
 def checkpoint() -> None:
-    """Save a checkpoint before the next batch, while the training continues. Call this on every
-    rank or on rank 0."""
+    """Save a checkpoint before the next batch, while training continues. Call this on every rank or
+    on rank 0."""
     _check_prepared("checkpoint").saver.ask()
 
 

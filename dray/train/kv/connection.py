@@ -204,7 +204,7 @@ def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
 
 
 def _notice_a_lost_node(sock: socket.socket) -> None:
-    """Make the kernel probe a silent peer, so that the loss of its node is noticed."""
+    """Make the kernel probe a silent peer, so that the loss of its node is detected."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # not on every system

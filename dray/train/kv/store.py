@@ -222,7 +222,7 @@ class KVStore:
     def _ask(
         self, headers: Sequence[Mapping[str, Any]], payloads: Sequence[Sequence[Tensor]] = ()
     ) -> list[Tensor]:
-        """Send each server its message, then receive the answers of all servers."""
+        """Send each server its message, then receive the responses of all servers."""
         for server, connection in enumerate(self._connections):
             connection.send(headers[server], *(payloads[server] if payloads else ()))
         answers = [connection.receive() for connection in self._connections]

@@ -1,4 +1,5 @@
-"""The state of a prepared training at the current batch, from which another process can continue.
+"""The state of a prepared script at the current batch, from which another process can continue
+training.
 
 This is the state at the batch's anchor. Changes that the script makes after the anchor are undone,
 or repeated by the process that takes over the state.

@@ -214,7 +214,7 @@ def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[st
 def retarget(
     optimizer: torch.optim.Optimizer, model: nn.Module, names: Sequence[Sequence[str]]
 ) -> None:
-    """Replace the parameters in the optimizer's groups with the divided ones, and keep the
+    """Replace the parameters in the optimizer's groups with their divided versions, and keep the
     options."""
     divided = dict(model.named_parameters())
     for group, own in zip(optimizer.param_groups, names, strict=True):

@@ -77,8 +77,8 @@ class GradientExchange:
 
     @torch.no_grad()
     def run(self, weight: float, rank: int, mark: int) -> list[Tensor]:
-        """Return the sum of the ranks' gradients times their weights, as flat tensors. A
-        collective, which does not change the gradients themselves.
+        """Return the weighted sum of the ranks' gradients, as flat tensors. A collective, which
+        does not change the gradients themselves.
 
         mark: a number below 2**32 that identifies the point that the script has reached; see
         `has_mark`. Raises ValueError if the tensors are on several devices.

@@ -1,4 +1,4 @@
-"""A prepared training: its exchanges, and how a new process replaces a lost one.
+"""A training session of a prepared script: its exchanges, and the replacement of lost processes.
 
 Ranks meet in numbered operations; each exchange of gradients is an operation. If a group breaks
 during an operation, the remaining ranks form the next group within the same call, and repeat the
@@ -71,7 +71,7 @@ class TrainingSession(BatchState):
         self._must_compare = False
         """Whether the ranks must compare their copies in the next operation."""
         self.verifies = False
-        """Whether the ranks have formed another group during the training, so that each exchange
+        """Whether the ranks have formed another group during training, so that each exchange
         verifies that their weights are equal."""
         self._is_queued = False
         self._hooked: set[int] = set()

@@ -1,4 +1,4 @@
-"""Creates the session of a training from the arguments of `prepare`."""
+"""Creates the session of a prepared script from the arguments of `prepare`."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ class Column:
 
     @property
     def base(self) -> int:
-        """The offset to subtract from every value, valid after all rows have been seen. It is 0
-        unless there are integers that float64 can't represent."""
+        """The offset to subtract from every value, which is known once all rows have been seen. It
+        is 0 unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
     @property

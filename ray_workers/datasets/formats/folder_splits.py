@@ -208,7 +208,7 @@ def is_named(name: str) -> bool:
 
 
 def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
-    """Return the role of each of these names of parts."""
+    """Return the role of each folder name."""
     roles = {name: _ROLES.get(name.casefold()) for name in named}
     has_validation = SplitName.VALIDATION in roles.values()
     rest = SplitName.TEST if has_validation else SplitName.VALIDATION

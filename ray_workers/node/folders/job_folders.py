@@ -3,7 +3,7 @@
 The output folder on each node belongs to one attempt. Once no process of the attempt is left on the
 node, the node's agent copies the files to the storage and reports them as artifacts, even if the
 ranks were killed. The plan of an attempt is stored in a file next to its folders, so that a
-restarted agent can complete the work, and the service can request it if the supervisor is gone.
+restarted agent can complete the work, which the service requests if the supervisor is gone.
 
 If the storage is a folder, the checkpoint folder is a subfolder of it, which all nodes share. For
 other storage, `ray_workers.node.folders.folder_mirror` maintains a copy.
@@ -197,8 +197,8 @@ def keep_output(
     work_dir: Path | None = None,
     on_wait: Callable[[str], None] = lambda sentence: None,
 ) -> FilesKept:
-    """Copy the files of the output folder to the storage and report them. Repeated calls do this
-    only once.
+    """Copy the files of the output folder to the storage and report them. Repeated calls have no
+    further effect.
 
     spool_dir: the attempt's spools on this node. taken: names of files of other nodes; files on
     this node with the same names get the prefix `node-N/`. num_bytes: total size of the files of

@@ -78,7 +78,8 @@ _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
 """Metrics that may be printed as a count out of a number of samples."""
 _SETTINGS = frozenset({"lr", "rate"})
-"""Metrics that are settings if the line has no position, such as `lr=0.003` before the training."""
+"""Metrics that are settings if the line has no position, such as `lr=0.003` before training
+begins."""
 _NEVER_WHOLE = frozenset({"precision", "error", "err"})
 """Names that, with a whole number, are usually a setting or a message: `precision=16`,
 `error: 2`."""
@@ -168,7 +169,7 @@ class Guesses:
 
 
 class _Position(NamedTuple):
-    """The position in the training that a line contains."""
+    """The training progress that a line contains."""
 
     kind: str
     at: int | None

@@ -26,7 +26,7 @@ Values = dict[str, float]
 """Values of a sample, keyed by series name."""
 
 DIGITS = 5
-"""Significant digits of a value, which are limited because samples of many ranks are sent and
+"""Number of significant digits of a value, limited because the samples of many ranks are sent and
 stored as text."""
 
 
@@ -44,7 +44,7 @@ class RankReading:
     written_bytes: int
 
     def values(self) -> Values:
-        """Return the values that need no earlier reading."""
+        """Return the values that do not require an earlier reading."""
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:

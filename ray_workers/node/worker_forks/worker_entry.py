@@ -32,7 +32,7 @@ RAYS_SCRIPT = "DRAY_RAYS_WORKER_SCRIPT"
 PARENT_MODULE = "ray_workers.node.worker_forks.worker_parent"
 JOB_OF_WORKER = "RAY_JOB_ID"
 NO_JOB = "ffffffff"
-"""The raylet's value for a worker that it starts in advance for any job."""
+"""Value that the raylet sets for a worker that it starts in advance and that any job can use."""
 FORKED = b"+"
 """The byte with which the forked process notifies this process."""
 CONNECT_LIMIT_S = 5.0

@@ -32,8 +32,8 @@ from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
 from ray_workers.shared.processes import linux
 
 REQUEST_LIMIT_S = 2.0
-"""Seconds within which a worker's entry script must send its request, since other entry scripts
-wait meanwhile."""
+"""Seconds within which a worker's entry script must send its request, since other entry scripts are
+waiting."""
 NUM_WAITING = 128
 
 
