@@ -140,8 +140,8 @@ def version(time: float) -> bytes:
 
 
 def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
-    """Return an event with the scalars of one step, by tag. Scalars are stored as 32-bit floats, as
-    TensorBoard expects."""
+    """Return an event with the scalars of one step, keyed by tag. Scalars are stored as 32-bit
+    floats, as TensorBoard expects."""
     summary = b"".join(
         _bytes(SUMMARY_VALUE, _bytes(VALUE_TAG, tag.encode()) + _float(VALUE_SIMPLE, value))
         for tag, value in values.items()

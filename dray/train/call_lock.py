@@ -13,7 +13,7 @@ class CallLock:
 
     A signal handler runs in the main thread. If the signal interrupted a call, the handler would
     wait for its own thread, so the lock raises RuntimeError instead. In a forked process, the lock
-    is free at first.
+    is initially free.
     """
 
     def __init__(self) -> None:

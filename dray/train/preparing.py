@@ -221,7 +221,7 @@ def prepare(
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
         `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
 
-    A model is divided in place. Its optimizer must not have taken a step; it keeps its options and
+    A model is divided in place. Its optimizer must not have taken a step; it keeps its options, but
     gets the divided parameters. Raises ValueError for a model without parameters, a loader or model
     that can't be divided, and names that match no module. Raises RuntimeError if called after the
     first batch, or with a second loader.
@@ -300,7 +300,8 @@ def _prepare_more(
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
-    """Return the sizes of the axes. The document's, which the supervision uses, take precedence."""
+    """Return the axes' sizes. The sizes in the document, which supervision uses, take
+    precedence."""
     document = _state.parallel
     if document is None:
         return shard, tensor
@@ -411,7 +412,7 @@ def finish() -> None:
 
 
 def _report_values(values: Mapping[str, SupportsFloat]) -> None:
-    """Record metrics of the step that was just completed, with the progress."""
+    """Record metrics of the step that was just completed, and the training progress."""
     prepared = _check_prepared("report")
     session = prepared.session
     if session.is_void or session.is_skipping:

@@ -182,8 +182,8 @@ def save_checkpoint(
 
     Call this on one rank, after all processes have finished writing to the folder. The call returns
     after the checkpoint has been written, hashed and committed. The `keep` newest checkpoints of
-    all attempts are kept. Until the service has received their reports, the `keep` newest
-    checkpoints whose reports it has received are kept too.
+    all attempts are kept. Until their reports reach the service, the `keep` newest checkpoints that
+    the service knows are also kept.
 
     step: number of optimizer steps done; a step that this process has already saved is not saved
     again. metrics: metrics of this step, which are listed with the checkpoint.
@@ -283,8 +283,8 @@ def _is_written() -> bool:
 
 
 def known() -> Known:
-    """Return how many bytes of this process's reports were stored by the service, and sent to
-    it."""
+    """Return how many bytes of this process's reports the service has stored, and how many were
+    sent to it."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     return EVERYTHING if directory is None else spool.known(Path(directory))
 

@@ -25,8 +25,8 @@ class Forecast(View):
     """If `at` is null, the earliest time at which the start or end is possible."""
     reason: Reason | None = None
     num_assumed: int = 0
-    """Number of jobs whose duration is unknown. For each of them, the forecast assumes the duration
-    of other recent jobs."""
+    """Number of jobs whose duration is unknown. For each such job, the forecast assumes the
+    duration of other recent jobs."""
     made_at: datetime
     first_at: datetime | None = None
     """The first forecast of this time, used to measure the error of forecasts."""

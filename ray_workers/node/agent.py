@@ -193,7 +193,7 @@ class NodeAgent:
         return await self._forkserver.problem()
 
     async def running(self, job_id: str, attempt: int, ranks: Sequence[int] | None = None) -> int:
-        """Return the number of remaining processes of an attempt, or of these ranks of it, plus the
+        """Return the number of remaining processes of an attempt, or of the given ranks, plus the
         number of GPUs on which memory is still held for dead processes."""
         return len(await self._left(job_id, attempt, ranks))
 

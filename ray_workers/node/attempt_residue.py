@@ -54,8 +54,9 @@ def of_attempt(
 ) -> AttemptResidue:
     """Return the processes and the GPU memory that remain of an attempt, or of the given ranks.
 
-    `directory` has the records of the node's sessions. `tasks` is the forkserver's list, which is
-    empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has left.
+    `directory` contains the records of the node's sessions. `tasks` is the forkserver's list, which
+    is empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has
+    left.
     """
 
     def matches(one: tuple[str, int, int]) -> bool:

@@ -123,7 +123,7 @@ class SharedWork:
 
 
 class WantedWork:
-    """The users whose jobs need each piece of work, by key. Use it only from one event loop, except
+    """For each piece of work, the users whose jobs need it. Use it only from one event loop, except
     for `is_wanted` and `owners`, which can be called from any thread."""
 
     def __init__(self) -> None:

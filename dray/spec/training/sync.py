@@ -259,7 +259,7 @@ class ParameterServer(SyncKind):
     synchronous parallel, Ho et al. 2013)."""
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
     """bounded: a worker begins a step only if it is at most this many steps ahead of the slowest
-    worker. At the end of that step, it can be one step further ahead. The staleness of an update
+    worker, so it can be one step further ahead at the end of the step. The staleness of an update
     can be larger."""
     correction: Correction | None = None
     """asynchronous, bounded: correction of stale updates. If unset, they are not corrected."""

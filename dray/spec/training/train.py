@@ -159,9 +159,9 @@ class Train(Document):
     ema: Ema | None = None
     early_stopping: EarlyStopping | None = None
     on_divergence: OnDivergence = "fail"
-    """Action to take if the loss or the gradient norm is not finite. With each action, an event
-    reports the first such step. fail: the job fails after 10 consecutive such steps, if its last
-    step is such a step, or if the final val/loss is not finite. warn: training continues.
+    """Action to take if the loss or the gradient norm is not finite. An event reports the first
+    such step, regardless of the action. fail: the job fails after 10 consecutive such steps, if its
+    last step is such a step, or if the final val/loss is not finite. warn: training continues.
     skip_step: a step whose gradient is not finite leaves the weights unchanged; the job fails after
     10 consecutive such steps. rollback: instead of failing, the job returns to its last checkpoint
     and halves the learning rate, up to 3 times."""

@@ -172,7 +172,7 @@ def listening(
 
 
 def connect(store: Any, key: str) -> TensorConnection:
-    """Connect to the server whose address the store has under this key. Raises ConnectionLost if
+    """Connect to the server whose address is in the store under this key. Raises ConnectionLost if
     the server can't be reached."""
     about = json.loads(store.get(key))
     try:

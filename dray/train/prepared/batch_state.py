@@ -47,9 +47,9 @@ class BatchState:
         seed: int | None,
         broadcast_buffers: bool,
     ) -> None:
-        """tracked: objects with `state_dict` and `load_state_dict`, by name; optimizers among them
-        are trained like `optimizers`. broadcast_buffers: whether all ranks use rank 0's buffers, as
-        in DDP."""
+        """tracked: objects with `state_dict` and `load_state_dict`, keyed by name; optimizers among
+        them are trained like `optimizers`. broadcast_buffers: whether all ranks use rank 0's
+        buffers, as in DDP."""
         named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
         self.trained = Trained(models, [*optimizers, *named.values()])
         self.tracked = {name: one for name, one in tracked.items() if name not in named}

@@ -242,7 +242,7 @@ class _Section:
         return flats
 
     def apply(self, flats: Iterator[Tensor], num_marks: int) -> list[tuple[Tensor, Tensor]]:
-        """See `GradientExchange.apply`. Returns each buffer with rank 0's value for it."""
+        """See `GradientExchange.apply`. Returns each buffer paired with its value on rank 0."""
         has_one: dict[int, float] = {}
         pending: list[tuple[Tensor, Tensor]] = []
         for dtype, (parameters, buffers) in self._by_type().items():

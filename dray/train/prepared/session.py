@@ -208,7 +208,7 @@ class TrainingSession(BatchState):
     def _exchanged(self, weight: float) -> Result:
         """Return the summed gradients of all ranks. Raises an error that ends the attempt if the
         ranks' weights differ, or if the ranks are at different points of the script. For example, a
-        script that counts batches itself has a different count in a replacement."""
+        script that counts batches itself has a different count in a replacement process."""
         done = (self._ops, self.steps, self.position.epoch, self.position.batch)
         sample = self.trained.sample(self._ops) if self.verifies else 0
         mark = derive_seed(*done, *self._steps_of, int(self._has_misled), sample) % 2**32

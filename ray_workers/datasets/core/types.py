@@ -137,7 +137,7 @@ class Tokens:
 
 def is_data(name: str) -> bool:
     """Whether a file or folder is part of a data set, judging by its name. Hidden files, and files
-    created by operating systems and storage servers, are not part of it."""
+    created by operating systems and storage servers, are not part of a data set."""
     return not name.startswith(".") and name.casefold() not in _LEFT_BY_SYSTEMS
 
 

@@ -47,7 +47,7 @@ class CodeFetches:
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
 
     async def prepare(self, code: RemoteCodeRef, owner: Owner = None) -> NodeEnvironment:
-        """Return the state of this code on the node. If fetching it has not been started, start it.
+        """Return the state of this code on the node. Start fetching the code if necessary.
         Idempotent.
 
         owner: the owner of the job that needs the code.

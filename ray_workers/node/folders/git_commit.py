@@ -152,7 +152,7 @@ def _check(entries: Sequence[_Entry], limit_bytes: int) -> None:
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Refuse paths that are not allowed in uploads either."""
+    """Refuse paths that are also refused in uploads."""
     if not paths:
         raise CodeRefused("it contains no file")
     if len(paths) > MAX_FILES:

@@ -62,8 +62,8 @@ class ForkserverManager:
 
     @property
     def silent_since(self) -> float | None:
-        """Unix time in seconds since which a forkserver that was serving has been silent. None if
-        it has been silent for at most `report_s` seconds."""
+        """Unix time in seconds at which a serving forkserver stopped responding. None if it has
+        been silent for at most `report_s` seconds."""
         if not self._serves or self._silence.seconds(self.pid) <= self._limits.report_s:
             return None
         return self._silence.since(self.pid)

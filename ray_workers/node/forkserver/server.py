@@ -167,7 +167,8 @@ class ForkServer:
             try:
                 self._handle(client, json.loads(line))
             except (KeyError, TypeError, ValueError, OSError) as error:
-                # A bad request, or a lack of memory for another process, must not end the others.
+                # A bad request, or a lack of memory for another process, must not end the existing
+                # processes.
                 sys.stderr.write(f"refused a request: {error!r}\n")
                 return self._lost(client)
         return None

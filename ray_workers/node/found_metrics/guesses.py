@@ -179,7 +179,7 @@ class _Position(NamedTuple):
 class _Series:
     """The steps of a guessed series, which always increase.
 
-    If a script starts to count again in each epoch, steps continue from the previous step, even if
+    If a script restarts its count in each epoch, steps continue from the previous step, even if
     each epoch only prints its last step. Other lines that repeat a position, or have none, get the
     next step. Once a line has contained a count of steps or batches, epochs no longer number the
     series.

@@ -20,7 +20,7 @@ SECTOR_BYTES = 512
 LOOPBACK = "lo"
 
 Counters = Mapping[str, tuple[int, int]]
-"""Bytes in and out, by device, since the device was added."""
+"""(bytes in, bytes out) of each device since it was added, keyed by device."""
 
 
 @dataclass(frozen=True)

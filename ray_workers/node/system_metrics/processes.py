@@ -38,7 +38,8 @@ class RankReading:
     """Start time of the rank's process, which distinguishes it from its predecessor."""
     cpu_s: float
     memory_bytes: int
-    """Resident memory. Pages that several processes share count for each of them."""
+    """Resident memory. Memory pages shared by several processes are counted once for each
+    process."""
     read_bytes: int
     """Bytes that this user's processes read from disks."""
     written_bytes: int

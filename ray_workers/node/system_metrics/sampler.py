@@ -31,7 +31,7 @@ class _Reading:
     """The state of an attempt on this node at a point in time."""
 
     at: float
-    """When the reading was taken, by a monotonic clock."""
+    """Time of the reading, on a monotonic clock."""
     machine: MachineReading
     ranks: Mapping[int, RankReading]
 

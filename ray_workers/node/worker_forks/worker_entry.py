@@ -39,8 +39,8 @@ CONNECT_LIMIT_S = 5.0
 """Seconds within which a newly started parent must begin to listen."""
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
-"""Seconds within which a parent must fork, including its imports the first time. A slower parent is
-killed, since it might be stopped. Ray itself waits 60 s for a worker."""
+"""Seconds within which a parent must fork, including its imports before the first fork. A slower
+parent is killed, since it might be stopped. Ray itself waits 60 s for a worker."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
