@@ -300,8 +300,7 @@ def _prepare_more(
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
-    """Return the axes' sizes. The sizes in the document, which supervision uses, take
-    precedence."""
+    """Return the axes' sizes. Sizes in the document, which supervision uses, take precedence."""
     document = _state.parallel
     if document is None:
         return shard, tensor
@@ -388,7 +387,7 @@ def report(
     """
     if isinstance(step, Mapping):
         if values is not None:
-            raise TypeError("report() was given two sets of values")
+            raise TypeError("report() was given two sets of values: pass only one")
         _report_values(step)
     elif values is None:
         raise TypeError("report() needs the metrics of the step, such as {'train/loss': loss}")

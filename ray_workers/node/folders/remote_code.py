@@ -60,7 +60,9 @@ def fetch_apart(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
-        raise CodeUnreachable(f"the fetching process ended with code {process.returncode}")
+        raise CodeUnreachable(
+            f"the process that fetches the code ended with code {process.returncode}"
+        )
     kind, result = json.loads(answer)
     if kind == "refused":
         raise CodeRefused(result)

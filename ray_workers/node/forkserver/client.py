@@ -77,7 +77,7 @@ class ForkedProcess:
                 raise ForkFailed("the forkserver closed the connection without a response")
             reply = json.loads(answer)
             if "pid" not in reply:
-                raise ForkFailed("the process ended before it started")
+                raise ForkFailed("the forked process ended before it reported its pid")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
             # Also close the connection on cancellation, because a forked process lives as long as
