@@ -165,7 +165,7 @@ def _path_of(name: str, location: str, suffixes: tuple[str, ...] | None) -> Path
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise broken(
             location,
-            f"the member {shortened(name)} would be written outside the folder of the archive",
+            f"the member {shortened(name)} would be written outside the target folder",
         )
     if suffixes is None:
         return Path(path)

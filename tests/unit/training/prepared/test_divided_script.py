@@ -284,7 +284,7 @@ def _wrong(rank: int) -> None:
         train.prepare(model, optimizer, blocks="layers.*")
     preparing._state = preparing._State(parallel={"shard": 1, "tensor": 1})
     train.init()
-    with pytest.raises(ValueError, match=r"the job document has parallel\.shard 1"):
+    with pytest.raises(ValueError, match=r"parallel\.shard in the job document is 1"):
         train.prepare(*built(), blocks="layers.*", shard=2)
 
 
