@@ -173,7 +173,7 @@ class NodeAgent:
         )
 
     async def ping(self) -> float | None:
-        """Return since when the forkserver has not responded; None if it responds."""
+        """Return since when the forkserver has been silent; None if it answers."""
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
