@@ -380,7 +380,7 @@ class NodeAgent:
     async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
         """Return the state of a job's needs on the node, and start preparing them if necessary.
         Idempotent."""
-        if silo_gate.has_source(os.environ):  # a setup command is users' code
+        if silo_gate.has_source(os.environ):  # a setup command is user code
             need = JobNeed.CODE if needs.environment is None else JobNeed.ENVIRONMENT
             message = silo_gate.FOR_SILOS_ALONE
             return NodeEnvironment(need, BuildState.FAILED, message, (), (), log="")

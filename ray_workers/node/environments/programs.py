@@ -129,7 +129,7 @@ def _follow(pid: int, pipe: int, output: Output, check: Callable[[], None]) -> N
 
 
 def _take(pipe: int, output: Output, most: int) -> bool:
-    """Read the contents of the pipe. Returns False at its end."""
+    """Read the contents of the pipe. Returns False at the end of the pipe."""
     while most > 0:
         try:
             data = os.read(pipe, min(most, _READ_BYTES))

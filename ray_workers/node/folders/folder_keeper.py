@@ -53,7 +53,7 @@ class FolderKeeper:
             if files.local_path(plan.folder_url) is None and key not in self._mirrors:
                 mirror = self._mirror_of(key, plan)
                 await self._apart(mirror.restore)
-                if job_folders.plan_in(self._folder(key)) is None:  # dropped meanwhile
+                if job_folders.plan_in(self._folder(key)) is None:  # just dropped
                     await asyncio.to_thread(job_folders.remove, self._folder(key))
                     return "the attempt is over"
                 task = asyncio.ensure_future(self._copy_periodically(mirror))
@@ -71,7 +71,7 @@ class FolderKeeper:
             await asyncio.sleep(PERIOD_S)
             try:
                 await self._apart(partial(mirror.copy, everything=False))
-            except Exception:  # the storage may answer next time
+            except Exception:  # the storage may respond next time
                 traceback.print_exc()
 
     async def _apart(self, work: Callable[[], T]) -> T:

@@ -80,7 +80,7 @@ class FolderMirror:
             try:
                 files.store(self._folder / name, f"{self._url}/{name}")
             except FileNotFoundError:
-                continue  # deleted meanwhile
+                continue  # deleted in the meantime
             # If the file has changed, the copy may be inconsistent, and will be repeated.
             if self._stamp(name) == stamp:
                 self._copied[name] = stamp
