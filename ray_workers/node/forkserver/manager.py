@@ -1,8 +1,8 @@
 """Keeps a node's forkserver running, and ends processes that outlive a forkserver.
 
 A forkserver that is suspended but not dead doesn't start processes, and doesn't notice when they
-end. The manager pings the forkserver, kills it if it hasn't answered for too long, and starts a new
-one.
+end. The manager pings the forkserver, kills it if it hasn't responded for too long, and starts a
+new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECK_S = 0.2
 """Pause between two checks of whether a forkserver is serving."""
 ANSWER_CHECK_S = 0.05
 PING_S = 2.0
-"""Maximum number of seconds to wait for the answer to a ping, and the pause before the next
+"""Maximum number of seconds to wait for the response to a ping, and the pause before the next
 ping."""
 RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
 """Pauses before consecutive restarts of a forkserver that ended before it was serving."""
@@ -62,7 +62,7 @@ class ForkserverManager:
 
     @property
     def silent_since(self) -> float | None:
-        """Since when a forkserver that was serving has been silent, in Unix seconds. None if it has
+        """Unix time in seconds at which a serving forkserver stopped responding. None if it has
         been silent for at most `report_s` seconds."""
         if not self._serves or self._silence.seconds(self.pid) <= self.limits.report_s:
             return None
