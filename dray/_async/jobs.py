@@ -164,7 +164,8 @@ class JobCalls(Calls):
         return await self._change(job_id, priority=priority)
 
     async def _change(self, job_id: str, **changes: Any) -> views.Job:
-        """Change how the job waits. Fields that are None remain unchanged."""
+        """Change the queue, priority or other scheduling fields of a job. Fields that are None
+        remain unchanged."""
         call = Call.with_json("PATCH", _path(job_id), present(**changes))
         return await self._read(views.Job, call)
 
@@ -193,7 +194,7 @@ class JobCalls(Calls):
         when it is over or, with `wait=False`, immediately. Raises JobNotRunning or DrillImpossible.
         """
         body = present(kind=DrillKind(kind), rank=rank, at_step=at_step)
-        # All attempts use one key, so that a lost response doesn't cause a second fault.
+        # All retries use the same key, so that a lost response doesn't cause a second fault.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         path = f"{_path(job_id)}/drill"
         call = Call.with_json("POST", path, body, headers={"Idempotency-Key": key})

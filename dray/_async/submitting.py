@@ -42,7 +42,7 @@ class SubmitCalls(Calls):
         if packed is not None:
             uploaded = await self._upload(packed, None)
             document = with_code(document, uploaded.id)
-        # All attempts use one key, so that a lost response doesn't cause a second job.
+        # All retries use the same key, so that a lost response doesn't cause a second job.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         call = Call.with_json("POST", "/v1/jobs", document, headers={"Idempotency-Key": key})
         return await self._read(views.Job, call)
@@ -122,7 +122,8 @@ class SubmitCalls(Calls):
         return await self.submit(document, idempotency_key=idempotency_key)
 
     async def job_code(self, job_id: str) -> list[views.CodeFile]:
-        """Return the files of the job's uploaded code. Raises CodeNotFound if the job has none."""
+        """Return the files of the job's uploaded code. Raises CodeNotFound if the job has no
+        uploaded code."""
         return await self._list(views.CodeFilePage, f"/v1/jobs/{segment(job_id)}/code")
 
     async def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:

@@ -267,5 +267,6 @@ class Connection:
         except ValueError:
             raise errors.TransportError(
                 f"the response of {self.url} to {call.path} is not a valid {view.__name__}: "
-                "check that it is a dray server and not newer than this client"
+                f"check that {self.url} is a dray server, and that the server is not newer than "
+                "this client"
             ) from None

@@ -72,7 +72,8 @@ def drill(
     key: Annotated[
         str | None,
         typer.Option(
-            "--idempotency-key", help="A second call with the same key injects no second fault."
+            "--idempotency-key",
+            help="Calling again with the same key does not inject another fault.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -103,7 +103,7 @@ def join_job(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Take part in the rounds of a federated job. The data never leave this machine.
+    """Take part in the rounds of a federated job. The data never leaves this machine.
 
     DRAY_TOKEN must be the token that `dray federate invite` printed. Install the packages with `pip
     install 'dray[client]'`. You can stop a client and start it again at any time.

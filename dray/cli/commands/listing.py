@@ -114,7 +114,7 @@ def list_jobs(
         arrays = {array_id: client.array(array_id) for array_id in with_arrays}
     _show(jobs, metric, arrays)
     if more:
-        warn(f"only {limit} jobs are listed; --all lists all")
+        warn(f"only {limit} jobs are listed; use --all to list all jobs")
 
 
 def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -> None:

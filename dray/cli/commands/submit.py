@@ -225,7 +225,7 @@ def _with_environment(
     for given in variables:
         name, equals, value = given.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--env takes NAME=VALUE, but {given!r} has no =")
+            raise typer.BadParameter(f"--env must have the form NAME=VALUE, but {given!r} has no =")
         found["env"] = {**found.get("env", {}), name: value}
     return {**document, "environment": found} if found else document
 
@@ -284,7 +284,8 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
         name, equals, pattern = given.partition("=")
         if not (name and equals and pattern):
             raise typer.BadParameter(
-                f"--metric takes NAME=PATTERN, such as 'train/loss=loss: ([0-9.]+)', not {given!r}"
+                "--metric must have the form NAME=PATTERN, such as 'train/loss=loss: "
+                f"([0-9.]+)', not {given!r}"
             )
         found[name] = {"name": name, "pattern": pattern}
     others = [each for each in document.get("metrics") or [] if each.get("name") not in found]
@@ -405,7 +406,7 @@ def _forecast(
             _name_others(client, document, others)
             explanation = client.dry_run(document)
     except TransportError as error:
-        warn(f"no start forecast, because no server answered: {error}")
+        warn(f"no start forecast, because no server responded: {error}")
         return
     write_text("If it were submitted now:")
     write_explanation(explanation)

@@ -115,7 +115,9 @@ def _show(sweep: JobSweep, trials: Sequence[Trial]) -> None:
 
     report(sweep)
     better = "lower" if sweep.mode == "min" else "higher"
-    write_text(f"by the {sweep.by} {sweep.metric}, {better} is better; values from {sweep.sampler}")
+    write_text(
+        f"compared by the {sweep.by} {sweep.metric} ({better} is better); sampler: {sweep.sampler}"
+    )
     names = list(sweep.sweep["parameters"])
 
     def row(trial: Trial) -> tuple[object, ...]:
