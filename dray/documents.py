@@ -98,7 +98,8 @@ def load_document(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise SpecError(
-                f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes; is it really a job document?"
+                f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes, the maximum size of a job "
+                "document"
             )
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -52,7 +52,7 @@ Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
 
 
 class PreemptRequest(Document):
-    """Ask a job to save a checkpoint and leave its slots."""
+    """Ask a job to save a checkpoint and release its slots."""
 
     grace_s: Annotated[Number, Field(ge=0.0, le=MAX_GRACE_S)] | None = None
     """A job that still holds its slots after this many seconds is killed. The default is the

@@ -273,7 +273,7 @@ def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -
         return None
     tag = next(field for field in TAG_FIELDS if field in chosen.model_fields)
     names = " or ".join(str(model.model_fields[tag].default) for model in others)
-    return f"it is a field of {tag} {names}: set {tag}"
+    return f"this field requires {tag}: {names}"
 
 
 def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:

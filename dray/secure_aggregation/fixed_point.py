@@ -93,7 +93,7 @@ class FixedPoint:
         if values.shape != (num_values,):
             raise ValueError(f"an update has the shape {values.shape}, not ({num_values},)")
         if not np.isfinite(values).all():
-            raise ValueError("an update has values that are not finite")
+            raise ValueError("an update contains values that are not finite")
 
     def encode(self, values: Values, weight: int) -> Ring:
         """Encode (num_values,) values, validated with `check`, as (num_values + 1,) numbers."""

@@ -207,7 +207,7 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_recipes_own_model(cls, document: Any) -> Any:
-        """Default the name of the model to the recipe's first model."""
+        """Set the name of the model, if it is unset, to the recipe's first model."""
         if not isinstance(document, Mapping):
             return document
         recipe, model = document.get("recipe"), document.get("model")

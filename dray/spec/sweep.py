@@ -386,7 +386,7 @@ class Sweep(Document):
         if dotted is not None:
             raise wrong(
                 _pointer(dotted),
-                "is a name for recipes: names of a script's parameters must not contain a dot",
+                "must not contain a dot: only the parameters of a recipe are paths of fields",
             )
 
 

@@ -141,5 +141,5 @@ def _check_differing_copies(spec: JobSpec) -> None:
     if spec.checkpoint.every_steps == "auto":
         raise wrong(
             "/checkpoint/every_steps",
-            f"must be a number: {why}, so a checkpoint can't be saved at any step",
+            f"must be a number: {why}, so a checkpoint can't be saved at an arbitrary step",
         )

@@ -18,7 +18,8 @@ def check_mesh(spec: JobSpec) -> None:
         raise wrong("/parallel", "is for recipes: a script divides its model itself")
     if spec.parallel.auto and spec.elastic is not None:
         raise wrong(
-            "/elastic", "can't be combined with parallel: auto, which plans for a fixed size"
+            "/elastic",
+            "can't be combined with parallel: auto, which plans for a fixed number of workers",
         )
     if spec.is_divided:
         _check_divided(spec)
@@ -41,7 +42,7 @@ def _check_divided(spec: JobSpec) -> None:
     if spec.checkpoint.every_steps == "auto":
         raise wrong(
             "/checkpoint/every_steps",
-            f"must be a number with parallel.{axis}: all ranks save together",
+            f"must be a number with parallel.{axis}, because all ranks must save at the same step",
         )
     if spec.parallel.zero == 1:
         return  # every rank has the complete weights and gradients

@@ -67,8 +67,8 @@ def check_batch_range(spec: JobSpec) -> None:
     if size % least or most % least:
         raise wrong(
             at,
-            "must start at a divisor of its end and of train.global_batch_size, and "
-            f"{least} is not one",
+            "must start at a number that divides its end and train.global_batch_size, but "
+            f"starts at {least}",
         )
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
@@ -146,12 +146,12 @@ def check_optimizer_state(spec: JobSpec) -> None:
         return
     at = f"/train/optimizer/{name}"
     if optimizer.name == "adafactor":
-        raise wrong(at, "has no use with adafactor, whose state is small: leave it out")
+        raise wrong(at, "is not useful with adafactor, whose state is small: leave it out")
     if optimizer.name == "sgd" and not optimizer.momentum:
-        raise wrong(at, "has no use with sgd without momentum, which has no state: leave it out")
+        raise wrong(at, "is not useful with sgd without momentum, which has no state: leave it out")
     compression = spec.compression
     if optimizer.name == "sgd" and compression is not None and compression.name == "topk":
-        raise wrong(at, "has no use with topk, which stores the momentum itself: leave it out")
+        raise wrong(at, "is not useful with topk, which stores the momentum itself: leave it out")
     if spec.parallel.shard > 1 and spec.parallel.zero == 1:
         raise wrong(at, "requires parallel.zero 2 or 3: torch manages the state of ZeRO 1 itself")
     if optimizer.offload and not resources.gpus_per_worker:

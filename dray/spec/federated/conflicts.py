@@ -142,9 +142,9 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
     if privacy.adaptive is not None and privacy.noise_multiplier >= 2 * given.count_noise:
         raise wrong(
             "/federated/privacy/noise_multiplier",
-            f"must be below {2 * given.count_noise:g} with adaptive, because the count of "
-            "clipped updates uses a part of it: increase clients_per_round, or leave adaptive "
-            "out",
+            f"must be below {2 * given.count_noise:g} with adaptive, because counting the "
+            "clipped updates requires part of the noise: increase clients_per_round, or leave "
+            "adaptive out",
         )
 
 

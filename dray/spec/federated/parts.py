@@ -191,5 +191,5 @@ class SecureAggregation(Document):
     client's update, even if they collude with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
-    coarsely, especially if `max_update_norm` is large; it must be 100 or less with 32 bits. The
-    job's log contains the rounding error."""
+    coarsely, especially if `max_update_norm`, which must then be 100 or less, is large. The job's
+    log contains the rounding error."""

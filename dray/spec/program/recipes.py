@@ -113,7 +113,8 @@ class Options:
             default = Data.model_fields[option].default
             if getattr(data, option) != default and form not in owners:
                 raise wrong(
-                    f"/data/{option}", f"is only for {_listed(owners)}, but the data are {form}"
+                    f"/data/{option}",
+                    f"is only for {_listed(owners)}, but the format of the data is {form}",
                 )
         if form == "csv" and data.decimal == data.known_delimiter:
             raise wrong(

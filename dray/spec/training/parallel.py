@@ -112,7 +112,8 @@ class Parallel(Document):
             if axis in used or self.auto.count(axis) > 1:
                 raise wrong(
                     f"/parallel/{axis}",
-                    "is both left to the planner and given: give only one of the two",
+                    "has a size, but is also left to the planner: give the size, or leave it to "
+                    "the planner",
                 )
         if num_workers % self.num_parts:
             if len(used) == 1:
@@ -123,7 +124,7 @@ class Parallel(Document):
             enough = -(-num_workers // self.num_parts) * self.num_parts
             message = (
                 f"{what} resources.num_workers, which is {num_workers}: set num_workers to "
-                f"{enough}, or this to {_nearest_divisors(num_workers, self.num_parts)}"
+                f"{enough}, or {used[-1]} to {_nearest_divisors(num_workers, self.num_parts)}"
             )
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
@@ -132,7 +133,7 @@ class Parallel(Document):
         elif self.data not in ("auto", left):
             others = ", ".join(f"{axis} {getattr(self, axis)}" for axis in used)
             between = f" and {others}, so it must be {left}" if used else ""
-            message = f"is {self.data} but resources.num_workers is {num_workers}{between}"
+            message = f"is {self.data}, but resources.num_workers is {num_workers}{between}"
             raise wrong("/parallel/data", message)
         if self.balance == "auto" and used:
             message = (

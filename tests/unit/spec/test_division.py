@@ -31,7 +31,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
             "makes the product 6 (tensor 2 x pipeline 3), which does not divide "
-            "resources.num_workers, which is 4: set num_workers to 6, or this to 4",
+            "resources.num_workers, which is 4: set num_workers to 6, or pipeline to 4",
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
         (divided({"tensor": 2}), "/parallel/tensor", "Use parallel.shard, which works with"),
@@ -204,7 +204,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, checkpoint={"every_steps": "auto"}),
             "/checkpoint/every_steps",
-            "all ranks save together",
+            "all ranks must save at the same step",
         ),
         (
             SCRIPT | {"parallel": {"pipeline": 2}, "resources": {"num_workers": 2}},

@@ -38,7 +38,7 @@ def of(environment: dict[str, Any], **job: Any) -> JobSpec:
                 "name @ file:///etc/x.whl": "name must come from",
                 "name@ ./x": "name must come from",
                 "name @ git+ssh://host/x": "name must come from",
-                "name>=1 file:///etc/x.whl": "does not follow an @",
+                "name>=1 file:///etc/x.whl": "not in the form NAME @ URL",
                 "/etc/x.whl": "/etc/x.whl must come from",
                 "sub/x.whl": "sub/x.whl must come from",
                 "x-1.0.whl": "x-1.0.whl must come from",

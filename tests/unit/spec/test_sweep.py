@@ -127,7 +127,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "/sweep/mode",
         "dray does not know whether a lower accuracy is better",
     ),
-    ({**SCRIPT, "sweep": GOOD}, "/train.optimizer.lr", "names of a script's parameters must not"),
+    ({**SCRIPT, "sweep": GOOD}, "/train.optimizer.lr", "only the parameters of a recipe"),
 ]
 
 
