@@ -360,8 +360,8 @@ class ClientNotFound(NotFound, code="client_not_found"):
 
 
 class RouteNotFound(NotFound, code="not_found"):
-    """The server does not have this path. It might be an older version than the client, or not a
-    dray server."""
+    """The server does not have this path. The server might be older than the client, or might not
+    be a dray server."""
 
 
 class Conflict(ApiError, code="conflict", status=409):
@@ -384,7 +384,8 @@ class JobNotWaiting(Conflict, code="job_not_waiting"):
     """The job is not waiting, so it can be neither held nor moved."""
 
 
-# Not 429, because clients retry after a 429, and a full queue is unlikely to have space by then.
+# The status is not 429, because clients retry soon after a 429, and a full queue is unlikely to
+# have space then.
 class QueueFull(Conflict, code="queue_full"):
     """The queue already has the maximum number of waiting jobs."""
 

@@ -247,7 +247,7 @@ class CheckpointFileRequest(Document):
 
 
 class LogRequest(Document):
-    """The log so far, as plain text."""
+    """The part of the log that has been written so far, as plain text."""
 
     rank: Rank | None = None
     """Rank whose log to download. By default, the logs of all ranks are downloaded, and each line

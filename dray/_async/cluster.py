@@ -63,12 +63,13 @@ class ClusterCalls(Calls):
 
     async def decision(self, number: int) -> views.ReplayedDecision:
         """Return a scheduling round: the scheduler's view of the jobs, its decisions, and the
-        decisions that the current policy would make with the same view. Raises DecisionNotFound if
-        the round is no longer stored."""
+        decisions that the current policy would make in the same situation. Raises DecisionNotFound
+        if the round is no longer stored."""
         return await self._read(views.ReplayedDecision, Call("GET", f"/v1/decisions/{number}"))
 
     async def forecast_errors(self) -> views.ForecastErrors:
-        """Return the errors of the start and end forecasts of the last 7 days."""
+        """Return the errors of the forecasts of the last 7 days, for the starts and the ends of
+        jobs."""
         return await self._read(views.ForecastErrors, Call("GET", "/v1/forecasts"))
 
     async def cluster(self) -> views.Cluster:

@@ -259,8 +259,8 @@ class ArrayCalls(Calls):
         await self._send(Call("DELETE", _array_path(array_id)))
 
     async def sweep(self, sweep_id: str) -> views.JobSweep:
-        """Return the sweep with the best trial so far. The id of a sweep is the id of the array of
-        its trials; use the methods for arrays to wait for, cancel or delete it."""
+        """Return the sweep, including the best trial so far. The id of a sweep is the id of the
+        array of its trials; use the methods for arrays to wait for, cancel or delete it."""
         return await self._read(views.JobSweep, Call("GET", f"/v1/sweeps/{segment(sweep_id)}"))
 
     def trials(self, sweep_id: str, *, page_size: int = 100) -> AsyncGenerator[views.Trial, None]:

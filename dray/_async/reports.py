@@ -226,8 +226,8 @@ class ReportCalls(JobCalls):
         attempt: int | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[views.LogLine, None]:
-        """Yield the log lines of all ranks and attempts, or only of the given ones. With `follow`,
-        yield new lines until the job ends."""
+        """Yield the log lines of all ranks and attempts, or only of the given rank or attempt. With
+        `follow`, yield new lines until the job ends."""
         cursor: str | None = None
         wait_s = LONG_POLL_S if follow else 0.0
         while True:

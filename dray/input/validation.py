@@ -1,7 +1,8 @@
 """Validation of documents, which reports an error as one sentence with its location and a
 suggestion.
 
-Server and client use the same functions, so the client finds the same errors offline.
+The server and the client use the same functions, so the client finds the same errors without a
+connection.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def check_values(document: Any) -> None:
                     _check_text(key, pointer)
                     below.append((f"{pointer}/{_escaped(key)}", inner))
             elif isinstance(value, list):
-                # Skip numbers: building a pointer for each of thousands would be slow.
+                # Skip numbers, because building pointers for thousands of numbers would be slow.
                 below += [
                     (f"{pointer}/{index}", inner)
                     for index, inner in enumerate(value)

@@ -88,7 +88,8 @@ class MaskingServer:
 
     @property
     def disputes(self) -> Sequence[tuple[str, str]]:
-        """(owner, holder) of each wrong share in a version 1 round. One of the two lied."""
+        """(owner, holder) of each wrong share in a version 1 round. Either the owner or the holder
+        lied."""
         return self._reconstruction.disputes
 
     def receive(self, client: str, phase: MaskingPhase, message: bytes) -> None:
@@ -205,7 +206,7 @@ class MaskingServer:
             try:
                 KeyPair().agree(key)
             except ValueError:
-                raise MessageRefused(client, "one of its keys is not a usable point") from None
+                raise MessageRefused(client, "one of its keys is not a usable public key") from None
         self._keys[client] = found
 
     def _roster(self, came: list[str]) -> Mapping[str, bytes]:

@@ -349,8 +349,8 @@ class Sweep(Document):
     def check_program(
         self, recipe: str | None, metrics: tuple[str, ...], arguments: Sequence[str]
     ) -> None:
-        """Raise the error of `wrong` if the sweep does not fit the recipe, whose evaluations report
-        `metrics`, or, for a script (`recipe` is None), its arguments."""
+        """Raise a validation error if the sweep does not fit the recipe, or, if `recipe` is None,
+        the arguments of the script. metrics: the metrics that the recipe's evaluations report."""
         if recipe is None:
             self._check_script()
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:

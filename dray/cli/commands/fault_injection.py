@@ -49,7 +49,7 @@ def preempt(
                 if as_json:
                     write_json_line(job)
                 else:
-                    write_text(f"{job.id} {job.state}: was asked to release its slots")
+                    write_text(f"{job.id} ({job.state}) was asked to release its slots")
     failures.end()
 
 

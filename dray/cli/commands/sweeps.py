@@ -55,7 +55,7 @@ def submit_sweep(
 ) -> None:
     """Submit a document with `sweep`, and print the sweep's id.
 
-    `dray submit` does the same, with more options.
+    `dray submit` also accepts such a document, and has more options.
     """
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, load_document

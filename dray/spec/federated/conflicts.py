@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from dray.spec.federated.document import Federated
 
 MAX_SECURE_CLIENTS = 500
-"""Maximum number of clients in a round with secure aggregation. It is limited because each client
-has a mask for every other client."""
+"""Maximum number of clients in a round with secure aggregation. The number is limited because each
+client has a mask for every other client."""
 MAX_NORM_IN_32_BITS = 100.0
 """Largest `max_update_norm` for secure aggregation with 32 bits. The default of `max_update_norm`
 would leave too few bits for updates of a typical size."""
@@ -22,7 +22,7 @@ AT = "/federated"
 
 
 def refuse(given: Federated) -> None:
-    """Raise the error of `wrong` for the first conflict."""
+    """Raise a validation error for the first conflict."""
     if given.silos is None:
         refuse_set(given, AT, ("metrics",), "is only for silos: leave it out")
         if given.http is None:

@@ -33,7 +33,8 @@ SharedMetric = Annotated[
 
 
 def _without_what_silos_fill_in(schema: dict[str, Any]) -> None:
-    """Remove from a JSON Schema's `required` the fields that default to the number of `silos`."""
+    """Remove the fields that default to the number of `silos` from the `required` fields of a JSON
+    Schema."""
     filled_in = ("clients", "clients_per_round")
     schema["required"] = [name for name in schema["required"] if name not in filled_in]
 

@@ -40,7 +40,7 @@ def with_num_workers(document: Any) -> Any:
 
 
 def check(document: JobSpec) -> None:
-    """Raise the error of `wrong` for the first option that conflicts with `federated`, or has no
+    """Raise a validation error for the first option that conflicts with `federated`, or has no
     effect with it."""
     federated = document.federated
     if federated is None:

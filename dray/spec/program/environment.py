@@ -236,7 +236,8 @@ class Environment(Document):
                 raise wrong(
                     f"/environment/env/{name}",
                     f"has {size} bytes including its name, but Linux allows at most "
-                    f"{MAX_VARIABLE_BYTES}: put the text into a file of the code",
+                    f"{MAX_VARIABLE_BYTES}: store the value in a file that is uploaded with the "
+                    "code",
                 )
             total += size
         if total > MAX_TEXT:
@@ -254,6 +255,6 @@ def check_recipe(environment: Environment) -> None:
         if is_read_at_start(name):
             raise wrong(
                 f"/environment/env/{name}",
-                "is read when an interpreter starts, but the ranks of a recipe are forked from a "
-                "running one: set it on the nodes (DRAY_RANK_ENV)",
+                "is read when an interpreter starts, but the ranks of a recipe are forked from "
+                "a running interpreter: set the variable on the nodes (DRAY_RANK_ENV)",
             )

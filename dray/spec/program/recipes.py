@@ -72,8 +72,8 @@ class Options:
     def check(
         self, model: Any, data: Data, train: Train, best: str | None, metrics: tuple[str, ...]
     ) -> None:
-        """Raise the error of `wrong` for the first option that the recipe does not support.
-        `metrics` are the metrics of the job."""
+        """Raise a validation error for the first option that the recipe does not support. `metrics`
+        are the metrics of the job."""
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
         self._check_data(data)

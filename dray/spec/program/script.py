@@ -46,8 +46,9 @@ class Script(Document):
         dict[Annotated[_Text, StringConstraints(min_length=1)], Parameter],
         Field(max_length=MAX_PARAMETERS),
     ] = {}
-    """Parameters, by name, for comparing jobs, in addition to the parameters in `args`. They are
-    not passed to the program. `submit_function` stores the function's arguments here."""
+    """Parameters, by name, for comparing jobs, in addition to the parameters in `args`. These
+    parameters are not passed to the program. `submit_function` stores the function's arguments
+    here."""
     code: Code | None = None
     """Id of uploaded code, as returned by `POST /v1/code`, or the address from which nodes fetch
     the code. In a document file, it can also be a folder such as `.`, which the client uploads when
@@ -76,7 +77,7 @@ class Script(Document):
 
     @property
     def serving_ranks(self) -> frozenset[int]:
-        """Ranks that the job does not wait for before it ends."""
+        """Ranks whose exit the job does not wait for."""
         return roles_of.serving_ranks(self.roles)
 
     @property

@@ -105,8 +105,8 @@ class Parallel(Document):
         return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
 
     def check(self, num_workers: int) -> None:
-        """Raise the error of `wrong` if the axes don't match the number of workers, or options
-        don't match the axes."""
+        """Raise a validation error if the axes don't match the number of workers, or options don't
+        match the axes."""
         used = [axis for axis in AXES if getattr(self, axis) > 1]
         for axis in self.auto:
             if axis in used or self.auto.count(axis) > 1:
@@ -163,7 +163,7 @@ class Parallel(Document):
             raise wrong("/parallel/data", message)
 
     def check_model(self, model: Model) -> None:
-        """Raise the error of `wrong` for axes that the model does not support."""
+        """Raise a validation error for axes that the model does not support."""
         for axis in self.inner_axes:
             if model.name not in MODELS_OF[axis]:
                 message = (

@@ -40,7 +40,7 @@ def test_keys() -> None:
     refused(played, b"\xff" * 10, "KeyAdvertisement")
     refused(played, bytes(MAX_MESSAGE_BYTES + 1), f"the limit is {MAX_MESSAGE_BYTES}")
     zero = answer.model_copy(update={"masking_key": bytes(32)})
-    refused(played, zero.to_bytes(), "not a usable point")
+    refused(played, zero.to_bytes(), "not a usable public key")
     played.server.receive(NAME, MaskingPhase.ADVERTISE_KEYS, answer.to_bytes())
     refused(played, answer.to_bytes(), "contains a key that has already been sent", "client 005")
 
