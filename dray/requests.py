@@ -230,7 +230,7 @@ class PlanRequest(JobSpec):
     bandwidth_bytes_per_s: Annotated[Number, Field(gt=0.0, le=1e15)] | None = None
     """Bytes per second that each worker can send while all workers are sending."""
     latency_s: Annotated[Number, Field(ge=0.0, le=10.0)] | None = None
-    """Seconds that a collective operation without data takes."""
+    """Duration, in seconds, of a collective operation without data."""
 
     @property
     def job(self) -> JobSpec:

@@ -170,7 +170,7 @@ class JobCalls(Calls):
         return await self._read(views.Job, call)
 
     async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
-        """Ask a job to save a checkpoint within `grace_s` seconds and give up its slots. `grace_s`
+        """Ask a job to save a checkpoint within `grace_s` seconds and release its slots. `grace_s`
         defaults to the server's setting. The job keeps its position in the queue, and resumes when
         slots are free. Raises JobNotRunning if the job has no slots."""
         path = f"{_path(job_id)}/preempt"

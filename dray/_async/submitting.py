@@ -162,8 +162,8 @@ class SubmitCalls(Calls):
 
 
 def _document(spec: Spec) -> tuple[Any, Path]:
-    """Return the document to send, without defaults, and the folder to which its paths are
-    relative."""
+    """Return (document, folder): the document to send, without defaults, and the folder to which
+    the paths in the document are relative."""
     from dray.documents import folder_of, load_document
     from dray.spec import JobSpec
 

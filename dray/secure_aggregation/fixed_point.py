@@ -49,7 +49,7 @@ class FixedPoint:
 
     A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
     client's weight. The weight itself is appended as an additional number, so that it is masked
-    like the values. The power of two is the largest with which the sum over all clients can't
+    like the values. The power of two is the largest for which the sum over all clients can't
     overflow.
     """
 

@@ -249,7 +249,7 @@ class JobSpec(Document):
         self._check_sweep()
         if self.recipe is None:
             if self.init_from is not None:
-                raise wrong("/init_from", "is for recipes: a script loads its own checkpoints")
+                raise wrong("/init_from", "is only for recipes: a script loads its own checkpoints")
             return self
         if self.environment is not None:
             environment.check_recipe(self.environment)

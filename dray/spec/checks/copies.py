@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def check(spec: JobSpec) -> None:
     compression = spec.compression
     if spec.sync is not None and spec.script is not None:
-        raise wrong("/sync", "is for recipes: a script exchanges its gradients itself")
+        raise wrong("/sync", "is only for recipes: a script exchanges its gradients itself")
     continues = spec.init_from is not None and spec.init_from.take == "everything"
     if isinstance(spec.sync, AutoSync) and continues:
         raise wrong(

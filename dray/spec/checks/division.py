@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def check_mesh(spec: JobSpec) -> None:
     spec.parallel.check(spec.resources.num_workers)
     if spec.parallel.auto and spec.script is not None:
-        raise wrong("/parallel", "is for recipes: a script divides its model itself")
+        raise wrong("/parallel", "is only for recipes: a script divides its model itself")
     if spec.parallel.auto and spec.elastic is not None:
         raise wrong(
             "/elastic",
@@ -72,7 +72,7 @@ def _check_divided_script(spec: JobSpec, script: Script) -> None:
         if getattr(spec.parallel, axis) > 1:
             raise wrong(
                 f"/parallel/{axis}",
-                "is for recipes: train.prepare() supports parallel.shard and parallel.tensor",
+                "is only for recipes: train.prepare() supports parallel.shard and parallel.tensor",
             )
     if script.framework != "torch" or script.roles:
         raise wrong("/parallel", "is only for scripts with `framework: torch` and without roles")
@@ -80,7 +80,7 @@ def _check_divided_script(spec: JobSpec, script: Script) -> None:
         raise wrong("/parallel/zero", "must be 3 for a script: train.prepare() uses FSDP2")
     for name in ("param_dtype", "reduce_dtype"):
         if getattr(spec.parallel, name) != "fp32":
-            raise wrong(f"/parallel/{name}", "is for recipes: train.prepare() sends fp32")
+            raise wrong(f"/parallel/{name}", "is only for recipes: train.prepare() sends fp32")
 
 
 def check_sent_types(spec: JobSpec) -> None:
@@ -109,7 +109,9 @@ def check_balance(spec: JobSpec) -> None:
     if spec.parallel.balance == "even":
         return
     if spec.script is not None:
-        raise wrong("/parallel/balance", "is for recipes: a script distributes its batches itself")
+        raise wrong(
+            "/parallel/balance", "is only for recipes: a script distributes its batches itself"
+        )
     if spec.is_exact:
         raise wrong("/parallel/balance", "must be even with elastic.exact, which uses equal shares")
     has_servers = isinstance(spec.sync, ParameterServer)

@@ -1,4 +1,5 @@
-"""Conflicts between options of `federated`. Each error gives the reason and the fix."""
+"""Conflicts between options of `federated`. Each error message states the reason and how to fix the
+document."""
 
 from __future__ import annotations
 
@@ -181,7 +182,7 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if given.expected_updates < least:
         raise wrong(
             "/federated/secure_aggregation/threshold",
-            f"is {secure.threshold:g}: {least} of {chosen} clients must stay until a round ends, "
-            f"but dropout_rate and stragglers leave {given.expected_updates:g} on average. Use "
-            "more clients_per_round or a lower threshold",
+            f"is {secure.threshold:g}: {least} of {chosen} clients must remain until a round "
+            f"ends, but dropout_rate and stragglers leave {given.expected_updates:g} on average. "
+            "Use more clients_per_round or a lower threshold",
         )

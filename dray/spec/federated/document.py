@@ -54,10 +54,10 @@ class Federated(Document):
     adaptive optimizer on the server (arXiv:2003.00295). scaffold: estimates and corrects the drift
     of each client (arXiv:1910.06378)."""
     clients: Annotated[Int, Field(ge=2, le=MAX_CLIENTS)]
-    """Number of clients. Leave it out with `silos`."""
+    """Number of clients. Leave this field out with `silos`."""
     clients_per_round: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)]
-    """Number of clients to choose at random for each round. Leave it out with `silos`, where all
-    clients participate in each round."""
+    """Number of clients to choose at random for each round. Leave this field out with `silos`,
+    where all clients participate in each round."""
     silos: Annotated[list[Silo], Field(min_length=2, max_length=MAX_SILOS)] | None = None
     """Clients with their own nodes, one rank each. One additional rank aggregates the updates. Only
     this rank reads `data`, which defines the columns and classes and is used to validate the model.

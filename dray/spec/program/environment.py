@@ -206,7 +206,7 @@ class Environment(Document):
 
     @property
     def addresses(self) -> list[tuple[str, str]]:
-        """Each URL from which packages are installed, as (JSON pointer of its field, URL)."""
+        """(JSON pointer of the field, URL) for each URL from which packages are installed."""
         texts = {
             f"/environment/python_packages/{number}": package
             for number, package in enumerate(self.python_packages)

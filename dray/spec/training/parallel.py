@@ -150,11 +150,13 @@ class Parallel(Document):
             )
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:
-            raise wrong("/parallel/schedule", "is for parallel.pipeline above 1")
+            raise wrong("/parallel/schedule", "is only for parallel.pipeline above 1")
         if self.stages_per_rank > 1 and not is_pipeline:
-            raise wrong("/parallel/stages_per_rank", "is for parallel.pipeline above 1")
+            raise wrong("/parallel/stages_per_rank", "is only for parallel.pipeline above 1")
         if self.stages_per_rank > 1 and self.schedule not in ("interleaved", "zero_bubble"):
-            message = f"is for the schedules interleaved and zero_bubble, not for {self.schedule}"
+            message = (
+                f"is only for the schedules interleaved and zero_bubble, not for {self.schedule}"
+            )
             raise wrong("/parallel/stages_per_rank", message)
 
     def _check_auto(self, left: int) -> None:
@@ -167,8 +169,8 @@ class Parallel(Document):
         for axis in self.inner_axes:
             if model.name not in MODELS_OF[axis]:
                 message = (
-                    f"is for {' and '.join(MODELS_OF[axis])}: {model.name} can't be divided this "
-                    "way. Use parallel.shard, which works with every model"
+                    f"is only for {' and '.join(MODELS_OF[axis])}: {model.name} can't be divided "
+                    "this way. Use parallel.shard, which works with every model"
                 )
                 raise wrong(f"/parallel/{axis}", message)
         if isinstance(model, ResNet):

@@ -190,7 +190,7 @@ INVALID |= {
     "an exact elastic script": (
         {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1, "exact": True}},
         "/elastic/exact",
-        "is for recipes",
+        "is only for recipes",
     ),
     "elastic on GPUs": (
         {**GOOD, "elastic": {"min_workers": 1}, "resources": {"gpus_per_worker": 1}},

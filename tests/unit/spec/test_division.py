@@ -35,8 +35,8 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
         (divided({"tensor": 2}), "/parallel/tensor", "Use parallel.shard, which works with"),
-        (divided({"pipeline": 2}), "/parallel/pipeline", "is for gpt and resnet"),
-        (divided({"context": 2}), "/parallel/context", "is for gpt"),
+        (divided({"pipeline": 2}), "/parallel/pipeline", "is only for gpt and resnet"),
+        (divided({"context": 2}), "/parallel/context", "is only for gpt"),
         (
             divided({"pipeline": 4}, model={"name": "resnet", "depth": 8}),
             "/parallel/pipeline",
@@ -79,7 +79,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, train={"measure_noise": True}),
             "/train/measure_noise",
-            "is for data parallelism",
+            "is only for data parallelism",
         ),
         (
             divided({"balance": "auto"}, train={"measure_noise": True}),
@@ -102,11 +102,11 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "/parallel/balance",
             "must be even with sync.compression",
         ),
-        (SCRIPT | {"parallel": {"balance": "auto"}}, "/parallel/balance", "is for recipes"),
+        (SCRIPT | {"parallel": {"balance": "auto"}}, "/parallel/balance", "is only for recipes"),
         (
             divided({}, train={"recompute": "full"}),
             "/train/recompute",
-            "is for models that consist of blocks",
+            "is only for models that consist of blocks",
         ),
         (
             divided_gpt({"pipeline": 2, "schedule": "zero_bubble"})
@@ -225,7 +225,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             SCRIPT
             | {"parallel": {"shard": 2, "reduce_dtype": "bf16"}, "resources": {"num_workers": 2}},
             "/parallel/reduce_dtype",
-            "is for recipes",
+            "is only for recipes",
         ),
         (
             {

@@ -214,7 +214,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/train/global_batch_size",
             "less than one sample for each of 300 workers",
         ),
-        (SCRIPT | {"init_from": {"job": "job-1"}}, "/init_from", "is for recipes"),
+        (SCRIPT | {"init_from": {"job": "job-1"}}, "/init_from", "is only for recipes"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused_where_the_fault_is(
