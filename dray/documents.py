@@ -200,7 +200,7 @@ def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str
 
 
 def with_fields(document: Mapping[str, Any], fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a copy of `document` with these fields, given as (dotted path, value), set.
+    """Return a copy of `document` in which these fields, given as (dotted path, value), are set.
 
     Raises SpecError for a field of a value that has no fields.
     """

@@ -44,9 +44,8 @@ MAX_RANK = 1_000_000
 MAX_GRACE_S = 24 * 3600
 
 
-# Unlike `Int`, these allow 1.0, which JSON treats as an integer.
-# The bounds precede the validator, because pydantic omits bounds after a validator from the JSON
-# Schema.
+# Unlike `Int`, these types allow 1.0, which JSON treats as an integer. The bounds precede the
+# validator, because pydantic omits bounds after a validator from the JSON Schema.
 Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(a_number)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
 
@@ -273,7 +272,7 @@ class DownloadRequest(Document):
 
 
 class CodeFileRequest(Document):
-    """A file of code, described by the hashes of its parts."""
+    """One file of the code, described by the hashes of its parts."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024)]
     """Path of the file relative to the root of the code, with `/` as the separator."""
@@ -294,7 +293,7 @@ _URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
 
 def _a_url(value: str) -> str:
     """Refuse URLs that different programs parse differently, since the host that was checked might
-    then differ from the host that is connected to."""
+    then differ from the host of the connection."""
     if not value.isascii():
         raise ValueError(
             "must be ASCII: encode other characters as in %C3%A9, and host names as xn--..."

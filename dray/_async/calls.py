@@ -1,4 +1,4 @@
-"""Sending requests and parsing responses. All methods of the client are built on this."""
+"""Sending requests and parsing responses. All methods of the client are built on this module."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ V = TypeVar("V", bound=BaseModel)
 
 
 class ItemList(Protocol[T]):
-    """The response with a list of items."""
+    """A response that contains a list of items."""
 
     items: list[T]
 
 
 class Page(ItemList[T], Protocol[T]):
-    """The response with one page of a paginated list."""
+    """A response that contains one page of a paginated list."""
 
     next_cursor: str | None
 

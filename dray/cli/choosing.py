@@ -41,7 +41,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmati
 LIVE = ("QUEUED", "STARTING", "RUNNING", "RECOVERING", "CANCELLING")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
 MOST_SHOWN = 20
-"""Maximum number of jobs listed in a question."""
+"""Maximum number of jobs to list when asking for confirmation."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ removed, because Git sets them in hooks, for example, where they refer to the ho
 
 
 class GitUnavailable(Exception):
-    """Git does not list the files of this folder. The message states the reason."""
+    """Git can't list the files of a folder. The message states the reason."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ def code_id(files: Sequence[FileEntry]) -> str:
 
 
 def fault_of(path: str) -> str | None:
-    """Return the error in a file's path, as a predicate for 'the path ...'; None if the path is
-    valid.
+    """Return the error in a file's path, as a predicate that follows 'the path'; None if the path
+    is valid.
 
     A valid path can't lead out of the code's root.
     """

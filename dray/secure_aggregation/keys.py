@@ -94,7 +94,8 @@ def commitment_of(seed: bytes) -> bytes:
 
 
 def digest_of(share: bytes) -> bytes:
-    """Return the digest of a share. A share is as random as a key, so the digest hides it."""
+    """Return the digest of a share. A share is as random as a key, so its digest does not reveal
+    it."""
     return hashlib.sha256(b"dray share" + share).digest()
 
 

@@ -118,7 +118,8 @@ class MaskingServer:
         self._answered[client] = digest
 
     def received_elsewhere(self, clients: Iterable[str]) -> None:
-        """Record, in masked_input, that another part of the server has these clients' updates."""
+        """Record, in the phase masked_input, that another part of the server has these clients'
+        updates."""
         assert self.phase is MaskingPhase.MASKED_INPUT
         self._answered.update(dict.fromkeys(clients, b""))
 

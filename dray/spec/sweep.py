@@ -102,7 +102,7 @@ class Parameter(Document):
     """The values of a field or an argument, given as a list of `choices` or as a range."""
 
     choices: Annotated[list[Choice], Field(min_length=1)] | None = None
-    """The values. Each is a number, a string, a boolean, null, or a list of these."""
+    """The values. Each choice is a number, a string, a boolean, null, or a list of these."""
     min: Bound | None = None
     """Minimum of the range."""
     max: Bound | None = None
@@ -330,7 +330,7 @@ class Sweep(Document):
 
     @property
     def longest(self) -> dict[str, int]:
-        """The length in characters of each parameter's longest value as an argument, by name."""
+        """The number of characters of each parameter's longest value, by parameter name."""
         return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
 
     def most_characters(self, arguments: Iterable[str]) -> int:
@@ -403,7 +403,7 @@ def variable(name: str) -> str:
 
 
 _LONGEST_NUMBER = 32
-"""Maximum number of characters of a number between the ends of a range."""
+"""Maximum number of characters that a number between the ends of a range can have."""
 
 
 def _length(value: Value) -> int:

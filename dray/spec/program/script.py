@@ -51,8 +51,8 @@ class Script(Document):
     here."""
     code: Code | None = None
     """Id of uploaded code, as returned by `POST /v1/code`, or the address from which nodes fetch
-    the code. In a document file, it can also be a folder such as `.`, which the client uploads when
-    the job is submitted. If unset, the program must exist on the workers' machines."""
+    the code. In a document file, the value can also be a folder such as `.`, which the client
+    uploads when the job is submitted. If unset, the program must exist on the workers' machines."""
     framework: Framework = "torch"
     """Framework that determines how the ranks find each other. With `none`, they form no group."""
     roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}

@@ -48,7 +48,8 @@ class Parallel(Document):
     tensor: Divisor = 1
     """Number of ranks that compute each layer together. Each rank holds a part of the matrices
     (Megatron, arXiv:1909.08053) and, between the matrix products, a part of the sequence
-    (arXiv:2205.05198). For gpt, and for scripts that pass a `tensor_plan` to `train.prepare`."""
+    (arXiv:2205.05198). Supported for gpt, and for scripts that pass a `tensor_plan` to
+    `train.prepare`."""
     pipeline: Divisor = 1
     """Number of ranks among which the layers are divided. Micro-batches pass from rank to rank. For
     gpt and resnet."""
@@ -100,8 +101,8 @@ class Parallel(Document):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters, gradients or optimizer state are sharded, or `auto` allows the
-        planner to shard them."""
+        """Whether parameters, gradients or optimizer state are sharded, or whether `auto` allows
+        the planner to shard them."""
         return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
 
     def check(self, num_workers: int) -> None:
