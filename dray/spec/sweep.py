@@ -218,7 +218,7 @@ class SuccessiveHalving(Document):
         if self.max_steps is not None and self.min_steps > self.max_steps:
             raise wrong(
                 "/sweep/early_stopping/min_steps",
-                f"is {self.min_steps}, more than max_steps, {self.max_steps}",
+                f"is {self.min_steps}, more than max_steps, which is {self.max_steps}",
             )
         return self
 

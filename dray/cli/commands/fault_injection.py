@@ -33,7 +33,10 @@ def preempt(
     grace_s: Annotated[
         float | None,
         typer.Option(
-            "--grace", metavar="TIME", help="Time to save a checkpoint: 90, 2m.", parser=seconds
+            "--grace",
+            metavar="TIME",
+            help="Time for saving a checkpoint, such as 90 (seconds) or 2m.",
+            parser=seconds,
         ),
     ] = None,
     as_json: AsJsonLines = False,

@@ -30,15 +30,15 @@ def check_mesh(spec: JobSpec) -> None:
 def _check_divided(spec: JobSpec) -> None:
     train = spec.train
     axis = "shard" if spec.parallel.shard > 1 else spec.parallel.inner_axes[0]
-    alone = f"requires parallel.{axis} 1"
+    alone = f"requires parallel.{axis} to be 1"
     if spec.elastic is not None:
-        raise wrong("/elastic", f"{alone}: no rank has the whole state")
+        raise wrong("/elastic", f"{alone}: otherwise no rank has the complete state")
     if spec.script is not None:
         _check_divided_script(spec, spec.script)
         return
     if spec.copies_differ:
         at = "/sync/every" if spec.takes_local_steps else "/sync/kind"
-        raise wrong(at, f"{alone}: no rank has the whole state")
+        raise wrong(at, f"{alone}: otherwise no rank has the complete state")
     if spec.checkpoint.every_steps == "auto":
         raise wrong(
             "/checkpoint/every_steps",
@@ -46,7 +46,7 @@ def _check_divided(spec: JobSpec) -> None:
         )
     if spec.parallel.zero == 1:
         return  # every rank has the complete weights and gradients
-    instead = ", or set parallel.zero to 1" if not spec.parallel.inner_axes else ""
+    instead = ", or parallel.zero to be 1" if not spec.parallel.inner_axes else ""
     if spec.compression is not None:
         why = ": compression applies to complete gradients"
         if spec.parallel.is_sharded:
@@ -60,8 +60,8 @@ def _check_divided(spec: JobSpec) -> None:
     if train.optimizer.name not in ("adamw", "sgd"):
         raise wrong(
             "/train/optimizer/name",
-            f"must be adamw or sgd with parallel.{axis}{instead}: {train.optimizer.name} needs "
-            "complete layers",
+            f"{alone}{instead}, unless it is adamw or sgd: {train.optimizer.name} needs complete "
+            "layers",
         )
 
 

@@ -95,7 +95,7 @@ def _check_updates(given: Federated, aggregator: Aggregator) -> None:
         raise wrong(
             "/federated/quorum",
             f"is {given.quorum}, more than federated.clients_per_round, which is {chosen}: no "
-            "round could count",
+            "round could have enough updates",
         )
     takes_nearest = aggregator.name == "krum"
     if aggregator.least_updates > chosen:
@@ -122,8 +122,8 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
     if given.algorithm == "scaffold":
         raise wrong(
             "/federated/privacy",
-            "can't be combined with scaffold, whose corrections would reveal each client. Use "
-            "fedavg",
+            "can't be combined with scaffold, whose corrections would reveal the updates of "
+            "each client. Use fedavg",
         )
     if given.aggregator.name != "mean":
         raise wrong(

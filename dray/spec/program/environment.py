@@ -244,7 +244,7 @@ class Environment(Document):
             raise wrong("/environment/env", f"has more than {MAX_TEXT} bytes in total")
         both = sorted(set(self.env) & set(self.secrets))
         if both:
-            raise wrong("/environment/secrets", f"contains {both[0]}, which env sets too")
+            raise wrong("/environment/secrets", f"contains {both[0]}, which is also set in env")
         return self
 
 

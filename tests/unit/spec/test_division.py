@@ -161,25 +161,25 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, elastic={"min_workers": 2}),
             "/elastic",
-            "requires parallel.shard 1",
+            "requires parallel.shard to be 1",
         ),
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "requires parallel.shard 1, or set parallel.zero to 1: torch has no "
+            "requires parallel.shard to be 1, or parallel.zero to be 1: torch has no "
             "compression for the sharded gradients of FSDP2. "
             "parallel.reduce_dtype bf16 halves the traffic",
         ),
         (
             divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
             "/sync/compression",
-            "requires parallel.tensor 1: compression applies to complete gradients",
+            "requires parallel.tensor to be 1: compression applies to complete gradients",
         ),
-        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole state"),
+        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the complete state"),
         (
             divided({"shard": 2, "zero": 1}, sync={"every": 4}),
             "/sync/every",
-            "no rank has the whole state",
+            "no rank has the complete state",
         ),
         (
             divided(
@@ -195,7 +195,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "/train/compile",
             "must be false with parallel.tensor",
         ),
-        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "requires parallel.shard 1"),
+        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "requires parallel.shard to be 1"),
         (
             divided({"shard": 2}, train={"optimizer": {"name": "lamb"}}),
             "/train/optimizer/name",
