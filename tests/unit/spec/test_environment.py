@@ -69,7 +69,7 @@ def of(environment: dict[str, Any], **job: Any) -> JobSpec:
         ({"index": {"url": "file:///etc"}}, "/environment/index/url", "pattern"),
         ({"secrets": ["../etc/passwd"]}, "/environment/secrets/0", "pattern"),
         ({"secrets": ["LD_X", "RANK"]}, "/environment/secrets/1", "set by dray"),
-        ({"secrets": ["A"], "env": {"A": "1"}}, "/environment/secrets", "env sets"),
+        ({"secrets": ["A"], "env": {"A": "1"}}, "/environment/secrets", "also set in env"),
         ({"setup": [""]}, "/environment/setup/0", "at least 1"),
         ({"packages": ["a"]}, "/environment/packages", "not permitted"),
     ],
