@@ -133,7 +133,7 @@ class Parallel(Document):
             self._check_auto(left)
         elif self.data not in ("auto", left):
             others = ", ".join(f"{axis} {getattr(self, axis)}" for axis in used)
-            between = f" and {others}, so it must be {left}" if used else ""
+            between = f" with {others}, so data must be {left}" if used else ""
             message = f"is {self.data}, but resources.num_workers is {num_workers}{between}"
             raise wrong("/parallel/data", message)
         if self.balance == "auto" and used:

@@ -33,7 +33,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "makes the product 6 (tensor 2 x pipeline 3), which does not divide "
             "resources.num_workers, which is 4: set num_workers to 6, or pipeline to 4",
         ),
-        (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
+        (divided({"shard": 2, "data": 4}), "/parallel/data", "so data must be 2"),
         (divided({"tensor": 2}), "/parallel/tensor", "Use parallel.shard, which works with"),
         (divided({"pipeline": 2}), "/parallel/pipeline", "is only for gpt and resnet"),
         (divided({"context": 2}), "/parallel/context", "is only for gpt"),
