@@ -98,7 +98,8 @@ def load_document(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise SpecError(
-                f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes; is it really a job document?"
+                f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes, the maximum size of a job "
+                "document"
             )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -199,7 +200,7 @@ def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str
 
 
 def with_fields(document: Mapping[str, Any], fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a copy of `document` with these fields, given as (dotted path, value), set.
+    """Return a copy of `document` in which these fields, given as (dotted path, value), are set.
 
     Raises SpecError for a field of a value that has no fields.
     """

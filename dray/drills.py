@@ -13,7 +13,7 @@ class DrillKind(StrEnum):
     STALL = "stall"
     """Sends SIGSTOP to the training process of a rank, so that the rank hangs."""
     PREEMPT = "preempt"
-    """Asks the job to give up its slots."""
+    """Asks the job to release its slots."""
 
 
 class DrillState(StrEnum):

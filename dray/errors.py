@@ -7,17 +7,17 @@
       + JobFailed               a job that was being followed failed or was cancelled
       + WaitTimeout             `wait` timed out; the job continues (also a TimeoutError)
       + ArrayWaitTimeout        `wait_array` timed out; the jobs continue (also a TimeoutError)
-      + TransportError          the server did not answer (also a ConnectionError)
+      + TransportError          the server did not respond (also a ConnectionError)
       |   + ServerUnreachable   no server listens at the address, or the name is unknown
       |   + RequestTimeout      the server took too long (also a TimeoutError)
-      + ApiError                the server answered with an error (RFC 9457)
+      + ApiError                the server responded with an error (RFC 9457)
           + BadRequest          the request or the document is invalid; `pointer` names the field
           + Unauthorized        the token is missing or wrong
           + Forbidden           the server does not allow the call
           + NotFound            the resource does not exist
           + Conflict            the state of the resource does not allow the request
           + ServerError         the server failed
-              + Unavailable     the server can't answer at the moment; try again later
+              + Unavailable     the server is temporarily unavailable; try again later
 
 Each problem code of the API has its own subclass of one of these classes, with its HTTP status;
 this module is the only table of codes.
@@ -108,11 +108,11 @@ class AmbiguousJob(DrayError, LookupError):
 
 
 class TransportError(DrayError, ConnectionError):
-    """The server did not answer."""
+    """The server did not respond."""
 
 
 class ServerUnreachable(TransportError):
-    """No server answers at the address."""
+    """No server is listening at the address."""
 
 
 class RequestTimeout(TransportError, TimeoutError):
@@ -124,7 +124,7 @@ CODES: dict[str, type[ApiError]] = {}
 
 
 class ApiError(DrayError):
-    """The server answered with an error."""
+    """The server responded with an error."""
 
     code: ClassVar[str] = ""
     http_status: ClassVar[int] = 0
@@ -293,7 +293,7 @@ class Unauthorized(ApiError, code="unauthorized", status=401): ...
 
 
 class Forbidden(ApiError, code="forbidden", status=403):
-    """The server does not allow the call, for example because it comes from a foreign web page."""
+    """The server does not allow the call, for example from another site's web page."""
 
 
 class DataSourceForbidden(Forbidden, code="data_source_forbidden"):
@@ -359,8 +359,8 @@ class ClientNotFound(NotFound, code="client_not_found"):
 
 
 class RouteNotFound(NotFound, code="not_found"):
-    """The server does not have this path. It might be an older version than the client, or not a
-    dray server."""
+    """The server does not have this path. The server might be older than the client, or might not
+    be a dray server."""
 
 
 class Conflict(ApiError, code="conflict", status=409):
@@ -383,7 +383,8 @@ class JobNotWaiting(Conflict, code="job_not_waiting"):
     """The job is not waiting, so it can be neither held nor moved."""
 
 
-# Not 429, because clients retry after a 429, and a full queue is unlikely to have space by then.
+# The status is not 429, because clients retry soon after a 429, and a full queue is unlikely to
+# have space then.
 class QueueFull(Conflict, code="queue_full"):
     """The queue already has the maximum number of waiting jobs."""
 
@@ -440,7 +441,7 @@ class QuotaExceeded(ServerError, code="quota_exceeded", status=507):
 
 
 class Unavailable(ServerError, code="unavailable", status=503):
-    """The server can't answer at the moment; try again later."""
+    """The server is temporarily unavailable; try again later."""
 
 
 class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...

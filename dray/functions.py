@@ -144,7 +144,7 @@ def _by_value(cloudpickle: Any, module: ModuleType | None) -> Iterator[None]:
 
 
 def _is_own(module: ModuleType) -> bool:
-    """Whether a module is outside of all folders of installed packages."""
+    """Whether a module is outside all folders of installed packages."""
     file = getattr(module, "__file__", None)
     if file is None:
         return False

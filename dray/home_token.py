@@ -42,7 +42,8 @@ def path_in(home: Path) -> Path:
 def read(home: Path) -> str | None:
     """Return the token in a home folder; None if there is none.
 
-    Raises UnsafeTokenFile if other users could have read or written the token, and OSError.
+    Raises UnsafeTokenFile if other users could have read or written the token, and OSError if the
+    token can't be read.
     """
     try:
         fd = os.open(path_in(home), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

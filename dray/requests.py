@@ -44,15 +44,14 @@ MAX_RANK = 1_000_000
 MAX_GRACE_S = 24 * 3600
 
 
-# Unlike `Int`, these allow 1.0, which JSON treats as an integer.
-# The bounds precede the validator, because pydantic omits bounds after a validator from the JSON
-# Schema.
+# Unlike `Int`, these types allow 1.0, which JSON treats as an integer. The bounds precede the
+# validator, because pydantic omits bounds after a validator from the JSON Schema.
 Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(a_number)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
 
 
 class PreemptRequest(Document):
-    """Ask a job to save a checkpoint and leave its slots."""
+    """Ask a job to save a checkpoint and release its slots."""
 
     grace_s: Annotated[Number, Field(ge=0.0, le=MAX_GRACE_S)] | None = None
     """A job that still holds its slots after this many seconds is killed. The default is the
@@ -230,7 +229,7 @@ class PlanRequest(JobSpec):
     bandwidth_bytes_per_s: Annotated[Number, Field(gt=0.0, le=1e15)] | None = None
     """Bytes per second that each worker can send while all workers are sending."""
     latency_s: Annotated[Number, Field(ge=0.0, le=10.0)] | None = None
-    """Seconds that a collective operation without data takes."""
+    """Duration, in seconds, of a collective operation without data."""
 
     @property
     def job(self) -> JobSpec:
@@ -247,7 +246,7 @@ class CheckpointFileRequest(Document):
 
 
 class LogRequest(Document):
-    """The log so far, as plain text."""
+    """The part of the log that has been written so far, as plain text."""
 
     rank: Rank | None = None
     """Rank whose log to download. By default, the logs of all ranks are downloaded, and each line
@@ -273,7 +272,7 @@ class DownloadRequest(Document):
 
 
 class CodeFileRequest(Document):
-    """A file of code, described by the hashes of its parts."""
+    """One file of the code, described by the hashes of its parts."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024)]
     """Path of the file relative to the root of the code, with `/` as the separator."""
@@ -294,7 +293,7 @@ _URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
 
 def _a_url(value: str) -> str:
     """Refuse URLs that different programs parse differently, since the host that was checked might
-    then differ from the host that is connected to."""
+    then differ from the host of the connection."""
     if not value.isascii():
         raise ValueError(
             "must be ASCII: encode other characters as in %C3%A9, and host names as xn--..."

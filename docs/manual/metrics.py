@@ -31,7 +31,7 @@ metrics](../guides/system-metrics.md) are described on a separate page.
 
 """
 _OF_JOBS = {
-    "train/loss": "loss of the step; over all ranks, if they share a model",
+    "train/loss": "loss of the step; the loss over all ranks if they share a model",
     "train/lr": "learning rate of the step",
     "train/grad_norm": "norm of the gradient before clipping",
     "train/global_batch_size": "total samples of the step over all ranks",
@@ -60,8 +60,10 @@ _OF_JOBS = {
     "federated/update_norm": "median of the norms of the updates; not with `secure_aggregation`",
     "federated/epsilon": "with `federated.privacy`: privacy budget (epsilon) spent so far",
     "federated/clip_norm": "with `federated.privacy`: the norm to which updates are clipped",
-    "federated/val_loss": "clients outside of the cluster: mean of their validation losses",
-    "federated/worst_tenth_val_loss": "the same, over the worst tenth of the clients",
+    "federated/val_loss": "clients outside the cluster: mean of their validation losses",
+    "federated/worst_tenth_val_loss": (
+        "clients outside the cluster: mean of the highest tenth of their validation losses"
+    ),
 }
 
 

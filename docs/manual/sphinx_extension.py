@@ -47,8 +47,8 @@ def _read(app: Any, name: str, source: list[str]) -> None:
     if name == "adr/README":
         text += "".join(f"- [](../{decision})\n" for decision in _decisions(docs))
     elif name.startswith("adr/"):
-        # Otherwise the table of contents of each page would list all ADRs, and double the build
-        # time.
+        # Otherwise the table of contents of each page would list all ADRs, which would double the
+        # build time.
         text = f"---\norphan: true\n---\n{text}"
     source[0] = text
 

@@ -11,7 +11,8 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Returns the text on one line, with its bars escaped so that they don't separate cells."""
+    """Returns the text on one line, with its vertical bars escaped so that they don't separate
+    cells."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

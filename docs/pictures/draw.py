@@ -2,9 +2,9 @@
 
     python docs/pictures/draw.py
 
-This command writes one SVG file for each way to the folder of this script. A rank is drawn as the
-model's four layers, from top to bottom, above its input batch. The parts of the model and the batch
-that the rank holds or computes are filled.
+This command writes one SVG file for each way of training to the folder that contains this script. A
+rank is drawn as the model's four layers, from top to bottom, above its input batch. The parts of
+the model and the batch that the rank holds or computes are filled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def part(number: int, of: int) -> Span:
 
 
 class Rank:
-    """The parts of the model and the batch that one rank has."""
+    """The parts of the model and the batch that one rank computes or holds."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Rank:
     ) -> None:
         """layers: the layers that the rank computes. columns: the part of each layer that it
         computes. held: the part of these columns that it holds while it is not computing.
-        samples, places: its part of the batch."""
+        samples, positions: the rank's part of the batch."""
         self.layers, self.columns, self.held = layers, columns, held
         self.samples, self.positions = samples, positions
 

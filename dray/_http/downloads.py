@@ -90,7 +90,9 @@ def destination(root: Path, name: str) -> Path:
     target = root.joinpath(*parts.parts)
     unsafe = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
     if unsafe or not parts.parts or not target.resolve().is_relative_to(root.resolve()):
-        raise errors.IntegrityError(f"the path {name!r} is outside {root}: not downloaded")
+        raise errors.IntegrityError(
+            f"the path {name!r} is outside {root}, so the file was not downloaded"
+        )
     return target
 
 

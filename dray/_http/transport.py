@@ -30,7 +30,8 @@ DEFAULT_URL = "http://127.0.0.1:8420"
 DEFAULT_TIMEOUT_S = 30.0
 LONG_POLL_S = 30.0
 RECONNECT_PATIENCE_S = 60.0
-"""How long waits, streams and downloads retry while the server is unreachable."""
+"""Number of seconds for which `wait`, streams and downloads keep retrying while the server is
+unreachable."""
 
 Parameters = tuple[tuple[str, str], ...]
 V = TypeVar("V", bound=BaseModel)
@@ -38,7 +39,7 @@ V = TypeVar("V", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Call:
-    """A request, which is sent repeatedly until it succeeds or `Retry` gives up."""
+    """A request. It is sent again until it succeeds or `Retry` gives up."""
 
     method: str
     path: str
@@ -46,7 +47,8 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     wait_s: float = 0.0
-    """Seconds for which the server may delay the response. They are added to the read timeout."""
+    """Seconds for which the server may delay the response. These seconds are added to the read
+    timeout."""
     streamed: bool = False
     """Whether the body of a successful response is read piece by piece."""
 
@@ -121,7 +123,7 @@ FINAL_STATUSES = frozenset({501, 505, 507, 508, 511})
 
 
 def is_passing(failure: errors.ApiError) -> bool:
-    """Whether the same call could succeed a little later."""
+    """Whether a retry of the call could succeed."""
     if isinstance(failure, errors.IdempotencyInFlight) or failure.status in (408, 429):
         return True
     return failure.status >= 500 and failure.status not in FINAL_STATUSES
@@ -267,5 +269,6 @@ class Connection:
         except ValueError:
             raise errors.TransportError(
                 f"the response of {self.url} to {call.path} is not a valid {view.__name__}: "
-                "check that it is a dray server and not newer than this client"
+                f"check that {self.url} is a dray server, and that the server is not newer than "
+                "this client"
             ) from None

@@ -41,7 +41,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmati
 LIVE = ("QUEUED", "STARTING", "RUNNING", "RECOVERING", "CANCELLING")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
 MOST_SHOWN = 20
-"""Maximum number of jobs listed in a question."""
+"""Maximum number of jobs to list when asking for confirmation."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Choice:
         return bool(self.labels or self.states or self.everything)
 
     def check(self) -> None:
-        """Raise BadParameter unless jobs are either named or selected by options, but not both."""
+        """Raise BadParameter unless jobs are either named or selected by options."""
         if bool(self.references) == self.is_by_rule:
             raise typer.BadParameter(
                 "name jobs, or select them with --label, --state or --all"
@@ -77,9 +77,9 @@ def choose(
     is_reading: bool = False,
 ) -> dict[str, str]:
     """Return the ids of the selected jobs and arrays, each with its display name. If a reference
-    matches no job, print a failure and go on to the next reference. If several jobs have the same
-    name, that is also a failure, but with `is_reading` the name selects the newest of these
-    jobs."""
+    matches no job, print a failure and continue with the next reference. A name that several jobs
+    have is also a failure. With `is_reading`, such a name selects the newest of these jobs
+    instead."""
     from dray.cli.display.output import warn
 
     if not choice.is_by_rule:
@@ -146,7 +146,7 @@ def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
     question = what.format(jobs=number)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(
-            f"{question} There is no terminal to ask on: add --yes", param_hint="--yes"
+            f"{question} There is no terminal on which to confirm: add --yes", param_hint="--yes"
         )
     for job in jobs[:MOST_SHOWN]:
         warn(f"  {job}")

@@ -46,7 +46,8 @@ def packed_folder(
     if code is None and not is_program(source):
         if include:
             raise typer.BadParameter(
-                "--include needs --code, or a document with `code: FOLDER`: nothing is uploaded"
+                "--include requires --code or a document with `code: FOLDER`, because otherwise "
+                "nothing is uploaded"
             )
         return None
     folder = (code or Path()).absolute()

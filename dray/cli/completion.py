@@ -24,7 +24,7 @@ def document_kinds(incomplete: str) -> list[str]:
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest jobs with their name and state; nothing if no server answers within a
+    """Return the newest jobs with their name and state; nothing if no server responds within a
     second."""
     from itertools import islice
 

@@ -1,8 +1,8 @@
 """The files of a work tree, as listed by Git.
 
-Git considers more than the ignore files in the folder: also the index, `info/exclude` and
-`core.excludesFile`. Git is run so that no setting of the repository can make it start another
-program.
+In addition to the ignore files in the folder, Git considers the index, `info/exclude` and
+`core.excludesFile`. Git is run in such a way that the repository's settings can't make it start
+another program.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _KEPT_VARIABLES: Final = (
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"),
     *("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH"),
 )
-"""Git's environment variables that don't refer to a repository. All others are removed, because a
-hook, for example, sets them for its own repository."""
+"""Git's environment variables that don't refer to a repository. All other variables of Git are
+removed, because Git sets them in hooks, for example, where they refer to the hook's repository."""
 
 
 class GitUnavailable(Exception):
-    """Git does not list the files of this folder. The message states the reason."""
+    """Git can't list the files of a folder. The message states the reason."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class Pattern:
 
     @cached_property
     def _is_name(self) -> bool:
-        """Whether the pattern has no `/`. Such a pattern matches names in all folders below."""
+        """Whether the pattern has no `/`. Such a pattern matches names in the folder of the ignore
+        file and all its subfolders."""
         return b"/" not in self.glob
 
     @cached_property

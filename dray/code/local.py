@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dray.code.packing import PackedCode
 
 _PARTS = ("script", "model")
-"""Parts of a document that can have `code`."""
+"""Parts of a document that can contain the field `code`."""
 _BEGINNINGS = ("./", "../", "/", "~")
 
 

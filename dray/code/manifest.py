@@ -56,8 +56,8 @@ def code_id(files: Sequence[FileEntry]) -> str:
 
 
 def fault_of(path: str) -> str | None:
-    """Return the error in a file's path, as a predicate for 'the path ...'; None if the path is
-    valid.
+    """Return the error in a file's path, as a predicate that follows 'the path'; None if the path
+    is valid.
 
     A valid path can't lead out of the code's root.
     """
@@ -84,8 +84,8 @@ def fault_of(path: str) -> str | None:
 def collision_in(paths: Iterable[str]) -> tuple[str, str] | None:
     """Return two of these paths that can't both exist in one folder; None if there is no such pair.
 
-    Paths collide if they are equal, if they differ only in their Unicode normalization, so that
-    they look the same, or if a file has the path of a folder.
+    Paths collide if they are equal, if they look the same because they differ only in their Unicode
+    normalization, or if a file has the path of a folder.
     """
     # NUL sorts before all characters of a path, so the contents of a folder come right after its
     # name.

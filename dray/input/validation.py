@@ -1,7 +1,8 @@
 """Validation of documents, which reports an error as one sentence with its location and a
 suggestion.
 
-Server and client use the same functions, so the client finds the same errors offline.
+The server and the client use the same functions, so the client finds the same errors without a
+connection.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ Error = Mapping[str, Any]
 
 
 class Fault(ValueError):
-    """An error in a document. `code` is the API's problem code, `pointer` the invalid field (RFC
-    6901)."""
+    """An error in a document. `code` is the API's problem code, and `pointer` is the JSON pointer
+    (RFC 6901) of the invalid field."""
 
     def __init__(
         self, code: str, detail: str, pointer: str | None = None, hint: str | None = None
@@ -106,7 +107,7 @@ def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
 
 
 def check_values(document: Any) -> None:
-    """Raise Fault if the document is nested too deeply, or has a string that a database can't
+    """Raise Fault if the document is nested too deeply, or contains a string that a database can't
     store."""
     level: list[tuple[str, Any]] = [("", document)]
     for _ in range(MAX_DEPTH):
@@ -121,7 +122,7 @@ def check_values(document: Any) -> None:
                     _check_text(key, pointer)
                     below.append((f"{pointer}/{_escaped(key)}", inner))
             elif isinstance(value, list):
-                # Skip numbers: building a pointer for each of thousands would be slow.
+                # Skip numbers, because building pointers for thousands of numbers would be slow.
                 below += [
                     (f"{pointer}/{index}", inner)
                     for index, inner in enumerate(value)
@@ -222,7 +223,7 @@ def _shown(name: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    """Truncate the text to 100 characters and an ellipsis."""
+    """Truncate the text to 100 characters, followed by an ellipsis."""
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
@@ -273,7 +274,7 @@ def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -
         return None
     tag = next(field for field in TAG_FIELDS if field in chosen.model_fields)
     names = " or ".join(str(model.model_fields[tag].default) for model in others)
-    return f"it is a field of {tag} {names}: set {tag}"
+    return f"this field requires {tag}: {names}"
 
 
 def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
@@ -322,7 +323,7 @@ def _models_at(parents: Iterable[Any], root: type[BaseModel]) -> Sequence[type[B
 
 
 def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:
-    """Return the model that `part` of a location selects, if it is the tag of a union."""
+    """Return the model that `part` of a location selects, if `part` is the tag of a union."""
     if len(models) < 2:
         return next((model for model in models if model.__name__ == part), None)
     return next((model for model in models if part in _tags(model)), None)

@@ -15,7 +15,7 @@ machines without I/O that receive and return messages as bytes. A round consists
    survivor, and names the clients whose shares it can't use. The server forwards the codes.
 5. unmask: each survivor that received codes for the same list from enough other survivors sends the
    seed of its private mask, and its shares of the private mask of each survivor and of the key of
-   each lost client. It never sends both for the same client.
+   each lost client. A survivor never sends both kinds of share for the same client.
 
 Clients can be lost in every phase, as long as the fraction `threshold` of the clients remains until
 the end. `MaskingServer.liars` names the clients that lied about shares, and no other client. The
@@ -28,8 +28,8 @@ calls in a round are:
         messages = server.advance()         # by name, for the next phase
     aggregate = server.aggregate()
 
-Call `client.provide(values, weight)` with a client's update before it answers in masked_input. Keys
-can be exchanged while the client trains.
+Call `client.provide(values, weight)` with a client's update before `client.answer` in the phase
+masked_input. Keys can be exchanged while the client trains.
 
 All modules except `messages` require numpy and the package `cryptography`, which the rest of
 `dray` does not require.

@@ -69,7 +69,8 @@ class MaskingClient:
 
     def provide(self, values: Values, weight: int = 1) -> None:
         """Set the update, an array of shape (num_values,) with floats of any width, and its weight
-        in the sum. The server learns neither. Must be called before the answer in masked_input.
+        in the sum. The server learns neither. Must be called before `answer` in the phase
+        masked_input.
 
         Raises ValueError if the values have a different length or are not finite, or if the weight
         is not between 1 and `settings.max_weight`.
@@ -77,14 +78,14 @@ class MaskingClient:
         FixedPoint.check(values, self._settings.num_values)
         if not 1 <= weight <= self._settings.max_weight:
             raise ValueError(
-                f"the weight is {weight}, and must be between 1 and {self._settings.max_weight}"
+                f"the weight is {weight}, but must be between 1 and {self._settings.max_weight}"
             )
         self._update = values, weight
 
     def answer(self, message: bytes = b"") -> bytes:
         """Return the message to the server in this phase. message: the server's message in this
-        phase; empty in the first phase. If sending fails, send the same answer again, because a
-        client can have only one answer in each phase."""
+        phase; empty in the first phase. If sending fails, send the same message again, because a
+        client can send only one message in each phase."""
         match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
                 answer = self._advertise_keys()
@@ -98,7 +99,7 @@ class MaskingClient:
                 answer = self._reveal(message)
             case MaskingPhase.ENDED:
                 raise MessageRefused(
-                    SERVER, "the client has already answered in all phases of the round"
+                    SERVER, "the client has already sent its messages in all phases of the round"
                 )
         phases = list(MaskingPhase)
         self.phase = phases[phases.index(self.phase) + 1]
@@ -170,7 +171,9 @@ class MaskingClient:
 
     def _masked_input(self, message: bytes) -> bytes:
         if self._update is None:
-            raise RuntimeError("call provide() with the update before the answer in masked_input")
+            raise RuntimeError(
+                "call provide() with the update before answer() in the phase masked_input"
+            )
         parsed = DeliveredShares.from_bytes(message, SERVER)
         delivered, digests = parsed.shares, parsed.digests or {}
         self._check_known(delivered, "shares")
@@ -259,7 +262,7 @@ class MaskingClient:
     def _check_known(self, names: Iterable[str], things: str) -> None:
         if unknown := sorted({*names} - self._others.keys()):
             raise MessageRefused(
-                SERVER, f"it has {things} from {unknown[0]}, which is not in the roster"
+                SERVER, f"it contains {things} from {unknown[0]}, which is not in the roster"
             )
 
     def _check_enough(self, names: list[str], least: int, found: str) -> None:

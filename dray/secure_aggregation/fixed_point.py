@@ -49,7 +49,7 @@ class FixedPoint:
 
     A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
     client's weight. The weight itself is appended as an additional number, so that it is masked
-    like the values. The power of two is the largest with which the sum over all clients can't
+    like the values. The power of two is the largest for which the sum over all clients can't
     overflow.
     """
 
@@ -93,7 +93,7 @@ class FixedPoint:
         if values.shape != (num_values,):
             raise ValueError(f"an update has the shape {values.shape}, not ({num_values},)")
         if not np.isfinite(values).all():
-            raise ValueError("an update has values that are not finite")
+            raise ValueError("an update contains values that are not finite")
 
     def encode(self, values: Values, weight: int) -> Ring:
         """Encode (num_values,) values, validated with `check`, as (num_values + 1,) numbers."""

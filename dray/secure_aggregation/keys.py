@@ -28,7 +28,7 @@ COUNTER_AND_NONCE = bytes(16)
 PIECE_BYTES = 1 << 16
 ZEROS = memoryview(bytes(PIECE_BYTES))
 MASKS = b"masks"
-"""The purpose of keys from which masks are generated that two clients share."""
+"""The purpose of a key from which two clients generate their shared mask."""
 PRIME = 2**256 + 297
 """The smallest prime that is greater than any secret."""
 
@@ -74,12 +74,12 @@ def transcript_of(settings: MaskingSettings, roster: bytes) -> bytes:
 
 
 def seal(key: bytes, text: bytes) -> bytes:
-    """Encrypt a text with AES-GCM. The key must not be used for anything else."""
+    """Encrypt `text` with AES-GCM. The key must not be used for anything else."""
     return AESGCM(key).encrypt(NONCE, text, None)
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """Decrypt a text. Return None if the text was encrypted with a different key or has been
+    """Decrypt `sealed`. Return None if it was encrypted with a different key or has been
     modified."""
     try:
         return AESGCM(key).decrypt(NONCE, sealed, None)
@@ -94,7 +94,8 @@ def commitment_of(seed: bytes) -> bytes:
 
 
 def digest_of(share: bytes) -> bytes:
-    """Return the digest of a share. A share is as random as a key, so the digest hides it."""
+    """Return the digest of a share. A share is as random as a key, so its digest does not reveal
+    it."""
     return hashlib.sha256(b"dray share" + share).digest()
 
 

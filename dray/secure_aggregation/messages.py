@@ -20,8 +20,8 @@ MAX_CLIENTS = 1000
 """Maximum number of clients in a round. Each client has a message for every other client, so the
 number of messages grows quadratically."""
 LEAST_CLIENTS = 3
-"""Minimum number of clients. With only two clients, each could compute the other's update from the
-sum."""
+"""Minimum number of clients. With only two clients, each client could compute the update of the
+other client from the sum."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Maximum size of any message except the masked update, which has a fixed size."""
 SERVER = "server"
@@ -186,7 +186,8 @@ class RevealedShares(MaskingMessage):
     masking_keys: Annotated[dict[ClientName, Share], Field(max_length=MAX_CLIENTS)]
     """A share of the masking key of each lost client."""
     own_seed: Key | None = None
-    """The seed of the survivor's private mask. If it is given, no shares of the seed are needed."""
+    """The seed of the survivor's private mask. If this seed is given, no shares of it are
+    needed."""
 
 
 def missing_package(error: ModuleNotFoundError) -> ImportError:

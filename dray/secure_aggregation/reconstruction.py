@@ -40,7 +40,7 @@ class Reconstruction:
         self.liars: dict[str, str] = {}
         """The clients that lied, each with a description of its first lie."""
         self.disputes: list[tuple[str, str]] = []
-        """(owner, holder) of each wrong share. One of the two lied."""
+        """(owner, holder) of each wrong share. Either the owner or the holder lied."""
 
     def blame(self, client: str, lie: str) -> None:
         self.liars.setdefault(client, lie)

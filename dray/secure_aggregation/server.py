@@ -31,8 +31,8 @@ from dray.secure_aggregation.reconstruction import Reconstruction
 
 
 class MaskingServer:
-    """Collects the messages of each phase until its owner calls `advance`, at a deadline or when
-    every client has answered. Masked updates are summed on arrival and not stored.
+    """Collects the messages of each phase until `advance` is called, for example at a deadline or
+    when every client has responded. Masked updates are summed on arrival and not stored.
 
     A server can consist of several parts. Each part receives the masked updates of some clients,
     and all other messages of all clients. The sum of the `partial_sum` of all parts is the result.
@@ -48,8 +48,8 @@ class MaskingServer:
         self._answered: dict[str, bytes] = {}
         """The digest of each client's message in this phase."""
         self.expected: frozenset[str] | None = None
-        """The clients that are allowed to answer in this phase. None in the first phase, in which
-        any client is allowed to answer."""
+        """The clients that are allowed to send a message in this phase. None in the first phase, in
+        which any client is allowed to send one."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
         self._indices: dict[str, int] = {}
@@ -65,7 +65,8 @@ class MaskingServer:
         """The clients whose secrets could not be reconstructed. If there are any, the round has no
         result."""
         self._removals: list[tuple[bytes, Literal[1, -1]]] = []
-        """The seed of each mask in the sum, and the sign that removes the mask."""
+        """The seed of each mask that the sum contains, and the sign with which adding the mask
+        removes it from the sum."""
 
     @property
     def answered(self) -> frozenset[str]:
@@ -74,7 +75,7 @@ class MaskingServer:
 
     @property
     def least(self) -> int:
-        """The minimum number of answers that `advance` requires."""
+        """The minimum number of messages that `advance` requires."""
         if self.phase is MaskingPhase.ADVERTISE_KEYS:
             return self._settings.least_clients(len(self._answered))
         return self._least
@@ -87,7 +88,8 @@ class MaskingServer:
 
     @property
     def disputes(self) -> Sequence[tuple[str, str]]:
-        """(owner, holder) of each wrong share in a version 1 round. One of the two lied."""
+        """(owner, holder) of each wrong share in a version 1 round. Either the owner or the holder
+        lied."""
         return self._reconstruction.disputes
 
     def receive(self, client: str, phase: MaskingPhase, message: bytes) -> None:
@@ -116,22 +118,21 @@ class MaskingServer:
         self._answered[client] = digest
 
     def received_elsewhere(self, clients: Iterable[str]) -> None:
-        """Record, in masked_input, that another part of the server has these clients' updates."""
+        """Record, in the phase masked_input, that another part of the server has these clients'
+        updates."""
         assert self.phase is MaskingPhase.MASKED_INPUT
         self._answered.update(dict.fromkeys(clients, b""))
 
     def advance(self) -> Mapping[str, bytes]:
-        """End the phase, and return the message for each client that is allowed to answer in the
-        next phase.
-
-        Raises TooFewClients if fewer than `least` clients have answered. The phase then continues,
-        and more clients can answer. Raises WrongShares in the last phase if a client's secrets
-        can't be reconstructed.
+        """End the phase, and return the message for each client that is allowed to respond in the
+        next phase. Raises TooFewClients if fewer than `least` clients have responded. The phase
+        then continues, and more clients can respond. Raises WrongShares in the last phase if a
+        client's secrets can't be reconstructed.
         """
         came = sorted(self._answered)
         if len(came) < self.least:
             raise TooFewClients(
-                f"only {len(came)} clients have answered in {self.phase}, but {self.least} are "
+                f"only {len(came)} clients have responded in {self.phase}, but {self.least} are "
                 "required"
             )
         match self.phase:
@@ -193,9 +194,9 @@ class MaskingServer:
         if (version := found.version or 1) < self._oldest_version:
             raise MessageRefused(
                 client,
-                f"it uses version {version} of the protocol, in which a client that lies about a "
-                "share can't be identified, and such a client made a round fail: pip install -U "
-                "'dray[client]'",
+                f"it uses version {version} of the protocol, which is no longer accepted, "
+                "because a client that lied about a share made a round fail, and this version "
+                "can't identify such a client: update with pip install -U 'dray[client]'",
             )
         taken = {key for one in self._keys.values() for key in (one.sealing_key, one.masking_key)}
         if found.sealing_key == found.masking_key or taken & {found.sealing_key, found.masking_key}:
@@ -206,7 +207,7 @@ class MaskingServer:
             try:
                 KeyPair().agree(key)
             except ValueError:
-                raise MessageRefused(client, "one of its keys is not a usable point") from None
+                raise MessageRefused(client, "one of its keys is not a usable public key") from None
         self._keys[client] = found
 
     def _roster(self, came: list[str]) -> Mapping[str, bytes]:
@@ -228,12 +229,17 @@ class MaskingServer:
         found = SharedKeys.from_bytes(message, client)
         if found.shares.keys() != self._indices.keys() - {client}:
             raise MessageRefused(
-                client, "its shares are not for exactly the other clients in the roster"
+                client,
+                (
+                    "it must contain one share for each other client in the roster, and no other "
+                    "shares"
+                ),
             )
         digested = set() if found.digests is None else found.digests.keys()
         if digested != (self._indices.keys() if self.version > 1 else set()):
             raise MessageRefused(
-                client, "its digests are not for exactly the clients in the roster"
+                client,
+                ("it must contain the digests for each client in the roster, and no other digests"),
             )
         self._shared[client] = found
 
@@ -256,7 +262,9 @@ class MaskingServer:
     def _take_codes(self, client: str, message: bytes) -> None:
         found = ConsistencyCodes.from_bytes(message, client)
         if found.codes.keys() != {*self._survivors} - {client}:
-            raise MessageRefused(client, "its codes are not for exactly the other survivors")
+            raise MessageRefused(
+                client, "it must contain one code for each other survivor, and no other codes"
+            )
         if not {*(found.unusable or ())} <= self._shared.keys() - {client}:
             raise MessageRefused(client, "it reports shares as unusable that it did not receive")
         self._codes[client] = found

@@ -1,4 +1,4 @@
-"""The checkpoints of a job, and the checkpoint of another job that it starts from."""
+"""The checkpoints of a job, and the checkpoint of another job from which a job starts."""
 
 from __future__ import annotations
 

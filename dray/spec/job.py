@@ -207,7 +207,7 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_recipes_own_model(cls, document: Any) -> Any:
-        """Default the name of the model to the recipe's first model."""
+        """Set the name of the model, if it is unset, to the recipe's first model."""
         if not isinstance(document, Mapping):
             return document
         recipe, model = document.get("recipe"), document.get("model")
@@ -249,7 +249,7 @@ class JobSpec(Document):
         self._check_sweep()
         if self.recipe is None:
             if self.init_from is not None:
-                raise wrong("/init_from", "is for recipes: a script loads its own checkpoints")
+                raise wrong("/init_from", "is only for recipes: a script loads its own checkpoints")
             return self
         if self.environment is not None:
             environment.check_recipe(self.environment)

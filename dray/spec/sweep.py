@@ -102,7 +102,7 @@ class Parameter(Document):
     """The values of a field or an argument, given as a list of `choices` or as a range."""
 
     choices: Annotated[list[Choice], Field(min_length=1)] | None = None
-    """The values. Each is a number, a string, a boolean, null, or a list of these."""
+    """The values. Each choice is a number, a string, a boolean, null, or a list of these."""
     min: Bound | None = None
     """Minimum of the range."""
     max: Bound | None = None
@@ -218,7 +218,7 @@ class SuccessiveHalving(Document):
         if self.max_steps is not None and self.min_steps > self.max_steps:
             raise wrong(
                 "/sweep/early_stopping/min_steps",
-                f"is {self.min_steps}, more than max_steps, {self.max_steps}",
+                f"is {self.min_steps}, more than max_steps, which is {self.max_steps}",
             )
         return self
 
@@ -330,7 +330,7 @@ class Sweep(Document):
 
     @property
     def longest(self) -> dict[str, int]:
-        """The length in characters of each parameter's longest value as an argument, by name."""
+        """The number of characters of each parameter's longest value, by parameter name."""
         return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
 
     def most_characters(self, arguments: Iterable[str]) -> int:
@@ -349,8 +349,8 @@ class Sweep(Document):
     def check_program(
         self, recipe: str | None, metrics: tuple[str, ...], arguments: Sequence[str]
     ) -> None:
-        """Raise the error of `wrong` if the sweep does not fit the recipe, whose evaluations report
-        `metrics`, or, for a script (`recipe` is None), its arguments."""
+        """Raise a validation error if the sweep does not fit the recipe, or, if `recipe` is None,
+        the arguments of the script. metrics: the metrics that the recipe's evaluations report."""
         if recipe is None:
             self._check_script()
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
@@ -386,7 +386,7 @@ class Sweep(Document):
         if dotted is not None:
             raise wrong(
                 _pointer(dotted),
-                "is a name for recipes: names of a script's parameters must not contain a dot",
+                "must not contain a dot: only the parameters of a recipe are paths of fields",
             )
 
 
@@ -403,7 +403,7 @@ def variable(name: str) -> str:
 
 
 _LONGEST_NUMBER = 32
-"""Maximum number of characters of a number between the ends of a range."""
+"""Maximum number of characters that a number between the ends of a range can have."""
 
 
 def _length(value: Value) -> int:

@@ -2,10 +2,11 @@
 
     python docs/pictures/topologies/draw.py
 
-This command writes one SVG file for each way to the folder of this script. The left side shows the
-ranks and their messages. The right side is a timeline: a block is the computation of a step, a bar
-between rows is a message, and a gap in a row means that the rank waits. Rank 1 takes 2.5 times as
-long as the others. The colours follow the reader's preference for light or dark.
+This command writes one SVG file for each kind of `sync` to the folder that contains this script.
+The left side shows the ranks and their messages. The right side is a timeline: a block is the
+computation of a step, a bar between rows is a message, and a gap in a row means that the rank
+waits. Rank 1 takes 2.5 times as long as the others. The colours depend on whether the reader
+prefers a light or a dark colour scheme.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def served(bound: float) -> Play:
     """A worker pushes to the server, pulls, and continues unless it is too far ahead."""
     play, clocks = Play([], []), [0] * 3
     ready = dict.fromkeys(range(3), 0.0)
-    """Idle workers, and the times from which they could start."""
+    """Idle workers, each with the earliest time at which it could start a step."""
     running: list[tuple[float, int]] = []
     now = 0.0
     while now < SPAN:

@@ -26,7 +26,8 @@ def costs(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Start of the period: 7d, 2026-01-31 (default: this month)."
+            metavar="TIME",
+            help="Start of the period, such as 7d (ago) or 2026-01-31 (default: this month).",
         ),
     ] = None,
     until: Annotated[

@@ -33,7 +33,10 @@ def preempt(
     grace_s: Annotated[
         float | None,
         typer.Option(
-            "--grace", metavar="TIME", help="Time to save a checkpoint: 90, 2m.", parser=seconds
+            "--grace",
+            metavar="TIME",
+            help="Time for saving a checkpoint, such as 90 (seconds) or 2m.",
+            parser=seconds,
         ),
     ] = None,
     as_json: AsJsonLines = False,
@@ -49,7 +52,7 @@ def preempt(
                 if as_json:
                     write_json_line(job)
                 else:
-                    write_text(f"{job.id} {job.state}: was asked to release its slots")
+                    write_text(f"{job.id} ({job.state}) was asked to release its slots")
     failures.end()
 
 
@@ -72,7 +75,8 @@ def drill(
     key: Annotated[
         str | None,
         typer.Option(
-            "--idempotency-key", help="A second call with the same key injects no second fault."
+            "--idempotency-key",
+            help="Calling again with the same key does not inject another fault.",
         ),
     ] = None,
     as_json: AsJson = False,

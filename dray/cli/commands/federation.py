@@ -103,7 +103,7 @@ def join_job(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Take part in the rounds of a federated job. The data never leave this machine.
+    """Take part in the rounds of a federated job. The data never leaves this machine.
 
     DRAY_TOKEN must be the token that `dray federate invite` printed. Install the packages with `pip
     install 'dray[client]'`. You can stop a client and start it again at any time.
@@ -115,7 +115,9 @@ def join_job(
     try:
         with (
             connect(Retry(patience_s=PATIENCE_S)) as client,
-            interruptible(f"{job_id} continues without this client; start it again to take part"),
+            interruptible(
+                f"{job_id} continues without this client; to take part again, restart the client"
+            ),
         ):
             state = client.join(job_id, data, on_round=None if as_json else write_text)
     except ImportError as error:  # the message names the package and how to install it

@@ -66,7 +66,10 @@ def wait(
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", metavar="TIME", help="Maximum time to wait: 90, 2h.", parser=seconds
+            "--timeout",
+            metavar="TIME",
+            help="Maximum time to wait, such as 90 (seconds) or 2h.",
+            parser=seconds,
         ),
     ] = None,
     state: Annotated[

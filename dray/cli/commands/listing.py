@@ -37,7 +37,9 @@ def list_jobs(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(metavar="PART", help="Only jobs whose name contains this, ignoring case."),
+        typer.Option(
+            metavar="PART", help="Only jobs whose name contains this text, ignoring case."
+        ),
     ] = None,
     array: Annotated[
         str | None, typer.Option(metavar="ARRAY", help="List the jobs of this array.")
@@ -50,7 +52,8 @@ def list_jobs(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Only jobs submitted at or after this time: 2h, 2026-01-31."
+            metavar="TIME",
+            help="Only jobs submitted at or after this time, such as 2h (ago) or 2026-01-31.",
         ),
     ] = None,
     until: Annotated[
@@ -114,7 +117,7 @@ def list_jobs(
         arrays = {array_id: client.array(array_id) for array_id in with_arrays}
     _show(jobs, metric, arrays)
     if more:
-        warn(f"only {limit} jobs are listed; --all lists all")
+        warn(f"only {limit} jobs are listed; use --all to list all jobs")
 
 
 def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -> None:

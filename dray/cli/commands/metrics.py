@@ -56,19 +56,22 @@ def metrics(
     """Show, draw or print the metrics of one or several jobs."""
     draw = plot or together or log
     if sum((as_json, as_csv, draw)) > 1:
-        raise typer.BadParameter("--json, --csv and drawing options exclude each other")
+        raise typer.BadParameter("use only one of --json, --csv and the options that draw charts")
     if follow and (draw or max_points):
         raise typer.BadParameter(
-            "can't be combined with drawing or --max-points", param_hint="--follow"
+            "can't be combined with --max-points or an option that draws charts",
+            param_hint="--follow",
         )
     if follow and len(jobs) > 1:
-        raise typer.BadParameter("takes only one job", param_hint="--follow")
+        raise typer.BadParameter("works for a single job only", param_hint="--follow")
     is_part = after_step is not None or until_step is not None
     if is_part and (follow or system):
         wrong = "can't be combined with --follow or --system"
         raise typer.BadParameter(wrong, param_hint="--after-step, --until-step")
     if system and (follow or len(jobs) > 1):
-        raise typer.BadParameter("takes only one job, without --follow", param_hint="--system")
+        raise typer.BadParameter(
+            "works for a single job only, and not with --follow", param_hint="--system"
+        )
     from dray.filters import MAX_POINTS
 
     with connect() as client:
@@ -190,8 +193,8 @@ def _series(answer: Metrics) -> Iterator[tuple[str, Series]]:
 
 
 def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metrics]:
-    """Return the answers keyed by job name. If several jobs have the same name, a prefix of the id
-    is appended."""
+    """Return the metrics of each job, keyed by job name. If several jobs have the same name, a
+    prefix of the id is appended."""
     from dray.cli.display.tables import shortest_prefixes
 
     names = [client.get(job_id).name for job_id in answers]
@@ -222,8 +225,8 @@ def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
 
 
 def _write_json(answers: Mapping[str, Metrics]) -> None:
-    """Write the answer for a single job, or an object that maps job ids to answers for several
-    jobs."""
+    """Write the metrics of a single job or, for several jobs, an object that maps job ids to
+    metrics."""
     from dray.cli.display.output import write_data, write_json
 
     if len(answers) == 1:

@@ -83,10 +83,12 @@ def set_queue(
     ] = None,
     limit: Annotated[
         list[str] | None,
-        _named_option(AMOUNT, "Maximum held by the queue's running jobs: GPU=8, memory=64GiB."),
+        _named_option(
+            AMOUNT, "Maximum resources of the queue's running jobs: GPU=8, memory=64GiB."
+        ),
     ] = None,
     user_limit: Annotated[
-        list[str] | None, _named_option(AMOUNT, "Maximum held by each user's running jobs.")
+        list[str] | None, _named_option(AMOUNT, "Maximum resources of each user's running jobs.")
     ] = None,
     max_running: Annotated[str | None, _number_option("Maximum number of running jobs.")] = None,
     max_running_per_user: Annotated[
@@ -203,7 +205,8 @@ def move(
     first: Annotated[
         bool,
         typer.Option(
-            "--first", help="Move the jobs ahead of all others of the same priority; admins only."
+            "--first",
+            help="Move the jobs ahead of all other jobs of the same priority; admins only.",
         ),
     ] = False,
     as_json: AsJsonLines = False,

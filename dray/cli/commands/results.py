@@ -137,7 +137,7 @@ def _progress() -> Iterator[OnProgress | None]:
     """Show a progress bar for each file on standard error, if it is a terminal."""
     import sys
 
-    with interruptible("the partial download is kept; repeat the command to continue it"):
+    with interruptible("the partial download is kept; repeat the command to continue the download"):
         if not sys.stderr.isatty():
             yield None
             return

@@ -75,7 +75,9 @@ def submit(
     ] = None,
     after_any: Annotated[
         list[str] | None,
-        typer.Option(metavar="JOB", help="Start once this job or array has ended in any way."),
+        typer.Option(
+            metavar="JOB", help="Start once this job or array has ended, successfully or not."
+        ),
     ] = None,
     array: Annotated[
         int | None,
@@ -105,8 +107,10 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="NAME=PATTERN",
-            help="Read this metric from the output with a regular expression whose one group is "
-            "the number.",
+            help=(
+                "Read this metric from the output with a regular expression whose only group "
+                "matches the number."
+            ),
         ),
     ] = None,
     no_guesses: Annotated[
@@ -196,7 +200,7 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add the jobs that this job waits for to the document, resolving references in the same way as
+    """Add the jobs for which this job waits to the document. References to jobs are resolved as in
     other commands."""
     if others:
         found = [
@@ -225,7 +229,7 @@ def _with_environment(
     for given in variables:
         name, equals, value = given.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--env takes NAME=VALUE, but {given!r} has no =")
+            raise typer.BadParameter(f"--env must have the form NAME=VALUE, but {given!r} has no =")
         found["env"] = {**found.get("env", {}), name: value}
     return {**document, "environment": found} if found else document
 
@@ -247,7 +251,7 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
     except PackagesUnreadable as error:
         warn(
             f"no packages will be installed for the job: {error}; use --requirements FILE to "
-            "name them"
+            "list the packages"
         )
         return document
     if found.without is not None:
@@ -284,7 +288,8 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
         name, equals, pattern = given.partition("=")
         if not (name and equals and pattern):
             raise typer.BadParameter(
-                f"--metric takes NAME=PATTERN, such as 'train/loss=loss: ([0-9.]+)', not {given!r}"
+                "--metric must have the form NAME=PATTERN, such as 'train/loss=loss: "
+                f"([0-9.]+)', not {given!r}"
             )
         found[name] = {"name": name, "pattern": pattern}
     others = [each for each in document.get("metrics") or [] if each.get("name") not in found]
@@ -292,8 +297,9 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """Return a job's document, in which these arguments replace arguments of the same name, and a
-    name for the document's source. `after`, `array` and `sweep` are removed."""
+    """Return (document, source). The document is that of the job `reference`, without `after`,
+    `array` and `sweep`; `args` replace its arguments of the same name. The source is a display
+    name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
 
@@ -335,8 +341,8 @@ def _with_git(
 
 
 def _document(words: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the job document that the words name or describe, and a name for the document's
-    source."""
+    """Return (document, source). The words are the path of a job document, or a program and its
+    arguments; the source is a display name."""
     from dray.documents import load_document
 
     if not words:
@@ -352,13 +358,12 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     if first in LAUNCHERS:
         raise typer.BadParameter(
             f"remove {first} and its options: the program must come first, as in "
-            ""
             "`dray submit --workers 2 -- train.py --lr 0.1`"
         )
     if rest:
         raise typer.BadParameter(
-            f"unexpected argument {rest[0]!r}: a program's arguments come after -- and a file "
-            "that ends in .py"
+            f"unexpected argument {rest[0]!r}: to run a program, give -- and a Python file "
+            "before the program's arguments"
         )
     return load_document(first), first
 
@@ -405,7 +410,7 @@ def _forecast(
             _name_others(client, document, others)
             explanation = client.dry_run(document)
     except TransportError as error:
-        warn(f"no start forecast, because no server answered: {error}")
+        warn(f"no start forecast, because no server responded: {error}")
         return
     write_text("If it were submitted now:")
     write_explanation(explanation)

@@ -55,7 +55,7 @@ def submit_sweep(
 ) -> None:
     """Submit a document with `sweep`, and print the sweep's id.
 
-    `dray submit` does the same, with more options.
+    `dray submit` also accepts such a document, and has more options.
     """
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, load_document
@@ -115,7 +115,9 @@ def _show(sweep: JobSweep, trials: Sequence[Trial]) -> None:
 
     report(sweep)
     better = "lower" if sweep.mode == "min" else "higher"
-    write_text(f"by the {sweep.by} {sweep.metric}, {better} is better; values from {sweep.sampler}")
+    write_text(
+        f"compared by the {sweep.by} {sweep.metric} ({better} is better); sampler: {sweep.sampler}"
+    )
     names = list(sweep.sweep["parameters"])
 
     def row(trial: Trial) -> tuple[object, ...]:

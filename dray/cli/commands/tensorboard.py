@@ -36,7 +36,7 @@ def tensorboard(
 ) -> None:
     """Write the metrics of jobs to event files while the jobs run, and show them in TensorBoard.
 
-    A second call with the same folder continues where the first one stopped.
+    If the command is run again with the same folder, it continues where it stopped.
     """
     import asyncio
     import importlib.util

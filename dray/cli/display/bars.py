@@ -23,8 +23,8 @@ from dray.cli.display.terminal import clean
 
 @contextmanager
 def download_bars(console: Console | None = None) -> Iterator[OnProgress]:
-    """Provide a callback that reports the progress of each file. A file's bar appears at its first
-    call."""
+    """Provide a callback that reports the progress of each file. A file's bar appears at the first
+    call for this file."""
     name = Column(max_width=30, no_wrap=True, overflow="ellipsis")
     bars = Progress(
         TextColumn("{task.description}", markup=False, table_column=name),

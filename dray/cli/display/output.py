@@ -50,7 +50,8 @@ def write_text(text: str, *, indent: str = "") -> None:
 
 
 def write_drawn(line: str) -> None:
-    """Write a line that is already coloured and free of foreign control characters."""
+    """Write a line as it is. The caller must have removed control characters from text that it did
+    not create."""
     _emit(line)
 
 
@@ -91,7 +92,7 @@ def write_data(data: Any) -> None:
 
 
 def write_json(value: BaseModel | Sequence[BaseModel]) -> None:
-    """Write answers as one indented JSON document."""
+    """Write one or several responses as one indented JSON document."""
     if isinstance(value, Sequence):
         write_data([item.model_dump(mode="json") for item in value])
     else:

@@ -1,4 +1,4 @@
-"""Tables, written completely to a pipe, and fitted to the width of a terminal."""
+"""Tables that are fitted to the width of a terminal, but written completely to a pipe."""
 
 from __future__ import annotations
 

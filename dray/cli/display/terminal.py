@@ -12,8 +12,8 @@ import unicodedata
 from dray.input.names import DIRECTION
 
 _SGR = r"\x1b\[[0-9;:]*m"
-"""Escape sequences for colours and text styles. Only these can't affect anything beyond their
-line."""
+"""Escape sequences for colours and text styles. No other escape sequences are kept, because they
+could affect more than one line."""
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, colours, modes (ECMA-48, 5.4)
     r"|\x1b[PX^_\]].*?(?:\x07|\x1b\\|$)"  # strings: titles, clipboard, hyperlinks

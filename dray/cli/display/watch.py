@@ -21,7 +21,7 @@ REFRESH_S = 0.5
 PLAIN_EVERY_S = 5.0
 _BAR = 30
 _BESIDES = 9
-"""Columns of the spinner, the percentage, and the gaps between them."""
+"""Width, in columns, of the spinner, the percentage, and the gaps between them."""
 
 
 class Screen(Protocol):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def check(spec: JobSpec) -> None:
     compression = spec.compression
     if spec.sync is not None and spec.script is not None:
-        raise wrong("/sync", "is for recipes: a script exchanges its gradients itself")
+        raise wrong("/sync", "is only for recipes: a script exchanges its gradients itself")
     continues = spec.init_from is not None and spec.init_from.take == "everything"
     if isinstance(spec.sync, AutoSync) and continues:
         raise wrong(
@@ -141,5 +141,5 @@ def _check_differing_copies(spec: JobSpec) -> None:
     if spec.checkpoint.every_steps == "auto":
         raise wrong(
             "/checkpoint/every_steps",
-            f"must be a number: {why}, so a checkpoint can't be saved at any step",
+            f"must be a number: {why}, so a checkpoint can't be saved at an arbitrary step",
         )

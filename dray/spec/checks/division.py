@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def check_mesh(spec: JobSpec) -> None:
     spec.parallel.check(spec.resources.num_workers)
     if spec.parallel.auto and spec.script is not None:
-        raise wrong("/parallel", "is for recipes: a script divides its model itself")
+        raise wrong("/parallel", "is only for recipes: a script divides its model itself")
     if spec.parallel.auto and spec.elastic is not None:
         raise wrong(
-            "/elastic", "can't be combined with parallel: auto, which plans for a fixed size"
+            "/elastic",
+            "can't be combined with parallel: auto, which plans for a fixed number of workers",
         )
     if spec.is_divided:
         _check_divided(spec)
@@ -29,23 +30,23 @@ def check_mesh(spec: JobSpec) -> None:
 def _check_divided(spec: JobSpec) -> None:
     train = spec.train
     axis = "shard" if spec.parallel.shard > 1 else spec.parallel.inner_axes[0]
-    alone = f"requires parallel.{axis} 1"
+    alone = f"requires parallel.{axis} to be 1"
     if spec.elastic is not None:
-        raise wrong("/elastic", f"{alone}: no rank has the whole state")
+        raise wrong("/elastic", f"{alone}: otherwise no rank has the complete state")
     if spec.script is not None:
         _check_divided_script(spec, spec.script)
         return
     if spec.copies_differ:
         at = "/sync/every" if spec.takes_local_steps else "/sync/kind"
-        raise wrong(at, f"{alone}: no rank has the whole state")
+        raise wrong(at, f"{alone}: otherwise no rank has the complete state")
     if spec.checkpoint.every_steps == "auto":
         raise wrong(
             "/checkpoint/every_steps",
-            f"must be a number with parallel.{axis}: all ranks save together",
+            f"must be a number with parallel.{axis}, because all ranks must save at the same step",
         )
     if spec.parallel.zero == 1:
         return  # every rank has the complete weights and gradients
-    instead = ", or set parallel.zero to 1" if not spec.parallel.inner_axes else ""
+    instead = ", or parallel.zero to be 1" if not spec.parallel.inner_axes else ""
     if spec.compression is not None:
         why = ": compression applies to complete gradients"
         if spec.parallel.is_sharded:
@@ -59,8 +60,8 @@ def _check_divided(spec: JobSpec) -> None:
     if train.optimizer.name not in ("adamw", "sgd"):
         raise wrong(
             "/train/optimizer/name",
-            f"must be adamw or sgd with parallel.{axis}{instead}: {train.optimizer.name} needs "
-            "complete layers",
+            f"{alone}{instead}, unless it is adamw or sgd: {train.optimizer.name} needs complete "
+            "layers",
         )
 
 
@@ -71,7 +72,7 @@ def _check_divided_script(spec: JobSpec, script: Script) -> None:
         if getattr(spec.parallel, axis) > 1:
             raise wrong(
                 f"/parallel/{axis}",
-                "is for recipes: train.prepare() supports parallel.shard and parallel.tensor",
+                "is only for recipes: train.prepare() supports parallel.shard and parallel.tensor",
             )
     if script.framework != "torch" or script.roles:
         raise wrong("/parallel", "is only for scripts with `framework: torch` and without roles")
@@ -79,7 +80,7 @@ def _check_divided_script(spec: JobSpec, script: Script) -> None:
         raise wrong("/parallel/zero", "must be 3 for a script: train.prepare() uses FSDP2")
     for name in ("param_dtype", "reduce_dtype"):
         if getattr(spec.parallel, name) != "fp32":
-            raise wrong(f"/parallel/{name}", "is for recipes: train.prepare() sends fp32")
+            raise wrong(f"/parallel/{name}", "is only for recipes: train.prepare() sends fp32")
 
 
 def check_sent_types(spec: JobSpec) -> None:
@@ -108,7 +109,9 @@ def check_balance(spec: JobSpec) -> None:
     if spec.parallel.balance == "even":
         return
     if spec.script is not None:
-        raise wrong("/parallel/balance", "is for recipes: a script distributes its batches itself")
+        raise wrong(
+            "/parallel/balance", "is only for recipes: a script distributes its batches itself"
+        )
     if spec.is_exact:
         raise wrong("/parallel/balance", "must be even with elastic.exact, which uses equal shares")
     has_servers = isinstance(spec.sync, ParameterServer)

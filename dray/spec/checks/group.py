@@ -52,7 +52,9 @@ def check_elastic(spec: JobSpec) -> None:
     if spec.script is not None and spec.script.roles:
         raise wrong("/elastic", "can't be combined with roles, whose sizes are fixed")
     if spec.script is not None and spec.elastic.exact:
-        raise wrong("/elastic/exact", "is for recipes: dray does not know the loss of a script")
+        raise wrong(
+            "/elastic/exact", "is only for recipes: dray does not know the loss of a script"
+        )
     if spec.resources.gpus_per_worker:
         raise wrong(
             "/elastic",
@@ -73,7 +75,7 @@ def check_profile(spec: JobSpec) -> None:
     if spec.profile is None:
         return
     if spec.script is not None:
-        raise wrong("/profile", "is for recipes: a script calls torch.profiler itself")
+        raise wrong("/profile", "is only for recipes: a script calls torch.profiler itself")
     num_workers = spec.resources.num_workers
     if max(spec.profile.ranks) >= num_workers:
         message = f"must be below resources.num_workers, which is {num_workers}"
@@ -82,7 +84,7 @@ def check_profile(spec: JobSpec) -> None:
 
 def check_metrics(spec: JobSpec) -> None:
     if spec.metrics and spec.script is None:
-        raise wrong("/metrics", "is for scripts: a recipe reports its metrics itself")
+        raise wrong("/metrics", "is only for scripts: a recipe reports its metrics itself")
     num_workers = spec.resources.num_workers
     for number, metric in enumerate(spec.metrics):
         if metric.rank != "all" and metric.rank >= num_workers:

@@ -36,7 +36,7 @@ def check_noise(spec: JobSpec) -> None:
         return
     at = "/train/measure_noise"
     if spec.script is not None:
-        raise wrong(at, "is for recipes: a script measures its gradients itself")
+        raise wrong(at, "is only for recipes: a script measures its gradients itself")
     if spec.resources.num_workers == 1:
         raise wrong(
             at,
@@ -44,7 +44,7 @@ def check_noise(spec: JobSpec) -> None:
             "gradients of workers",
         )
     if spec.is_divided or spec.parallel.auto:
-        raise wrong(at, "is for data parallelism, where each worker has the complete model")
+        raise wrong(at, "is only for data parallelism, where each worker has the complete model")
     if spec.is_exact or spec.parallel.balance != "even" or spec.sync is not None:
         raise wrong(
             at, "can't be combined with elastic.exact, sync or balance: auto in this version"
@@ -55,20 +55,20 @@ def check_noise(spec: JobSpec) -> None:
 
 def check_batch_range(spec: JobSpec) -> None:
     """Check that the job can use a batch range. The group must be elastic, and must measure the
-    noise scale, on which the choice of the batch size depends."""
+    noise scale, from which the batch size is chosen."""
     if spec.train.batch_range is None:
         return
     (least, most), size = spec.train.batch_range, spec.train.global_batch_size
     at = "/train/batch_range"
     if spec.script is not None:
-        raise wrong(at, "is for recipes: a script creates its batches itself")
+        raise wrong(at, "is only for recipes: a script creates its batches itself")
     if not least <= size <= most:
         raise wrong(at, f"must include train.global_batch_size, which is {size}")
     if size % least or most % least:
         raise wrong(
             at,
-            "must start at a divisor of its end and of train.global_batch_size, and "
-            f"{least} is not one",
+            "must start at a number that divides its end and train.global_batch_size, but "
+            f"starts at {least}",
         )
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
@@ -95,7 +95,7 @@ def check_imported(spec: JobSpec) -> None:
     if not isinstance(spec.model, Imported):
         return
     if spec.elastic is not None:
-        raise wrong("/elastic", "is for dray's own models, which every node has")
+        raise wrong("/elastic", "is only for dray's own models, which every node has")
     if spec.parallel.shard > 1 and spec.parallel.zero != 1:
         raise wrong(
             "/parallel/zero",
@@ -103,7 +103,9 @@ def check_imported(spec: JobSpec) -> None:
             "shard it",
         )
     if spec.init_from is not None:
-        raise wrong("/init_from", "is for dray's own models: load the weights in your own class")
+        raise wrong(
+            "/init_from", "is only for dray's own models: load the weights in your own class"
+        )
     if spec.recipe != "language_model":
         for name in ("context_length", "tokenizer"):
             if getattr(spec.model, name) is not None:
@@ -126,7 +128,7 @@ def check_blocks(spec: JobSpec) -> None:
         return
     if not isinstance(spec.model, Gpt | ResNet | Unet):
         raise wrong(
-            "/train/recompute", "is for models that consist of blocks: gpt, resnet and unet"
+            "/train/recompute", "is only for models that consist of blocks: gpt, resnet and unet"
         )
     if spec.parallel.schedule == "zero_bubble":
         raise wrong(
@@ -146,12 +148,12 @@ def check_optimizer_state(spec: JobSpec) -> None:
         return
     at = f"/train/optimizer/{name}"
     if optimizer.name == "adafactor":
-        raise wrong(at, "has no use with adafactor, whose state is small: leave it out")
+        raise wrong(at, "is not useful with adafactor, whose state is small: leave it out")
     if optimizer.name == "sgd" and not optimizer.momentum:
-        raise wrong(at, "has no use with sgd without momentum, which has no state: leave it out")
+        raise wrong(at, "is not useful with sgd without momentum, which has no state: leave it out")
     compression = spec.compression
     if optimizer.name == "sgd" and compression is not None and compression.name == "topk":
-        raise wrong(at, "has no use with topk, which stores the momentum itself: leave it out")
+        raise wrong(at, "is not useful with topk, which stores the momentum itself: leave it out")
     if spec.parallel.shard > 1 and spec.parallel.zero == 1:
         raise wrong(at, "requires parallel.zero 2 or 3: torch manages the state of ZeRO 1 itself")
     if optimizer.offload and not resources.gpus_per_worker:

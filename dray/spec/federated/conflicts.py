@@ -1,4 +1,5 @@
-"""Conflicts between options of `federated`. Each error gives the reason and the fix."""
+"""Conflicts between options of `federated`. Each error message states the reason and how to fix the
+document."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from dray.spec.federated.document import Federated
 
 MAX_SECURE_CLIENTS = 500
-"""Maximum number of clients in a round with secure aggregation. It is limited because each client
-has a mask for every other client."""
+"""Maximum number of clients in a round with secure aggregation. The number is limited because each
+client has a mask for every other client."""
 MAX_NORM_IN_32_BITS = 100.0
 """Largest `max_update_norm` for secure aggregation with 32 bits. The default of `max_update_norm`
 would leave too few bits for updates of a typical size."""
@@ -22,7 +23,7 @@ AT = "/federated"
 
 
 def refuse(given: Federated) -> None:
-    """Raise the error of `wrong` for the first conflict."""
+    """Raise a validation error for the first conflict."""
     if given.silos is None:
         refuse_set(given, AT, ("metrics",), "is only for silos: leave it out")
         if given.http is None:
@@ -94,7 +95,7 @@ def _check_updates(given: Federated, aggregator: Aggregator) -> None:
         raise wrong(
             "/federated/quorum",
             f"is {given.quorum}, more than federated.clients_per_round, which is {chosen}: no "
-            "round could count",
+            "round could have enough updates",
         )
     takes_nearest = aggregator.name == "krum"
     if aggregator.least_updates > chosen:
@@ -121,8 +122,8 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
     if given.algorithm == "scaffold":
         raise wrong(
             "/federated/privacy",
-            "can't be combined with scaffold, whose corrections would reveal each client. Use "
-            "fedavg",
+            "can't be combined with scaffold, whose corrections would reveal the updates of "
+            "each client. Use fedavg",
         )
     if given.aggregator.name != "mean":
         raise wrong(
@@ -142,9 +143,9 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
     if privacy.adaptive is not None and privacy.noise_multiplier >= 2 * given.count_noise:
         raise wrong(
             "/federated/privacy/noise_multiplier",
-            f"must be below {2 * given.count_noise:g} with adaptive, because the count of "
-            "clipped updates uses a part of it: increase clients_per_round, or leave adaptive "
-            "out",
+            f"must be below {2 * given.count_noise:g} with adaptive, because counting the "
+            "clipped updates requires part of the noise: increase clients_per_round, or leave "
+            "adaptive out",
         )
 
 
@@ -181,7 +182,7 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if given.expected_updates < least:
         raise wrong(
             "/federated/secure_aggregation/threshold",
-            f"is {secure.threshold:g}: {least} of {chosen} clients must stay until a round ends, "
-            f"but dropout_rate and stragglers leave {given.expected_updates:g} on average. Use "
-            "more clients_per_round or a lower threshold",
+            f"is {secure.threshold:g}: {least} of {chosen} clients must remain until a round "
+            f"ends, but dropout_rate and stragglers leave {given.expected_updates:g} on average. "
+            "Use more clients_per_round or a lower threshold",
         )

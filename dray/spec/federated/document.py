@@ -33,7 +33,8 @@ SharedMetric = Annotated[
 
 
 def _without_what_silos_fill_in(schema: dict[str, Any]) -> None:
-    """Remove from a JSON Schema's `required` the fields that default to the number of `silos`."""
+    """Remove the fields that default to the number of `silos` from the `required` fields of a JSON
+    Schema."""
     filled_in = ("clients", "clients_per_round")
     schema["required"] = [name for name in schema["required"] if name not in filled_in]
 
@@ -53,10 +54,10 @@ class Federated(Document):
     adaptive optimizer on the server (arXiv:2003.00295). scaffold: estimates and corrects the drift
     of each client (arXiv:1910.06378)."""
     clients: Annotated[Int, Field(ge=2, le=MAX_CLIENTS)]
-    """Number of clients. Leave it out with `silos`."""
+    """Number of clients. Leave this field out with `silos`."""
     clients_per_round: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)]
-    """Number of clients to choose at random for each round. Leave it out with `silos`, where all
-    clients participate in each round."""
+    """Number of clients to choose at random for each round. Leave this field out with `silos`,
+    where all clients participate in each round."""
     silos: Annotated[list[Silo], Field(min_length=2, max_length=MAX_SILOS)] | None = None
     """Clients with their own nodes, one rank each. One additional rank aggregates the updates. Only
     this rank reads `data`, which defines the columns and classes and is used to validate the model.
@@ -65,10 +66,10 @@ class Federated(Document):
     """silos: metrics that a silo is allowed to send with its update, such as `val/loss` on its own
     validation samples. The owner of the silo's node can allow fewer."""
     deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] | None = None
-    """silos, http: seconds after which a round ends, provided that it has `quorum` updates. If it
-    has fewer updates, it ends as soon as it has `quorum` updates; over HTTP, all clients can join
-    the round after the deadline. If unset, a round with silos waits for all connected silos, and
-    the deadline over HTTP is 600 s."""
+    """silos, http: seconds after which a round ends, provided that it has `quorum` updates.
+    Otherwise the round ends as soon as it has `quorum` updates; over HTTP, all clients can join it
+    after the deadline. If unset, a round with silos waits for all connected silos, and the deadline
+    over HTTP is 600 s."""
     rounds: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
     """Number of rounds."""
     local_epochs: Annotated[Int, Field(ge=1, le=1000)] = 1

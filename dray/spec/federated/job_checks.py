@@ -40,13 +40,13 @@ def with_num_workers(document: Any) -> Any:
 
 
 def check(document: JobSpec) -> None:
-    """Raise the error of `wrong` for the first option that conflicts with `federated`, or has no
+    """Raise a validation error for the first option that conflicts with `federated`, or has no
     effect with it."""
     federated = document.federated
     if federated is None:
         return
     if document.script is not None:
-        raise wrong("/federated", "is for recipes: a script trains its clients itself")
+        raise wrong("/federated", "is only for recipes: a script trains its clients itself")
     _check_group(document)
     if federated.silos is not None:
         _check_silos(document, len(federated.silos))

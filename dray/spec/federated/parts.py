@@ -44,7 +44,8 @@ class Partition(Document):
 
 
 class ServerOptimizer(Document):
-    """The server's optimizer. The mean of the clients' updates is the direction of its step."""
+    """The server's optimizer. The direction of the optimizer's step is the mean of the clients'
+    updates."""
 
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1.0
     """Learning rate. With a rate of 1 and no momentum, the result of fedavg is the mean of the
@@ -162,8 +163,8 @@ class Silo(Document):
     """Ray labels that the silo's node must have."""
     source: SourceUrl | None = None
     """URL from which the silo's node reads its data. The other options of `data` also apply to this
-    data. Only the rank of this silo receives the URL; it is removed from the job document that is
-    stored and shown. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
+    data. Only the rank of this silo receives the URL. The stored and displayed job document does
+    not contain it. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
     """Maximum weight of the silo, in samples. If the silo reports more samples, its weight is
     limited to this number."""
@@ -191,5 +192,5 @@ class SecureAggregation(Document):
     client's update, even if they collude with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
-    coarsely, especially if `max_update_norm` is large; it must be 100 or less with 32 bits. The
-    job's log contains the rounding error."""
+    coarsely, especially if `max_update_norm`, which must then be 100 or less, is large. The job's
+    log contains the rounding error."""

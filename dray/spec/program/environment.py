@@ -29,8 +29,8 @@ OWN_VARIABLES: Final = frozenset(
 OWN_PREFIXES: Final = ("DRAY_", "TORCHELASTIC_", "RAY_", "OMPI_COMM_WORLD_")
 _READ_AT_START: Final = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
 _HAVE_EFFECT: Final = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
-"""Variables that are read when an interpreter starts, but that a document can still set, because
-ranks already behave as the variable requests, or because it only matters for child processes."""
+"""Variables that a document can set although they are read when an interpreter starts, because
+ranks already behave as if they were set, or because they only affect child processes."""
 _FILE_OPTIONS: Final = (
     *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
     *("-e", "--editable"),
@@ -102,7 +102,8 @@ def _check_option(line: str) -> None:
     word, value = re.match(r"(--[^\s=]{0,200}|-.?)[\s=]*(.*)", line).groups()  # type: ignore[union-attr]
     if word in _FILE_OPTIONS:
         raise ValueError(
-            f"{word} names a file, but files are not sent along with requirements: insert its lines"
+            f"{word} names a file, but files are not sent along with requirements: insert the "
+            "lines of the file"
         )
     if word in _URL_OPTIONS:
         _check_source(value, word)
@@ -117,7 +118,7 @@ def _check_requirement(line: str) -> None:
     elif named["source"] is not None or named["name"].lower().endswith(_ARCHIVES):
         _check_source(named["source"] or "", shown)
     elif _URL.search(line):
-        raise ValueError(f"{shown} has a URL that does not follow an @")
+        raise ValueError(f"{shown} contains a URL that is not in the form NAME @ URL")
 
 
 def _check_source(source: str, shown: str) -> None:
@@ -205,7 +206,7 @@ class Environment(Document):
 
     @property
     def addresses(self) -> list[tuple[str, str]]:
-        """Each URL from which packages are installed, as (JSON pointer of its field, URL)."""
+        """(JSON pointer of the field, URL) for each URL from which packages are installed."""
         texts = {
             f"/environment/python_packages/{number}": package
             for number, package in enumerate(self.python_packages)
@@ -235,14 +236,15 @@ class Environment(Document):
                 raise wrong(
                     f"/environment/env/{name}",
                     f"has {size} bytes including its name, but Linux allows at most "
-                    f"{MAX_VARIABLE_BYTES}: put the text into a file of the code",
+                    f"{MAX_VARIABLE_BYTES}: store the value in a file that is uploaded with the "
+                    "code",
                 )
             total += size
         if total > MAX_TEXT:
             raise wrong("/environment/env", f"has more than {MAX_TEXT} bytes in total")
         both = sorted(set(self.env) & set(self.secrets))
         if both:
-            raise wrong("/environment/secrets", f"contains {both[0]}, which env sets too")
+            raise wrong("/environment/secrets", f"contains {both[0]}, which is also set in env")
         return self
 
 
@@ -253,6 +255,6 @@ def check_recipe(environment: Environment) -> None:
         if is_read_at_start(name):
             raise wrong(
                 f"/environment/env/{name}",
-                "is read when an interpreter starts, but the ranks of a recipe are forked from a "
-                "running one: set it on the nodes (DRAY_RANK_ENV)",
+                "is read when an interpreter starts, but the ranks of a recipe are forked from "
+                "a running interpreter: set the variable on the nodes (DRAY_RANK_ENV)",
             )

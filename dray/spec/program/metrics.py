@@ -55,8 +55,8 @@ class Metric(Document):
     name: MetricKey | None = None
     """Name of the metric, such as `train/loss`."""
     pattern: Pattern | None = None
-    """Regular expression (RE2) that is searched for in each line of the output. It has one group,
-    which matches the value."""
+    """Regular expression (RE2) that is searched for in each line of the output. The expression has
+    one group, which matches the value."""
     step: Pattern | None = None
     """Regular expression with one group, which matches the step in the same line or an earlier
     line. If unset, the values are numbered from 1."""

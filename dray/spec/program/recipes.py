@@ -72,8 +72,8 @@ class Options:
     def check(
         self, model: Any, data: Data, train: Train, best: str | None, metrics: tuple[str, ...]
     ) -> None:
-        """Raise the error of `wrong` for the first option that the recipe does not support.
-        `metrics` are the metrics of the job."""
+        """Raise a validation error for the first option that the recipe does not support. `metrics`
+        are the metrics of the job."""
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
         self._check_data(data)
@@ -113,7 +113,8 @@ class Options:
             default = Data.model_fields[option].default
             if getattr(data, option) != default and form not in owners:
                 raise wrong(
-                    f"/data/{option}", f"is only for {_listed(owners)}, but the data are {form}"
+                    f"/data/{option}",
+                    f"is only for {_listed(owners)}, but the format of the data is {form}",
                 )
         if form == "csv" and data.decimal == data.known_delimiter:
             raise wrong(

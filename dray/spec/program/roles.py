@@ -37,9 +37,9 @@ class Role(Document):
     own resources have no GPU."""
     restart: Literal["job", "rank"] | None = None
     """The part that is restarted when a process of the role is killed. job: the whole job, from its
-    checkpoint. rank: only that rank, at the same addresses, while the others continue. The default
-    is `rank` for TensorFlow's `evaluator`, and for its `worker` in a script with a `chief`; it is
-    `job` for all other roles."""
+    checkpoint. rank: only that rank, at the same addresses, while the other ranks continue. The
+    default is `rank` for TensorFlow's `evaluator`, and for its `worker` in a script with a `chief`;
+    it is `job` for all other roles."""
 
 
 Roles = Mapping[str, Role]
@@ -112,8 +112,8 @@ def check(framework: Framework, roles: Roles) -> None:
     if roles and all(role.resources for role in roles.values()):
         raise wrong(
             "/script/roles",
-            "all have their own resources, so no role would use the job's: omit the resources of "
-            "one role, and set the job's resources to what it needs",
+            "all have their own resources, so none would use the job's resources: omit the "
+            "resources of one role, and set the job's resources to what this role needs",
         )
     if roles and all(serves(roles, name) for name in roles):
         raise wrong(

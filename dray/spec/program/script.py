@@ -46,12 +46,13 @@ class Script(Document):
         dict[Annotated[_Text, StringConstraints(min_length=1)], Parameter],
         Field(max_length=MAX_PARAMETERS),
     ] = {}
-    """Parameters, by name, for comparing jobs, in addition to the parameters in `args`. They are
-    not passed to the program. `submit_function` stores the function's arguments here."""
+    """Parameters, by name, for comparing jobs, in addition to the parameters in `args`. These
+    parameters are not passed to the program. `submit_function` stores the function's arguments
+    here."""
     code: Code | None = None
     """Id of uploaded code, as returned by `POST /v1/code`, or the address from which nodes fetch
-    the code. In a document file, it can also be a folder such as `.`, which the client uploads when
-    the job is submitted. If unset, the program must exist on the workers' machines."""
+    the code. In a document file, the value can also be a folder such as `.`, which the client
+    uploads when the job is submitted. If unset, the program must exist on the workers' machines."""
     framework: Framework = "torch"
     """Framework that determines how the ranks find each other. With `none`, they form no group."""
     roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}
@@ -59,9 +60,10 @@ class Script(Document):
     numbered role by role. If unset, all ranks run the same command. `resources.num_workers` is the
     total number of ranks of all roles, and can be omitted."""
     hang_limit_s: Annotated[Seconds, AfterValidator(_measurable)] | None = None
-    """Number of seconds (at least 10), or a time such as `30m`. A script is restarted if it reports
-    nothing for this time or, if it never reports, if it does nothing for this time. If unset, a
-    script is restarted when it shows two signs of a hang for 15 minutes."""
+    """Number of seconds (at least 10), or a time such as `30m`. A script that reports is restarted
+    if it reports nothing for this time. A script that never reports is restarted if it does nothing
+    for this time. If unset, a script is restarted when it shows two signs of a hang for 15
+    minutes."""
 
     guesses: StrictBool = True
     """Whether to guess metrics from the output of rank 0, such as `loss=0.12`, if the script
@@ -75,7 +77,7 @@ class Script(Document):
 
     @property
     def serving_ranks(self) -> frozenset[int]:
-        """Ranks that the job does not wait for before it ends."""
+        """Ranks whose exit the job does not wait for."""
         return roles_of.serving_ranks(self.roles)
 
     @property

@@ -48,7 +48,8 @@ class Parallel(Document):
     tensor: Divisor = 1
     """Number of ranks that compute each layer together. Each rank holds a part of the matrices
     (Megatron, arXiv:1909.08053) and, between the matrix products, a part of the sequence
-    (arXiv:2205.05198). For gpt, and for scripts that pass a `tensor_plan` to `train.prepare`."""
+    (arXiv:2205.05198). Supported for gpt, and for scripts that pass a `tensor_plan` to
+    `train.prepare`."""
     pipeline: Divisor = 1
     """Number of ranks among which the layers are divided. Micro-batches pass from rank to rank. For
     gpt and resnet."""
@@ -100,19 +101,20 @@ class Parallel(Document):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters, gradients or optimizer state are sharded, or `auto` allows the
-        planner to shard them."""
+        """Whether parameters, gradients or optimizer state are sharded, or whether `auto` allows
+        the planner to shard them."""
         return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
 
     def check(self, num_workers: int) -> None:
-        """Raise the error of `wrong` if the axes don't match the number of workers, or options
-        don't match the axes."""
+        """Raise a validation error if the axes don't match the number of workers, or options don't
+        match the axes."""
         used = [axis for axis in AXES if getattr(self, axis) > 1]
         for axis in self.auto:
             if axis in used or self.auto.count(axis) > 1:
                 raise wrong(
                     f"/parallel/{axis}",
-                    "is both left to the planner and given: give only one of the two",
+                    "has a size, but is also left to the planner: give the size, or leave it to "
+                    "the planner",
                 )
         if num_workers % self.num_parts:
             if len(used) == 1:
@@ -123,7 +125,7 @@ class Parallel(Document):
             enough = -(-num_workers // self.num_parts) * self.num_parts
             message = (
                 f"{what} resources.num_workers, which is {num_workers}: set num_workers to "
-                f"{enough}, or this to {_nearest_divisors(num_workers, self.num_parts)}"
+                f"{enough}, or {used[-1]} to {_nearest_divisors(num_workers, self.num_parts)}"
             )
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
@@ -131,8 +133,8 @@ class Parallel(Document):
             self._check_auto(left)
         elif self.data not in ("auto", left):
             others = ", ".join(f"{axis} {getattr(self, axis)}" for axis in used)
-            between = f" and {others}, so it must be {left}" if used else ""
-            message = f"is {self.data} but resources.num_workers is {num_workers}{between}"
+            between = f" with {others}, so data must be {left}" if used else ""
+            message = f"is {self.data}, but resources.num_workers is {num_workers}{between}"
             raise wrong("/parallel/data", message)
         if self.balance == "auto" and used:
             message = (
@@ -145,15 +147,17 @@ class Parallel(Document):
             raise wrong("/parallel/zero", message)
         if self.zero != 3 and not self.is_sharded:
             raise wrong(
-                "/parallel/zero", "requires parallel.shard above 1: it selects what is sharded"
+                "/parallel/zero", "requires parallel.shard above 1: zero selects what is sharded"
             )
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:
-            raise wrong("/parallel/schedule", "is for parallel.pipeline above 1")
+            raise wrong("/parallel/schedule", "is only for parallel.pipeline above 1")
         if self.stages_per_rank > 1 and not is_pipeline:
-            raise wrong("/parallel/stages_per_rank", "is for parallel.pipeline above 1")
+            raise wrong("/parallel/stages_per_rank", "is only for parallel.pipeline above 1")
         if self.stages_per_rank > 1 and self.schedule not in ("interleaved", "zero_bubble"):
-            message = f"is for the schedules interleaved and zero_bubble, not for {self.schedule}"
+            message = (
+                f"is only for the schedules interleaved and zero_bubble, not for {self.schedule}"
+            )
             raise wrong("/parallel/stages_per_rank", message)
 
     def _check_auto(self, left: int) -> None:
@@ -162,12 +166,12 @@ class Parallel(Document):
             raise wrong("/parallel/data", message)
 
     def check_model(self, model: Model) -> None:
-        """Raise the error of `wrong` for axes that the model does not support."""
+        """Raise a validation error for axes that the model does not support."""
         for axis in self.inner_axes:
             if model.name not in MODELS_OF[axis]:
                 message = (
-                    f"is for {' and '.join(MODELS_OF[axis])}: {model.name} can't be divided this "
-                    "way. Use parallel.shard, which works with every model"
+                    f"is only for {' and '.join(MODELS_OF[axis])}: {model.name} can't be divided "
+                    "this way. Use parallel.shard, which works with every model"
                 )
                 raise wrong(f"/parallel/{axis}", message)
         if isinstance(model, ResNet):

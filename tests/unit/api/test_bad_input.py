@@ -96,7 +96,7 @@ INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
     "field of another model": (
         {**GOOD, "model": {"name": "cnn", "num_layers": 8}},
         "/model/num_layers",
-        "it is a field of name mlp or gpt: set name",
+        "this field requires name: mlp or gpt",
     ),
     "unknown model": ({**GOOD, "model": {"name": "cnm"}}, "/model/name", "did you mean 'cnn'?"),
     "unknown recipe": ({"recipe": "image_clasification"}, "/recipe", "'image_classification'"),
@@ -190,7 +190,7 @@ INVALID |= {
     "an exact elastic script": (
         {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1, "exact": True}},
         "/elastic/exact",
-        "is for recipes",
+        "is only for recipes",
     ),
     "elastic on GPUs": (
         {**GOOD, "elastic": {"min_workers": 1}, "resources": {"gpus_per_worker": 1}},

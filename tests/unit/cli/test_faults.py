@@ -80,8 +80,8 @@ def test_jobs_are_asked_to_leave_and_what_fails_is_told(cli: Cli, server: LiveSe
     first, waiting, last = server.trains(), server.submit(), server.trains()
     said = cli("preempt", first, waiting, last, "--grace", "5", exits=Exit.REFUSED)
     assert said.splitlines() == [
-        f"{first} RUNNING: was asked to release its slots",
-        f"{last} RUNNING: was asked to release its slots",
+        f"{first} (RUNNING) was asked to release its slots",
+        f"{last} (RUNNING) was asked to release its slots",
     ]
     assert "it holds no slots" in cli.err
     events = server.ask("GET", f"/v1/jobs/{last}/events").json()["items"]

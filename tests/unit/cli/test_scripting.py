@@ -120,7 +120,7 @@ def test_a_list_that_was_cut_says_so_and_all_are_listed_on_demand(
         server.submit(labels={"test": "all"})
     listed = cli("ls", "--label", "test=all", "-n", "2").splitlines()
     assert len(listed) == 3
-    assert cli.err == "only 2 jobs are listed; --all lists all\n"
+    assert cli.err == "only 2 jobs are listed; use --all to list all jobs\n"
     assert len(cli("ls", "--label", "test=all", "-n", "3").splitlines()) == 4
     assert cli.err == ""
     assert len(cli.json("ls", "--label", "test=all", "--all", "-n", "1")) == 3

@@ -98,7 +98,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
         (["--include", "no.txt", "train.py"], "no such file in"),
         (["job.yaml", "extra"], "unexpected argument"),
         (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "remove torchrun"),
-        (["--include", ".env", "job.yaml"], "--include needs --code"),
+        (["--include", ".env", "job.yaml"], "--include requires --code"),
         (["ignored.py"], "ignored.py is excluded from the upload"),
         (["--", "-m"], "needs the name of a module"),
     ],
@@ -206,6 +206,6 @@ def test_a_job_is_submitted_again_with_other_arguments(cli: Cli, server: LiveSer
     cli("submit", exits=2)
     assert "name a job document, or a program after --" in cli.err
     cli("submit", "--metric", "loss", "--", "train.py", exits=2)
-    assert "--metric takes NAME=PATTERN" in cli.err
+    assert "--metric must have the form NAME=PATTERN" in cli.err
     member = cli.json("get", cli("submit", "--like", first["id"], "--array", "2").split()[0] + "/1")
     assert cli("submit", "--like", member["id"]).startswith("job-")

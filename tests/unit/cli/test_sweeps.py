@@ -43,7 +43,7 @@ def test_a_sweep_is_submitted_shown_and_cancelled(cli: Cli, document: str) -> No
     sweep_id = said.split()[0]
     assert said == f"{sweep_id} 3 trials: 3 QUEUED\n"
     lines = cli("sweep", "show", sweep_id[:18]).splitlines()
-    assert lines[1] == "by the best val/loss, lower is better; values from grid"
+    assert lines[1] == "compared by the best val/loss (lower is better); sampler: grid"
     headings = lines[2].split()
     assert headings[:4] == ["TRIAL", "BEST", "STATE", "VALUE"]
     assert headings[5:7] == ["train.optimizer.lr", "train.schedule.name"]

@@ -43,12 +43,12 @@ MEANT_BATCH = "did you mean 'global_batch_size'?"
         (
             {**JOB, "sync": {"graph": "ring"}},
             "/sync/graph",
-            "it is a field of kind gossip: set kind",
+            "this field requires kind: gossip",
         ),
         (
             {**JOB, "model": {"name": "mlp", "num_heads": 2}},
             "/model/num_heads",
-            "it is a field of name gpt: set name",
+            "this field requires name: gpt",
         ),
         ({"script": {"entrypoint": "a.py"}, "model": {"width": 3}}, "/model/name", None),
         ({**JOB, "model": "cnn"}, "/model", None),

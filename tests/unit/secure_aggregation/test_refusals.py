@@ -40,7 +40,7 @@ def test_keys() -> None:
     refused(played, b"\xff" * 10, "KeyAdvertisement")
     refused(played, bytes(MAX_MESSAGE_BYTES + 1), f"the limit is {MAX_MESSAGE_BYTES}")
     zero = answer.model_copy(update={"masking_key": bytes(32)})
-    refused(played, zero.to_bytes(), "not a usable point")
+    refused(played, zero.to_bytes(), "not a usable public key")
     played.server.receive(NAME, MaskingPhase.ADVERTISE_KEYS, answer.to_bytes())
     refused(played, answer.to_bytes(), "contains a key that has already been sent", "client 005")
 
@@ -52,7 +52,7 @@ def test_shares() -> None:
     fewer = {name: share for name, share in answer.shares.items() if name != "client 000"}
     for shares in (fewer, {**answer.shares, NAME: bytes(82)}, {**fewer, "x": bytes(82)}):
         other = answer.model_copy(update={"shares": shares})
-        refused(played, other.to_bytes(), "its shares are not for exactly the other clients")
+        refused(played, other.to_bytes(), "it must contain one share for each other client")
     long = answer.model_copy(update={"shares": {**answer.shares, "client 000": bytes(83)}})
     refused(played, long.to_bytes(), "SharedKeys shares/client 000")
     refused(played, answer.to_bytes(), "it was lost before", "client 77")
@@ -83,7 +83,7 @@ def test_codes_and_revealed_shares() -> None:
     refused(
         played,
         ConsistencyCodes(codes=without).to_bytes(),
-        "its codes are not for exactly the other survivors",
+        "it must contain one code for each other survivor",
     )
     played.server.receive(NAME, played.server.phase, answer.to_bytes())
     played.phase(lost=[NAME])

@@ -113,7 +113,7 @@ def test_a_client_never_reveals_both_secrets_of_another() -> None:
         found = revealed(played.clients[name].answer(message))
         assert found.seeds.keys() == {*played.names} - {*gone}
         assert found.masking_keys.keys() == {*gone}
-        with pytest.raises(MessageRefused, match="has already answered in all phases"):
+        with pytest.raises(MessageRefused, match="has already sent its messages in all phases"):
             played.clients[name].answer(message)
 
 
@@ -183,6 +183,6 @@ def test_clients_that_were_shown_different_rosters_have_no_keys_in_common() -> N
     other = Roster(clients=[*entries[:-1], entries[-1].model_copy(update={"name": "an impostor"})])
     played.messages = {**played.messages, name: other.to_bytes()}
     with pytest.raises(
-        MessageRefused, match=f"{name} .*its shares are not for exactly the other clients"
+        MessageRefused, match=f"{name} .*it must contain one share for each other client"
     ):
         played.phase()

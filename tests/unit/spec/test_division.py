@@ -31,12 +31,12 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
             "makes the product 6 (tensor 2 x pipeline 3), which does not divide "
-            "resources.num_workers, which is 4: set num_workers to 6, or this to 4",
+            "resources.num_workers, which is 4: set num_workers to 6, or pipeline to 4",
         ),
-        (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
+        (divided({"shard": 2, "data": 4}), "/parallel/data", "so data must be 2"),
         (divided({"tensor": 2}), "/parallel/tensor", "Use parallel.shard, which works with"),
-        (divided({"pipeline": 2}), "/parallel/pipeline", "is for gpt and resnet"),
-        (divided({"context": 2}), "/parallel/context", "is for gpt"),
+        (divided({"pipeline": 2}), "/parallel/pipeline", "is only for gpt and resnet"),
+        (divided({"context": 2}), "/parallel/context", "is only for gpt"),
         (
             divided({"pipeline": 4}, model={"name": "resnet", "depth": 8}),
             "/parallel/pipeline",
@@ -79,7 +79,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, train={"measure_noise": True}),
             "/train/measure_noise",
-            "is for data parallelism",
+            "is only for data parallelism",
         ),
         (
             divided({"balance": "auto"}, train={"measure_noise": True}),
@@ -102,11 +102,11 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "/parallel/balance",
             "must be even with sync.compression",
         ),
-        (SCRIPT | {"parallel": {"balance": "auto"}}, "/parallel/balance", "is for recipes"),
+        (SCRIPT | {"parallel": {"balance": "auto"}}, "/parallel/balance", "is only for recipes"),
         (
             divided({}, train={"recompute": "full"}),
             "/train/recompute",
-            "is for models that consist of blocks",
+            "is only for models that consist of blocks",
         ),
         (
             divided_gpt({"pipeline": 2, "schedule": "zero_bubble"})
@@ -161,25 +161,25 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, elastic={"min_workers": 2}),
             "/elastic",
-            "requires parallel.shard 1",
+            "requires parallel.shard to be 1",
         ),
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "requires parallel.shard 1, or set parallel.zero to 1: torch has no "
+            "requires parallel.shard to be 1, or parallel.zero to be 1: torch has no "
             "compression for the sharded gradients of FSDP2. "
             "parallel.reduce_dtype bf16 halves the traffic",
         ),
         (
             divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
             "/sync/compression",
-            "requires parallel.tensor 1: compression applies to complete gradients",
+            "requires parallel.tensor to be 1: compression applies to complete gradients",
         ),
-        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole state"),
+        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the complete state"),
         (
             divided({"shard": 2, "zero": 1}, sync={"every": 4}),
             "/sync/every",
-            "no rank has the whole state",
+            "no rank has the complete state",
         ),
         (
             divided(
@@ -195,7 +195,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "/train/compile",
             "must be false with parallel.tensor",
         ),
-        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "requires parallel.shard 1"),
+        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "requires parallel.shard to be 1"),
         (
             divided({"shard": 2}, train={"optimizer": {"name": "lamb"}}),
             "/train/optimizer/name",
@@ -204,7 +204,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, checkpoint={"every_steps": "auto"}),
             "/checkpoint/every_steps",
-            "all ranks save together",
+            "all ranks must save at the same step",
         ),
         (
             SCRIPT | {"parallel": {"pipeline": 2}, "resources": {"num_workers": 2}},
@@ -225,7 +225,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             SCRIPT
             | {"parallel": {"shard": 2, "reduce_dtype": "bf16"}, "resources": {"num_workers": 2}},
             "/parallel/reduce_dtype",
-            "is for recipes",
+            "is only for recipes",
         ),
         (
             {

@@ -139,7 +139,7 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {"threshold": 0.9}, "dropout_rate": 0.3}),
         "/secure_aggregation/threshold",
-        "is 0.9: 9 of 10 clients must stay until a round ends, but dropout_rate and "
+        "is 0.9: 9 of 10 clients must remain until a round ends, but dropout_rate and "
         "stragglers leave 7 on average",
     ),
     (
@@ -275,7 +275,7 @@ def test_a_script_trains_its_clients_itself() -> None:
     del document["recipe"]
     assert refusal(document) == (
         "/federated",
-        "is for recipes: a script trains its clients itself",
+        "is only for recipes: a script trains its clients itself",
     )
 
 

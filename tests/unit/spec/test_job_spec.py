@@ -39,7 +39,7 @@ def test_a_batch_range_counts_steps_by_its_least_batch() -> None:
     assert JobSpec.model_validate(divided({})).train.samples_per_step == 256
 
 
-DIVISOR = "must start at a divisor of its end and of train.global_batch_size"
+DIVISOR = "must start at a number that divides its end and train.global_batch_size"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ DIVISOR = "must start at a divisor of its end and of train.global_batch_size"
     [
         (ranged(65, 256), "must include train.global_batch_size, which is 64"),
         (ranged(32, 48), "must include train.global_batch_size, which is 64"),
-        (ranged(24, 256), f"{DIVISOR}, and 24 is not one"),
-        (ranged(32, 100), f"{DIVISOR}, and 32 is not one"),
+        (ranged(24, 256), f"{DIVISOR}, but starts at 24"),
+        (ranged(32, 100), f"{DIVISOR}, but starts at 32"),
         (ranged(2, 256), "must start at 4 or more, one sample for each worker"),
         (ranged(32, 256, elastic=None), "requires elastic with by_speed"),
         (
@@ -135,7 +135,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             classes(data={"source": "sklearn://iris", "missing": "mean"}),
             "/data/missing",
-            "is only for csv, parquet, but the data are sklearn",
+            "is only for csv, parquet, but the format of the data is sklearn",
         ),
         (
             classes(
@@ -147,7 +147,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             images(data={"image_size": [8, 8]}),
             "/data/image_size",
-            "is only for images, but the data are sklearn",
+            "is only for images, but the format of the data is sklearn",
         ),
         (
             images(data={"source": "s3://b/x", "target": "y"}),
@@ -214,7 +214,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/train/global_batch_size",
             "less than one sample for each of 300 workers",
         ),
-        (SCRIPT | {"init_from": {"job": "job-1"}}, "/init_from", "is for recipes"),
+        (SCRIPT | {"init_from": {"job": "job-1"}}, "/init_from", "is only for recipes"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused_where_the_fault_is(

@@ -108,7 +108,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         recipe(early_stopping={"min_steps": 10, "max_steps": 9}),
         "/sweep/early_stopping/min_steps",
-        "is 10, more than max_steps, 9",
+        "is 10, more than max_steps, which is 9",
     ),
     (recipe(early_stopping={"min_steps": 0}), "/early_stopping/min_steps", "must be greater"),
     (recipe(early_stopping={"min_steps": 1, "eta": 1}), "/eta", "must be greater than or equal"),
@@ -127,7 +127,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "/sweep/mode",
         "dray does not know whether a lower accuracy is better",
     ),
-    ({**SCRIPT, "sweep": GOOD}, "/train.optimizer.lr", "names of a script's parameters must not"),
+    ({**SCRIPT, "sweep": GOOD}, "/train.optimizer.lr", "only the parameters of a recipe"),
 ]
 
 

@@ -79,7 +79,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
         shown,
         flags=re.MULTILINE,
     )
-    assert "by the best val/accuracy, higher is better; values from random" in shown
+    assert "compared by the best val/accuracy (higher is better); sampler: random" in shown
     (best,) = re.findall(r"^\d+ +best +SUCCEEDED +0\.\d+", shown, flags=re.MULTILINE)
     assert best in shown.splitlines()[4]
     assert "trials that got there before had a better val/accuracy than 0." in shown
