@@ -90,14 +90,13 @@ def _filled(table: Table, name: str, value: float) -> str:
 
 
 def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
-    """Describe which differences between values the model can't see."""
+    """Describe which values were rounded and which became equal for the model."""
     lost = ""
     if count := table.num_rounded.get(name, 0):
-        lost = f", {_values(count)} with more digits than float64 can represent were rounded"
+        lost = f", {_values(count)} rounded because float64 can't represent all their digits"
     if found := merged.get(name):
         lost += (
             f", of {found.num_different:,} distinct values in {found.num_rows:,} training rows, "
-            ""
             f"{found.num_left:,} remain distinct in float32"
         )
     return lost

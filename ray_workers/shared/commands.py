@@ -1,8 +1,8 @@
 """Commands that the service sends to the supervisor of a running attempt.
 
-If the answer to a command is lost, the service sends the command again. Commands are therefore
-idempotent: the supervisor ignores a drill with the id of an earlier drill, a grant or recall with
-the number of an earlier one, and a stop after the first.
+If the response to a command is lost, the service sends the command again. Commands are therefore
+idempotent: the supervisor ignores a drill whose id, or a grant or recall whose number, it has
+already received, and every stop command after the first.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ SIZE_BYTES = _RING_AT + RING * _FIGURES.size
 
 
 class RankPhase(IntEnum):
-    """The part of a step in which a rank is. Members are in the order of a step."""
+    """The current activity of a rank. Phases that belong to a step are numbered in the order in
+    which they occur in the step."""
 
     JOINING = 0
     """Reading data, building the model, forming the group."""
@@ -138,7 +139,8 @@ class RankObservation:
     """An observation of a training process by its node."""
 
     rank: int
-    """The worker's index in a node's answer; `GroupMonitor` replaces it by the current rank."""
+    """In the response of a node, the index of the worker. `GroupMonitor` replaces the index with
+    the worker's current rank."""
     incarnation: int
     status: RankStatus
     age_s: float
@@ -223,7 +225,7 @@ class HeartbeatPage:
         self.enter(RankPhase.EXCHANGE, self._use)
 
     def compute(self) -> None:
-        """Continue the step after an exchange that preceded its backward pass."""
+        """Return to computing, for strategies that exchange data before the backward pass."""
         self.enter(RankPhase.COMPUTE, self._use)
 
     def begin(self, generation: int, step: int) -> None:

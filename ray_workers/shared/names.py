@@ -29,8 +29,7 @@ def agent_name(node_id: str) -> str:
 
 
 def attempt_prefix(job_id: str, attempt: int) -> str:
-    """Return the path of an attempt's files below the storage URL. No other attempt writes
-    there."""
+    """Return the path, below the storage URL, of the folder to which only this attempt writes."""
     return f"jobs/{job_id}/attempts/{attempt}"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 class DataPolicy:
     """The operator's settings for the sources that a rank may read, and for a node's data cache.
 
-    The policy contains no secrets, only the path of the folder with the files of secrets.
+    The policy contains no secrets, only the path of the folder of secret files.
     """
 
     cache_dir: str | None
@@ -53,8 +53,8 @@ class DataPolicy:
 
 @dataclass(frozen=True)
 class EnvironmentPolicy:
-    """The operator's settings for environments. They contain the path of the folder of secrets, but
-    no secrets."""
+    """The operator's settings for environments. They contain no secrets, only the path of the
+    folder of secret files."""
 
     secrets_dir: str | None
     """Folder on each node with a file for each name that `environment.secrets` may contain."""
@@ -118,7 +118,7 @@ class NodeNeeds:
 
 
 class JobNeed(StrEnum):
-    """A kind of need that a node may have to fulfil."""
+    """A kind of prerequisite that a node may have to prepare for a job."""
 
     ENVIRONMENT = "environment"
     CODE = "code"
@@ -140,8 +140,7 @@ class NodeEnvironment:
     """The state of a job's needs on a node."""
 
     need: JobNeed
-    """The need that this state describes. If only one of two needs is ready, the state describes
-    the need that is not ready."""
+    """The need that this state describes: if only one of two needs is ready, the other one."""
     state: BuildState
     message: str
     """The installer's error, if it failed."""

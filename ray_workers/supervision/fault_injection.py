@@ -46,7 +46,7 @@ class FaultInjector:
         self._injected[drill.rank] = (drill, time.time())
         if not await send(drill.rank, SIGNALS[drill.kind]):
             del self._injected[drill.rank]
-            message = f"rank {drill.rank} has no process into which to inject a fault"
+            message = f"no fault can be injected, because rank {drill.rank} has no running process"
             self._report(drill, DrillState.FAILED, message=message)
 
     def injected_at(self, ranks: Iterable[int], otherwise: float) -> float:

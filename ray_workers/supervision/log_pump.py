@@ -133,8 +133,8 @@ class LogPump:
             self._write(self._redraws.due(time.time()))
 
     async def lines_lost_at_the_end(self) -> int:
-        """Return how many of the last lines were lost because the disk did not have space in time.
-        Must be called after `finish`."""
+        """Return how many of the last lines were lost because the disk remained full. Must be
+        called after `finish`."""
         deadline = time.monotonic() + self._timings.log_space_limit_s
         while True:
             self._drain(vital=True)
@@ -172,8 +172,8 @@ def _ignore(_: str) -> None:
 
 
 class ClosedLogPump(LogPump):
-    """Keeps the output of a silo's process on its node. The file can have as many characters as a
-    spool can have bytes."""
+    """Keeps the output of a silo's process on its node. The file's limit in characters is the
+    spool's limit in bytes."""
 
     def __init__(
         self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask

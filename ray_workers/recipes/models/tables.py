@@ -13,7 +13,7 @@ from ray_workers.recipes.models.images import hidden_layers
 
 MAX_EMBEDDING = 50
 UNKNOWN = 0
-"""Code of every category that did not occur in training. The codes of other categories start at
+"""Code for all categories that did not occur in training. The codes of known categories start at
 1."""
 
 
@@ -199,7 +199,8 @@ class ExportedTable(nn.Module):
 
 
 def _rounds(offsets: Tensor, table: TableModel) -> bool:
-    """Whether float32 rounds numbers of this size by more than a ten-thousandth of a deviation."""
+    """Whether float32 rounds numbers of this size by more than 1/10,000 of the standard
+    deviation."""
     deviations = torch.cat([table.deviation, table.target_deviation[None]]).double()
     return bool((offsets.abs() * 2.0**-24 > 1e-4 * deviations).any())
 

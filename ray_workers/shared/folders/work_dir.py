@@ -18,7 +18,7 @@ from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 MAX_LINKS = 2000
-"""Maximum number of links per script. Creating a link takes some ten microseconds. Once the limit
+"""Maximum number of links per script. Creating a link takes about 10 microseconds. Once the limit
 is reached, folders are linked instead of created."""
 LEFT_OUT = frozenset({"__pycache__"})
 

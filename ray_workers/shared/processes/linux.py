@@ -38,8 +38,8 @@ def stand_back(niceness: int, pid: int = 0) -> None:
 
 
 def pack(maps: str = "/proc/self/maps") -> Iterator[bool]:
-    """Move this process's memory to huge pages, one page per step. After each step, which takes a
-    few milliseconds, yield False, which means that the work is not finished."""
+    """Move this process's memory to huge pages, one page at a time. Moving a page takes a few
+    milliseconds. After each page, yield False, because the work is not finished."""
     madvise = ctypes.CDLL(None).madvise
     for start, end in _own_memory(maps):
         first = -(-start // HUGE_BYTES) * HUGE_BYTES

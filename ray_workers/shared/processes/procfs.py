@@ -43,8 +43,8 @@ class Session:
     """Start time of the leader in clock ticks since boot, since pids are reused."""
     mark: str
     closed: bool = False
-    """Whether the session has been found to be empty. Its number may since have been assigned to
-    another session."""
+    """Whether the session has been found to be empty. The number of an empty session may already
+    belong to another session."""
 
 
 def new_mark() -> str:
@@ -236,7 +236,8 @@ def num_memory_kills() -> int:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal. Without one, most signals kill it."""
+    """Whether the process has a handler for the signal. Most signals kill a process that has no
+    handler for them."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

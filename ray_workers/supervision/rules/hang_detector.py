@@ -1,4 +1,5 @@
-"""Detects whether a group hangs, and which ranks cause the hang. Pure, without Ray or torch.
+"""Detects whether a group hangs, and which ranks cause the hang. The module is pure, and imports
+neither Ray nor torch.
 
 When a rank hangs, the ranks that wait for it make no progress either. But a waiting rank is further
 ahead than the hanging rank: it has entered a collective that the hanging rank has not reached.
@@ -60,7 +61,7 @@ class Hang:
         ranks = [observation.rank for observation in self.culprits]
         who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
         verb = "was" if len(ranks) == 1 else "were"
-        message = f"{who} stood still for {self.waited_s:.1f} s in {phase}, and {verb} ended"
+        message = f"{who} made no progress for {self.waited_s:.1f} s in {phase}, and {verb} killed"
         return Outcome.of(cause, message, ranks[0])
 
 

@@ -1,4 +1,5 @@
-"""Determines the members of a group's next rendezvous round. Pure, without Ray or torch.
+"""Determines the members of a group's next rendezvous round. The module is pure, and imports
+neither Ray nor torch.
 
 Lost workers, dead nodes, granted slots and recalled slots all change the roster of a group.
 `next_round` returns the round that results from a roster, and the actions that are needed before

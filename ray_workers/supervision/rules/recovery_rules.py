@@ -1,4 +1,4 @@
-"""The rules for recovery in place. Pure, without Ray or torch.
+"""The rules for recovery in place. The module is pure, and imports neither Ray nor torch.
 
 The surviving ranks have the complete state of a replicated model. Therefore, a killed rank is
 replaced, and no rank has to repeat a step. A rank that failed with its own error is not replaced,

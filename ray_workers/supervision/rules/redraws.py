@@ -1,5 +1,5 @@
-"""Converts output in which a program redraws lines, as progress bars do, into log lines. Pure,
-without Ray or torch.
+"""Converts output in which a program redraws lines, as progress bars do, into log lines. The module
+is pure, and imports neither Ray nor torch.
 
 A program redraws a line after a carriage return, after backspaces, or after moving the cursor up.
 Of a redrawn line, one state per second and the last state are logged. All other lines are logged

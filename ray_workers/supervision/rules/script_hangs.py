@@ -1,4 +1,4 @@
-"""Detects whether a script hangs. Pure, without Ray or torch.
+"""Detects whether a script hangs. The module is pure, and imports neither Ray nor torch.
 
 A script does not report phases, and can spend hours on a single task. Therefore, two of four signs
 must be observed, unless the user has set a limit. The signs are: the ranks have stopped reporting;

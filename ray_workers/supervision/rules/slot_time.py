@@ -1,4 +1,5 @@
-"""Accounts for every second of an attempt's slots. Pure, without Ray or torch.
+"""Accounts for every second of an attempt's slots. The module is pure, and imports neither Ray nor
+torch.
 
 The training processes report the use of most of the time themselves, on their heartbeat pages. The
 rest is assigned to the category of what the attempt was doing: starting, recovering, or nothing.

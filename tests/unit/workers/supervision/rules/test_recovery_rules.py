@@ -157,7 +157,7 @@ def test_the_end_of_a_rank_is_described(code: int | None, words: str) -> None:
 def test_a_kill_with_low_memory_is_described() -> None:
     text = recovery_rules.how(replace(RankExit.of(3, -9), memory_kills=1))
     assert text.startswith(
-        "rank 3 was killed by SIGKILL (in this time, the kernel of its node killed 1 "
+        "rank 3 was killed by SIGKILL (while it ran, the kernel of its node killed 1 "
     )
     assert (
         recovery_rules.how(replace(RankExit.of(3, -11), memory_kills=1))
