@@ -24,7 +24,7 @@ FACTOR = 10.0
 """A rank counts as hanging when it has been in the same phase for this many times the duration of
 the slowest step."""
 REMEMBERED = 100
-"""Number of recent steps among which the slowest step is determined."""
+"""Number of recent steps from which the slowest step is determined."""
 
 PATIENCE = 10.0
 """Factor by which the limits are extended for groups that do not recover in place, and for ranks
@@ -81,8 +81,8 @@ class StepTimes:
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
         """Return the step times after another observation. `now` is in seconds at the machines'
-        usual speed. `at_own_pace` is whether a slow rank can count several steps for one unit of
-        work; its time then counts as a single step."""
+        usual speed. `at_own_pace` states whether a slow rank can count several steps for one unit
+        of work; the time of these steps then counts as the time of one step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -118,7 +118,7 @@ class HangLimits:
 def find_hang(
     observations: Sequence[RankObservation], limits: HangLimits, *, are_last: bool = False
 ) -> Hang | None:
-    """Return the hang, if the ranks' latest processes hang. `are_last` is true if other ranks have
+    """Return the hang if the ranks' latest processes hang. `are_last` is true if other ranks have
     finished.
 
     Returns None while a rank is joining or waiting for a round, because the recovery handles such
@@ -150,7 +150,7 @@ def find_left_behind(
 
     Rarely (about once in 500 kills), gloo does not notice that a connection broke. Its operation
     then continues to wait, although the peer is lost and the connection has been cut. Also, a rank
-    that is trying to connect to a peer that died first has no connection that could be cut.
+    that is still trying to connect to a peer that has died has no connection that could be cut.
     """
     forming_s = limits.slowness * limits.timings.forming_hang_s
     forming = [one for one in observations if one.status.phase is RankPhase.FORMING]
@@ -172,7 +172,7 @@ def find_left_behind(
 
 @dataclass(frozen=True)
 class Suspicion:
-    """The ranks that have been observed hanging without any progress, and the time since when."""
+    """Ranks that seem to hang, and the time since which they have made no progress."""
 
     suspects: tuple[tuple[int, int, float], ...] = ()
     since: float = 0.0

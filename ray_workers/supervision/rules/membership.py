@@ -61,7 +61,7 @@ class NextRound:
     restarted: tuple[int, ...]
     """Members whose processes must be replaced before the round begins."""
     rejoining: tuple[int, ...]
-    """Workers that join a later round, because their processes are replaced while the others
+    """Workers that join a later round, because their processes are replaced while the other workers
     train."""
     num_awaited: int
     """Number of missing workers. The members wait for these workers before the round begins."""
@@ -75,7 +75,8 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     left = [one for one in roster.workers if one.node_id not in roster.dead_nodes]
     if len(left) < len(roster.workers) and traits.keeps_numbers:
         return (
-            "a node is lost, and without its ranks the numbers and roles of the others would change"
+            "a node is lost, and removing its ranks would change the numbers and roles of the "
+            "other ranks"
         )
     lost = [one for one in left if one.state is WorkerState.LOST]
     waits_for_lost = not traits.goes_on_without_lost

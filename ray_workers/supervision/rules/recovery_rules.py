@@ -46,7 +46,7 @@ class RecoveryState:
     """The state of a group's recovery."""
 
     round: int = 0
-    """Number of the latest rendezvous round, which may not have been announced yet. Messages call
+    """Number of the latest rendezvous round, which might not have been announced yet. Messages call
     it `generation`."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
@@ -125,7 +125,7 @@ def refused(
     if num_holders == 0:
         return "no running rank holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:
-        return f"it recovered {without_a_step} times in a row without a step in between"
+        return f"the group recovered {without_a_step} times in a row without completing a step"
     for rank in lost:
         frame = errors.get(rank.rank)
         if frame is not None and Cause(frame.body["cause"]) is not Cause.WORKER_LOST:
@@ -136,12 +136,12 @@ def refused(
 
 
 def may_restart(lost: Sequence[RankExit], standalone: Set[int], earlier: Mapping[int, int]) -> bool:
-    """Whether these ranks are restarted while the others continue. A rank that ended on its own is
-    not restarted, because it would end again; neither is a rank whose actor is gone, because the
-    other ranks know its port.
+    """Whether these ranks are restarted while the other ranks continue. A rank that exited on its
+    own is not restarted, because it would exit again. A rank whose actor is gone is not restarted,
+    because the other ranks know the port of that actor.
 
-    `standalone` are ranks for which the others do not have to wait, and `earlier` is the number of
-    recent restarts of each rank.
+    `standalone` contains the ranks that other ranks do not have to wait for, and `earlier` the
+    number of recent restarts of each rank.
     """
     return all(
         end.rank in standalone

@@ -7,8 +7,8 @@ import statistics
 from collections import deque
 
 FIRST_SAVE_S = 10.0
-"""With `every_steps: auto`, seconds of training before the first save, by which the cost of a save
-is measured."""
+"""With `every_steps: auto`, seconds of training before the first save, which is used to measure the
+cost of a save."""
 MAX_INTERVAL_S = 600.0
 """With `auto`, maximum number of seconds of training that a failure can lose."""
 MAX_SHARE = 0.05

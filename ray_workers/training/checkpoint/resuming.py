@@ -26,7 +26,7 @@ def choose(
     """Return the first of `refs` that is valid on every rank, and the skipped checkpoints before
     it. A collective operation.
 
-    everywhere: returns whether all ranks passed True; all ranks get the same answer. Raises
+    everywhere: returns whether all ranks passed True; all ranks get the same result. Raises
     StorageError if no checkpoint is valid and the storage could not be read, because starting from
     scratch would lose the checkpoints in this storage.
     """
@@ -41,7 +41,8 @@ def choose(
     out_of_reach = [each for each in passed_over if not each.is_reached]
     if out_of_reach:
         raise StorageError(
-            f"no checkpoint can be read; step {out_of_reach[0].step}: {out_of_reach[0].why}"
+            f"no checkpoint can be read; the checkpoint of step {out_of_reach[0].step}: "
+            f"{out_of_reach[0].why}"
         )
     return None, passed_over
 

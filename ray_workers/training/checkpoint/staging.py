@@ -23,7 +23,7 @@ from ray_workers.training.checkpoint.safetensors_layout import PAGE_BYTES, Layou
 from ray_workers.training.devices import module_of, on_gpu
 
 AT_ONCE_BYTES = 1 << 20
-"""Fewer bytes than this are copied by the caller, which is faster than using a thread."""
+"""States with fewer bytes are copied by the caller, which is faster than using a thread."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ class DifferentDataError(DataError):
 
     def __init__(self, who: str, fingerprint: str) -> None:
         super().__init__(
-            f"the {who} have read different data from the same source; here, the hash of its "
-            f"content is {fingerprint}. Don't change a source while a job is starting"
+            f"the {who} have read different data from the same source; this process has read "
+            f"content with the hash {fingerprint}. Don't change a source while a job is starting"
         )
 
 

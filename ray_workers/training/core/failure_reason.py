@@ -188,7 +188,7 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
 
 
 def _is_here(module: str) -> bool:
-    """Whether a package is in the job's directory instead of installed."""
+    """Whether a package is in the job's directory, rather than an installed package."""
     return any(
         Path(location).is_relative_to(Path.cwd())
         for location in getattr(sys.modules[module], "__path__", ())

@@ -51,7 +51,8 @@ NO_STATE = Progress(NOTHING)
 
 
 FINISHED_KEY: Final = "finished"
-"""Key in the store. Once the result of the job is stored, its value is the job's last step."""
+"""Key in the store whose value is the job's last step. It is set once the result of the job is
+stored."""
 
 
 def mark_finished(store: Store, step: int) -> None:

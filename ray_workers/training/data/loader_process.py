@@ -132,7 +132,7 @@ def _serve(take: Take, asked: int, answered: int, parent: int) -> NoReturn:
 
 def _become_loader(parent: int) -> None:
     """Prepare a process that was just forked from a rank, which has threads and connections: close
-    the connections, so that peers notice the end of the rank, and make the process end with the
+    the connections, so that peers notice when the rank exits, and make the process exit with the
     rank."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -134,7 +134,7 @@ class Prefetcher:
         self._begin(from_step)
 
     def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
-        """Divide the global batches from this step on according to these parts; see
+        """Starting with this step, divide the global batches according to these parts; see
         `DistributedBatchSampler.parts`."""
         self._batches.parts = parts
         self._begin(from_step)

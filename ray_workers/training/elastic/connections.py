@@ -93,8 +93,8 @@ def _sent_through(fd: int) -> int:
 
 
 def _listens(sock: socket.socket) -> bool:
-    """Whether a socket is a listener. These must stay open, because gloo ends the process when it
-    can no longer accept connections."""
+    """Whether a socket is a listener. Listeners must stay open, because gloo ends the process when
+    it can no longer accept connections."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 

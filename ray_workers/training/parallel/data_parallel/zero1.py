@@ -39,8 +39,8 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 
 
 class Zero1Step(OptimizerStep):
-    """The step of an optimizer whose state is divided among ranks. After each step, every rank has
-    received whether any rank has been asked to leave."""
+    """The step of an optimizer whose state is divided among ranks. After each step, every rank
+    knows whether any rank has been asked to leave."""
 
     def __init__(
         self,

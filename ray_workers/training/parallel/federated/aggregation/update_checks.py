@@ -40,7 +40,7 @@ def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
     """Return why an update was refused, for the log."""
     match verdict:
         case Verdict.WRONG_SHAPE:
-            return "its shape differs from the model's"
+            return "its shape differs from the shape of the model"
         case Verdict.NOT_FINITE:
             return "it has values that are not finite"
         case Verdict.TOO_LARGE:
