@@ -91,7 +91,7 @@ def judge(
     Raises ValueError if no rank has ended.
     """
     if not ended:
-        raise ValueError("no rank of the group has ended")
+        raise ValueError("no rank has ended, so the group has no outcome")
     failed = [rank for rank in ended if rank.exit_code != 0]
     if not failed:
         return Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")

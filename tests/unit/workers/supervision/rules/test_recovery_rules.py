@@ -121,7 +121,7 @@ def test_a_group_that_breaks_before_every_step_does_not_recover_for_ever() -> No
     assert refused(RankExit.of(0, -9), without_a_step=MOST_WITHOUT_A_STEP - 1) is None
     reason = refused(RankExit.of(0, -9), without_a_step=MOST_WITHOUT_A_STEP)
     assert reason is not None
-    assert "without a step in between" in reason
+    assert "without completing a step" in reason
 
 
 def test_ranks_that_are_lost_on_the_way_are_recovered_with_those_before() -> None:
