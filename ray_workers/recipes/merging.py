@@ -1,4 +1,4 @@
-"""Detect values of a table that are different in the file but equal for the model."""
+"""Detects table values that differ in the file but become equal in float32."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Types that cross the boundary between service and cluster. They are frozen, plain and picklable.
 
 The service writes an `AttemptSpec` and reads `PollReply`s. A rank actor passes a `RankTask` to its
-training process as JSON. Nothing here needs Ray or torch.
+training process as JSON. This module needs neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class AttemptSpec(RankSpec):
     start_timeout_s: float
     """Seconds within which Ray must provide the slots."""
     max_runtime_s: float | None
-    """Remaining seconds that the job may run."""
+    """Number of seconds that the job may still run."""
     min_workers: int | None
     """Minimum number of workers with which the group continues if no replacement is available; None
     requires the initial number."""
@@ -433,8 +433,7 @@ class RankTask(ProcessSpec, RankSpec):
 
     @property
     def series_names_url(self) -> str:
-        """URL of the file that lists the metrics that attempts of this job have found in this
-        rank's files."""
+        """URL of the list of metrics that attempts of this job have found in this rank's files."""
         return f"{self.folder_url.rpartition('/')[0]}/series-names/rank-{self.rank:05d}.json"
 
     def to_json(self) -> str:

@@ -143,7 +143,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The position at which the data continue after a resume."""
+    """The position from which the data are read after a resume."""
 
     epoch: Count
     step_in_epoch: Count

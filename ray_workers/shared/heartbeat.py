@@ -6,7 +6,8 @@ file. Therefore other processes can see how far a process got, even if it hangs,
 dead. Two words of a page are written by other processes: the generation of the group that the
 process must join next, and whether the rank is asked to leave.
 
-Times are from the node's monotonic clock, which all its processes share, except for `first_at`.
+All times except `first_at` are from the node's monotonic clock, which all processes of the node
+share.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ class NodeObservation:
     slowness: float | None
     """How many times slower than usual the node is; None if not requested."""
     system_metrics: Mapping[int, Mapping[str, float]]
-    """Values by rank and name; one rank also has the metrics of its node. Empty if not
-    requested."""
+    """Metric values by rank and name. One of the ranks also has the metrics of the node. Empty if
+    not requested."""
 
 
 class UnreportedStep(NamedTuple):
@@ -207,7 +208,8 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = self._began
 
     def enter(self, phase: RankPhase, use: TimeCategory) -> None:
-        """Begin a phase, and add the time since the last call to the previous category."""
+        """Begin a phase, and add the time since the last call to the category of the previous
+        phase."""
         now = time.monotonic()
         self._floats[_USE_AT[self._use]] += now - self._began
         self._use, self._began = use, now

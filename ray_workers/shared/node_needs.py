@@ -106,7 +106,7 @@ class RemoteCodeRef:
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """Everything that a node must have before ranks of a job start there."""
+    """Everything that a node must have before a job's ranks can start on it."""
 
     environment: Mapping[str, Any] | None
     """`JobSpec.environment` as JSON data."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 NODE_TMPDIR = "DRAY_TMPDIR"
-"""Variable with the node's temporary folder, for processes whose own TMPDIR is elsewhere."""
+"""Variable with the node's temporary folder, for processes that have a different TMPDIR."""
 SHORT_TMP = Path("/tmp")
 """The folder for links to a temporary folder with a long path."""
 SOCKET_PATH_BYTES = 107

@@ -46,8 +46,8 @@ class TableModel(nn.Module):
         indicated: Sequence[int] = (),
         has_offsets: bool = False,
     ) -> None:
-        """`indicated` are the indices of numeric columns with an additional 0/1 input for missing
-        values."""
+        """`indicated` contains the indices of the numeric columns that have an additional 0/1 input
+        for missing values."""
         super().__init__()
         self.num_numeric = num_numeric
         self.indicated = list(indicated)

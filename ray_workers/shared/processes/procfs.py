@@ -40,7 +40,7 @@ class Session:
     pid: int
     """Pid of the leader."""
     started: int
-    """Start time of the leader in clock ticks since boot, since pids are reused."""
+    """Start time of the leader in clock ticks since boot, needed because pids are reused."""
     mark: str
     closed: bool = False
     """Whether the session has been found to be empty. The number of an empty session may already

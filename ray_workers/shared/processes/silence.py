@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 
 class AwakeClock:
-    """A clock of the seconds during which this process itself ran.
+    """A clock that counts the seconds during which this process itself ran.
 
     Processes should not count as silent because a laptop was asleep or a machine was paused, so at
     most `MAX_GAP_S` is counted between two readings.

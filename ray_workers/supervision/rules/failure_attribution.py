@@ -21,8 +21,8 @@ class RankExit:
     rank: int
     exit_code: int | None
     lost_forkserver: bool
-    """Whether the forkserver on the process's node ended. Another job or the machine can cause
-    this."""
+    """Whether the forkserver on the process's node ended. This can be caused by another job or by
+    the machine."""
     is_stuck: bool
     """Whether the process was killed but still existed after the forkserver's time limit. This
     limit does not depend on the speed of the machine."""

@@ -18,7 +18,7 @@ TORN = -3
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of one rank; a greater number is further."""
+    """The progress of one rank; a greater number means more progress."""
 
     number: int
     """Twice the number of completed optimizer steps, plus one if all tasks that were due after the

@@ -20,7 +20,8 @@ from ray_workers.training.devices import sent
 PIECES_AHEAD = 2
 """Number of micro-batches that are read ahead for each loader process, unless a step has more."""
 MOST_AHEAD = 64
-"""Maximum number of micro-batches that wait to be computed. It limits the memory that they use."""
+"""Maximum number of micro-batches that wait to be computed, which limits the memory that they
+use."""
 
 Piece = tuple[Tensor, Tensor]
 """(inputs, targets) of a micro-batch."""
