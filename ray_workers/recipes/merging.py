@@ -21,7 +21,7 @@ evenly spaced rows are compared."""
 
 @dataclass(frozen=True)
 class Merged:
-    """The number of distinct values in a column, in the file and in float32."""
+    """Counts of the distinct values in a column: in the file, and in float32."""
 
     num_different: int
     num_left: int

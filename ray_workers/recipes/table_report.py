@@ -1,4 +1,4 @@
-"""Create lines for the job's log that describe the job's table and the treatment of each column."""
+"""Creates log lines that describe the job's table and how each column is treated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _whole(table: Table) -> str:
     columns = ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
     dropped = f" ({table.num_dropped:,} with missing values were dropped)"
     rows = f"{len(table.target):,} rows{dropped if table.num_dropped else ''}"
-    return f"the table has {rows}, and these columns besides the target: {columns}"
+    return f"the table has {rows} and, in addition to the target, these columns: {columns}"
 
 
 def _columns(

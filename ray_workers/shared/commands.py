@@ -1,8 +1,8 @@
 """Commands that the service sends to the supervisor of a running attempt.
 
 If the response to a command is lost, the service sends the command again. Commands are therefore
-idempotent: the supervisor ignores a drill whose id, or a grant or recall whose number, it has
-already received, and every stop command after the first.
+idempotent: the supervisor ignores a drill with a known id, a grant or recall with a known number,
+and every stop after the first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Grant:
     slices: tuple[Slice, ...]
     """Empty if only the batch size changes."""
     batch_size: int | None
-    """Global batch size from the round that adds the slots; None keeps the batch size."""
+    """Global batch size, starting with the round that adds the slots; None keeps the batch size."""
 
     @property
     def name(self) -> str:
@@ -72,7 +72,8 @@ class Recall:
     """Grants and recalls share one sequence of numbers."""
     slices: tuple[Slice, ...]
     batch_size: int | None
-    """Global batch size from the round that releases the slots; None keeps the batch size."""
+    """Global batch size, starting with the round that releases the slots; None keeps the batch
+    size."""
 
     @property
     def name(self) -> str:

@@ -93,10 +93,10 @@ class RankSpec:
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
-    """Maximum undelivered bytes of a rank's log, and of its metrics."""
+    """Maximum number of undelivered bytes of a rank's log, and separately of its metrics."""
     output_limit_bytes: int
-    """Maximum total bytes of the files in a script's output folders, and of the artifacts that one
-    rank saves."""
+    """Maximum total size in bytes of the files in a script's output folders, and separately of the
+    artifacts that one rank saves."""
     worker_mtbf_s: float
     """Mean time until the loss of one worker ends an attempt. It determines the interval of
     `checkpoint.every_steps: auto`."""
@@ -119,7 +119,7 @@ class AttemptSpec(RankSpec):
 
     deployment_id: str
     traits: GroupTraits
-    """The meaning of `spec` for the group."""
+    """The traits of the group that follow from `spec`."""
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     """Ray resources of one worker: `CPU`, and `GPU` or `memory` if the job requests them."""
@@ -160,9 +160,9 @@ class Phase(StrEnum):
     ACQUIRING = "acquiring"
     """Waiting for Ray to provide the slots."""
     STARTING = "starting"
-    """Processes are starting; the group has not done its first optimizer step."""
+    """Processes are starting; the group has not completed its first optimizer step."""
     RUNNING = "running"
-    """The group has done its first optimizer step or, for a script, the process has started."""
+    """The group has completed an optimizer step or, for a script, the process has started."""
     STOPPING = "stopping"
     ENDED = "ended"
     """All processes have ended and all slots are released."""
@@ -175,7 +175,7 @@ class Cause(StrEnum):
     STOPPED = "stopped"
     """The attempt was asked to stop because the job is being cancelled."""
     USER_ERROR = "user_error"
-    """The training code raised an exception, exited with a nonzero code, or died by a signal."""
+    """The code raised an exception, exited with a nonzero code, or was killed by a signal."""
     CANNOT_RUN = "cannot_run"
     """A file or module of the code is missing or invalid. Another attempt would not help."""
     BAD_DATA = "bad_data"
@@ -186,11 +186,11 @@ class Cause(StrEnum):
     """The data source did not respond to a worker's repeated requests, but may respond later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not provide the slots in time: other programs use them. No retry is charged."""
+    """Ray did not provide the slots in time, since other programs use them. No retry is charged."""
     WORKER_LOST = "worker_lost"
     """A rank actor, its node or its process disappeared without reporting an error."""
     INFRASTRUCTURE = "infrastructure"
-    """A fault of dray or Ray while starting or running the group."""
+    """dray or Ray failed while starting or running the group."""
     SUPERVISOR_LOST = "supervisor_lost"
     NODE_LOST = "node_lost"
     """The cluster or the node that ran the attempt is gone. No retry is charged."""
@@ -279,7 +279,7 @@ SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
 evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
 STALENESS_COUNT = "sync/staleness_count/"
-"""Prefix of a histogram's metrics: the number of updates whose staleness is in the bucket."""
+"""Prefix for the metrics of a histogram: the number of updates with a staleness in each bucket."""
 CONSENSUS_DISTANCE = "train/consensus_distance"
 """Root mean square, over the ranks, of the distance between a rank's copy and the mean copy."""
 
@@ -382,8 +382,7 @@ class ProcessSpec:
     """Generation of the first group that the process joins, as rank `rank` of `world_size`. If this
     is AWAITING, `rank` only identifies the process in observations."""
     peers: tuple[str, ...]
-    """`host:port` at which each rank serves its framework, by rank; empty if the framework needs
-    none."""
+    """`host:port` on which each rank listens, by rank; empty if the framework needs no ports."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from ray_workers.shared.contracts import Slice
 from ray_workers.shared.round_files import UPDATE, number_of
 
 MAX_STEP = 2**53
-"""Maximum step. Steps up to this limit are exact in JSON, and far below the limit of a 64-bit
-column."""
+"""Maximum step. Step numbers up to this limit are exact in JSON, and far below the maximum of a
+64-bit column."""
 MAX_SECONDS = 1e12
 MAX_KEY_CHARS = 128
 MAX_PHASE_CHARS = 64
@@ -85,7 +85,7 @@ def _ranks(limit: int) -> AfterValidator:
 
 
 def _short(text: str) -> str:
-    # `max_length` would refuse a string with lone surrogates.
+    # `max_length` would reject a string with lone surrogates.
     if len(text) > MAX_RECEIPT_CHARS:
         raise ValueError(f"longer than {MAX_RECEIPT_CHARS} characters")
     return clean(text)
@@ -108,7 +108,7 @@ def _name_of_round(name: str, info: ValidationInfo) -> str:
 
 
 def _awaited(value: str) -> str:
-    """Refuse unknown values, because the value becomes part of a path."""
+    """Reject unknown values, because the value becomes part of a path."""
     if value not in (UPDATE, *MaskingPhase):
         raise ValueError(f"not a message that clients send: {value!r}")
     return value

@@ -105,7 +105,7 @@ class RankAssignment:
     rank: int
     world_size: int
     batch_size: int | None
-    """Global batch size from this generation on; None keeps the batch size of the training
+    """Global batch size, starting with this generation; None keeps the batch size of the training
     state."""
 
 

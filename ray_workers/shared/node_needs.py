@@ -59,7 +59,7 @@ class EnvironmentPolicy:
     secrets_dir: str | None
     """Folder on each node with a file for each name that `environment.secrets` may contain."""
     limit_bytes: int
-    """Maximum total bytes of a machine's environments and the installer's cache."""
+    """Maximum total size in bytes of a machine's environments and the installer's cache."""
     build_limit_s: float
     """Maximum time that building an environment may take, in seconds."""
     owner: str | None
@@ -84,8 +84,8 @@ class CodeRef:
 
 @dataclass(frozen=True)
 class RemoteCodeRef:
-    """Code for a node to fetch from elsewhere. Either `git` and `commit` or `url` and `sha256` are
-    set, as in `script.code`."""
+    """Code that a node fetches from a Git repository or a URL. Either `git` and `commit` or `url`
+    and `sha256` are set, as in `script.code`."""
 
     git: str | None
     commit: str | None
@@ -114,7 +114,7 @@ class NodeNeeds:
     """Whether all of the node's packages must remain unchanged, as for a recipe."""
     policy: EnvironmentPolicy
     code: RemoteCodeRef | None
-    """Code for the node to fetch itself."""
+    """Code that the node fetches itself."""
 
 
 class JobNeed(StrEnum):
@@ -130,7 +130,7 @@ class BuildState(StrEnum):
     READY = "ready"
     BUILDING = "building"
     FAILED = "failed"
-    """Another try would fail in the same way."""
+    """A retry would fail in the same way."""
     UNREACHABLE = "unreachable"
     """A server or a disk has failed. The node tries again at the next request."""
 
@@ -140,7 +140,8 @@ class NodeEnvironment:
     """The state of a job's needs on a node."""
 
     need: JobNeed
-    """The need that this state describes: if only one of two needs is ready, the other one."""
+    """The need that this state describes. If the job has two needs and one is ready, this is the
+    need that is not ready."""
     state: BuildState
     message: str
     """The installer's error, if it failed."""
@@ -159,4 +160,4 @@ class CodeProblem:
 
     message: str
     is_final: bool
-    """Whether another try would fail in the same way."""
+    """Whether a retry would fail in the same way."""

@@ -48,8 +48,8 @@ def is_owners(folder: str | None, name: str, owner: str | None) -> bool:
 def _read(folder: str | None, name: str, owner: str | None) -> str:
     if folder is None:
         raise SecretUnavailable(
-            f"the job requests the secret {name}, but this cluster has no folder for secrets "
-            "(DRAY_SECRETS_DIR)"
+            f"the job requests the secret {name}, but this cluster has no folder for secrets: "
+            "set DRAY_SECRETS_DIR"
         )
     if not _NAME.fullmatch(name):
         raise SecretUnavailable("the name of a secret must consist of letters, digits and _")

@@ -14,8 +14,8 @@ from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
 Send = Callable[[int, int], Awaitable[bool]]
-"""Sends a signal to a rank, given as (rank, signal). Returns whether a process of the rank received
-it."""
+"""A function (rank, signal) that sends the signal to the rank, and returns whether a process of the
+rank received the signal."""
 
 
 class FaultInjector:

@@ -89,7 +89,7 @@ class GroupMonitor:
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
-        """Worker indices of ranks killed because of a hang whose exits have not been observed."""
+        """Indices of workers killed because of a hang, until their exits have been observed."""
         self._hang_outcome: Outcome | None = None
         """The outcome of the attempt if the ranks in `_hung` are not replaced."""
         self._observations: list[RankObservation] = []
@@ -105,7 +105,7 @@ class GroupMonitor:
 
     @property
     def use(self) -> TimeCategory:
-        """The category for the slot time whose use no process has reported."""
+        """The category for slot time that no process has accounted for."""
         if self._recovery.state.regrouping is not None:
             return TimeCategory.RECOVERING
         statuses = [observation.status for observation in self._observations]
@@ -214,7 +214,7 @@ class GroupMonitor:
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Restart ranks of a script that form no group. Return whether they were restarted."""
+        """Restart ranks that form no process group. Return whether they were restarted."""
         report = await self._standalone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False

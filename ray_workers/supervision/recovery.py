@@ -165,8 +165,8 @@ class RecoveryController:
     # The next round.
 
     async def resize(self, change: GroupChange) -> None:
-        """Form a round with a different number of workers or a different batch size, although no
-        worker was lost."""
+        """Form a round that changes the number of workers or the batch size, without the loss of a
+        worker."""
         await self.begin([], time.time())
         await self.form(change)
 

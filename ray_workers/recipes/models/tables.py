@@ -99,7 +99,7 @@ class TableModel(nn.Module):
 
     def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
         """Map (N, num_numeric) standardised numbers, (N, num_categorical) codes and (N,
-        len(indicated)) marks of missing values to (N, num_outputs), in units of the target's
+        len(indicated)) indicators of missing values to (N, num_outputs), in units of the target's
         deviation."""
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class TableMlp(TableModel):
 
 class OwnTableModel(TableModel):
     """A user's own network with (N, num_numeric + num_categorical + len(indicated)) features: the
-    standardised numbers, the codes of the categories and the marks of missing values."""
+    standardised numbers, the codes of the categories and the indicators of missing values."""
 
     def __init__(
         self,

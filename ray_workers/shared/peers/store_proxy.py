@@ -24,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
-"""Maximum seconds in which the two ends must authenticate to each other."""
+"""Maximum number of seconds for the two ends to authenticate to each other."""
 MAX_UNPROVED = 256
 """Maximum number of unauthenticated connections. If there are more, the oldest one is closed."""
 BACKLOG = 1024

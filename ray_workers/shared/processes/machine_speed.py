@@ -54,7 +54,7 @@ def cpu_time(pid: int) -> CpuTime | None:
 
 
 class WaitMeter:
-    """Measures how slow processes on a machine are, based on consecutive calls of `sample`."""
+    """Measures how slow processes on a machine are, based on consecutive calls to `sample`."""
 
     def __init__(
         self,

@@ -23,8 +23,8 @@ from pathlib import Path
 MARK_VARIABLE = "DRAY_PROCESS_MARK"
 MARK_BITS = 52
 LIMIT_BASE = 1 << 62
-"""More bytes than any machine's memory, so that the limit would have no effect even if a kernel
-enforced it."""
+"""A number of bytes that exceeds any machine's memory, so that the limit would have no effect even
+if a kernel enforced it."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -84,8 +84,8 @@ def pid_namespace() -> str:
 
 
 def stat_fields(pid: int | str) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from field 3 (state) on; empty if the process does not
-    exist."""
+    """Return the fields of /proc/PID/stat, starting with field 3 (state); empty if the process does
+    not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
