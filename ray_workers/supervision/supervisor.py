@@ -79,8 +79,8 @@ class Supervisor:
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
         self._started_at: float | None = None
-        """When the slots were reserved, by `time.monotonic`. `max_runtime_s` counts from this
-        time."""
+        """Time at which the slots were reserved, from `time.monotonic`. `max_runtime_s` is measured
+        from this time."""
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])

@@ -334,7 +334,7 @@ class WorkerGroup:
 
     async def release_rest(self) -> bool:
         """Release the slots that are marked as going and in which no process is running. Returns
-        whether there were any."""
+        whether any slots were released."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
         nodes, indices = {member.node_id for member in going}, [member.index for member in going]

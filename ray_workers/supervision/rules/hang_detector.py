@@ -146,9 +146,10 @@ def find_hang(
 def find_left_behind(
     observations: Sequence[RankObservation], round_number: int, limits: HangLimits
 ) -> Hang | None:
-    """Return a hang of ranks that have not joined the latest round to which they are assigned.
+    """Return the hang of the ranks that have not joined the latest round to which they are
+    assigned.
 
-    Rarely (about once in 500 kills), gloo does not notice that a connection broke. Its operation
+    Rarely (about once in 500 kills), gloo does not notice that a connection broke. The operation
     then continues to wait, although the peer is lost and the connection has been cut. Also, a rank
     that is still trying to connect to a peer that has died has no connection that could be cut.
     """

@@ -16,7 +16,7 @@ from ray_workers.shared.group_traits import GroupTraits
 
 
 class WorkerState(Enum):
-    """The state of a worker, as far as the supervisor has observed it."""
+    """The state of a worker, as observed by the supervisor."""
 
     ACTIVE = auto()
     """The worker has a rank in the group, and its process is running."""

@@ -67,7 +67,7 @@ class RecoveryState:
     round, so that the ranks get it even if the previous round failed."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
-        """Return the state of a group that starts to regroup, or starts again after further
+        """Return the state of a group that starts to regroup, or starts over after further
         losses."""
         if self.regrouping is not None:
             ranks = sorted({*self.regrouping.ranks, *ranks})
@@ -85,8 +85,8 @@ class RecoveryState:
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
     """Whether the running processes of a script will join the next round with their group. This is
-    true if one process has called `train.prepare`: the others run the same program, so they will
-    call it too.
+    true if one process has called `train.prepare`: the other processes run the same program, so
+    they will call it too.
 
     For `observations` and `running`, see `num_holders`.
     """
@@ -162,8 +162,8 @@ def num_holders(
     Before the attempt's first step there is nothing to lose, so every rank counts.
 
     `observations` must include all observable processes of the attempt, even ended ones. `running`
-    has the (worker index, incarnation) of the running processes in the group. `furthest_step` is
-    the last step that any rank, observed or not, is known to have committed.
+    contains the (worker index, incarnation) of each running process in the group. `furthest_step`
+    is the last step that any rank, observed or not, is known to have committed.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step
@@ -201,7 +201,9 @@ def loss_report(
     else:
         reason = "ranks lost their connections, although all of them are alive"
     goes_on = (traits.goes_on_without_lost or traits.restarted_alone) and lost
-    others = f"{'the others' if lost else 'they'} {'continue' if goes_on else 'keep their state'}"
+    others = (
+        f"{'the other ranks' if lost else 'they'} {'continue' if goes_on else 'keep their state'}"
+    )
     return RegroupingReport(
         generation=round_number,
         ranks=[rank.rank for rank in lost],

@@ -1,8 +1,8 @@
 """Accounts for every second of an attempt's slots. The module is pure, and imports neither Ray nor
 torch.
 
-The training processes report the use of most of the time themselves, on their heartbeat pages. The
-rest is assigned to the category of what the attempt was doing: starting, recovering, or nothing.
+The training processes report on their heartbeat pages how they use most of the time. The remaining
+time is assigned to what the attempt was doing: starting, recovering, or nothing.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
 
 
 def _of_one(observation: RankObservation) -> Booked:
-    """Return the seconds on the process's page. While the process is alive, the seconds of its
-    current use are added."""
+    """Return the seconds recorded on the process's page. While the process is alive, the seconds of
+    its current use are added."""
     uses: Mapping[TimeCategory, float] = observation.status.uses
     now = {observation.status.use: observation.age_s} if observation.state else {}
     return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}

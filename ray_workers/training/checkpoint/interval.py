@@ -39,8 +39,8 @@ def interval_s(cost_s: float, write_s: float, mtbf_s: float) -> float:
 
 
 class StallMeter:
-    """Measures the time that each save adds to the loop: the time that the save blocks the loop,
-    and the additional time that steps take while the save is being written."""
+    """Measures the time that each save adds to the loop: the time for which the save blocks the
+    loop, and the additional time that steps take while the save is being written."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=NUM_STEPS)
@@ -68,8 +68,8 @@ class StallMeter:
         return stall
 
     def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
-        """Count a step. At the first step after a save has ended, returns the stall of the save;
-        otherwise None.
+        """Count a step. At the first step after the end of a save, return the stall of the save;
+        otherwise, return None.
 
         is_saving: whether the save is still in progress at the end of the step.
         """

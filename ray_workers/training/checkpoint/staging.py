@@ -178,7 +178,7 @@ def _pinned(size: int) -> Tensor:
 
 
 def _pages(size: int) -> Tensor:
-    """Allocate whole pages. If the system supports huge pages, they are used, because fewer pages
+    """Allocate whole pages. Huge pages are used if the system supports them, so that fewer pages
     must be mapped."""
     pages = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -134,9 +134,9 @@ def name_of(operation: Any) -> str | None:
 def replace_parameters(
     module: nn.Module, parameters: Mapping[str, nn.Parameter | None]
 ) -> dict[str, nn.Parameter | None]:
-    """Replace parameters of a module with others of the same names, and return all previous
-    parameters. If a parameter were assigned normally, torch would check it against the object with
-    which a wrapper has replaced it.
+    """Replace parameters of a module with other parameters of the same names, and return all
+    previous parameters. If a parameter were assigned normally, torch would check it against the
+    object with which a wrapper has replaced it.
     """
     had = module._parameters
     module._parameters = {**had, **parameters}

@@ -1,5 +1,5 @@
 """Classifies errors of a user's program without importing torch, so that it also works on ranks
-whose environment has a different version of torch, or none."""
+whose environment has a different version of torch, or no torch."""
 
 from __future__ import annotations
 

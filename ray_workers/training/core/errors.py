@@ -50,7 +50,7 @@ class Preempted(Exception):
 
 
 class SourceUnavailableError(Exception):
-    """A source did not respond, or closed the connection, in all tries; it might respond later."""
+    """A source repeatedly did not respond or closed the connection, but might respond later."""
 
 
 class BrokenCheckpointError(Exception):
@@ -103,7 +103,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.DATA_UNREACHABLE
         if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
             return Cause.WORKER_LOST
-        # Exactly RuntimeError: a ConnectionResetError comes from the script itself.
+        # Compare the exact types, because a ConnectionResetError comes from the script itself.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (
             PEER_IS_GONE.search(str(seen))
         ):

@@ -123,7 +123,7 @@ class Calendar:
 
     def last_of(self, first: int, num_steps: int) -> int:
         """Return the last step of a batch that begins with `first` and has `num_steps` steps, or
-        fewer if an epoch or training ends, or a checkpoint is due, earlier."""
+        fewer if an epoch or training ends earlier or a checkpoint is due earlier."""
         every = [self.steps_per_epoch, *filter(None, [self.save_every_steps])]
         stops = [-(-first // each) * each for each in every]
         return min(first + num_steps - 1, self.total_steps, *stops)

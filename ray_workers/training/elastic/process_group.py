@@ -97,7 +97,7 @@ def have_rank_0s(tensors: Sequence[Tensor]) -> None:
 
 
 def wait_for_all(device: torch.device, world_size: int) -> None:
-    """Wait until every rank has called this."""
+    """Wait until every rank has called this function."""
     came = torch.ones((), device=device)
     add_up(came, world_size)
     came.item()

@@ -2,7 +2,7 @@
 
 The supervisor, which sees all ranks, decides which ranks join the next round, and announces it. In
 this module, a rank reads its assignment, cuts its connections to the old group, and meets the other
-ranks at the store. All changes of a group work in this way, whether a peer died, was killed because
+ranks at the store. All changes to a group work in this way, whether a peer died, was killed because
 it hung, or the world size changes. The term rendezvous is also used by torchelastic; the number of
 a round is called `generation` in the protocol.
 """

@@ -1,4 +1,4 @@
-"""Measures what a rank's synchronisation costs, with the same metrics for each kind of `sync`."""
+"""Measures the cost of a rank's synchronisation, with the same metrics for each kind of `sync`."""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ class TrainingState:
         return loaded
 
     def _restore(self, loaded: LoadedCheckpoint) -> None:
-        """Load the state of a checkpoint. Raises DataError if it was trained on different data."""
+        """Load the state of a checkpoint. Raises DataError if the checkpoint was trained on
+        different data."""
         known = loaded.position.get("data")
         if known != self._workload.fingerprint:
             raise DataError(

@@ -67,7 +67,7 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     assert await job.recover(), "its replacement is not ready yet"
     assert group.indices == [[1]]
     (report,) = job.reports.of(FrameKind.REGROUPING)
-    assert report["message"] == "rank 0 was killed by SIGKILL; the others continue"
+    assert report["message"] == "rank 0 was killed by SIGKILL; the other ranks continue"
     watching = job.watch()
     job.nodes.seen = [observation(1, round_number=1, first_at=6.5)]
     await job.until(lambda: job.recovery.state.regrouping is None)

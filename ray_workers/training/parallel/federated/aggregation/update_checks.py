@@ -1,5 +1,5 @@
 """Checks that prevent malicious or faulty clients from corrupting the mean update of a round, and
-means of the figures that clients report about themselves.
+functions that average the figures that clients report about themselves.
 
 The aggregator can't verify the loss that a client reports. Instead, it applies two limits: an
 absolute limit, so that sums remain finite, and a limit relative to the figures of the other clients
