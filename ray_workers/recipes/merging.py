@@ -1,4 +1,4 @@
-"""Detect values of a table that are different in the file but equal for the model."""
+"""Detects table values that differ in the file but become equal in float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ evenly spaced rows are compared."""
 
 @dataclass(frozen=True)
 class Merged:
-    """The number of distinct values in a column, in the file and in float32."""
+    """Counts of the distinct values in a column: in the file, and in float32."""
 
     num_different: int
     num_left: int
@@ -30,8 +30,8 @@ class Merged:
 
 
 def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]:
-    """Return the columns of numbers and dates in which float32 makes different values equal, by
-    name."""
+    """Return, by name, the numeric and date columns in which distinct values become equal in
+    float32."""
     width = table.numeric.shape[1]
     stride = max(1, -(-len(rows) * width // MAX_VALUES))
     sample = rows[::stride]
@@ -52,8 +52,8 @@ def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]
 
 
 def _columns(table: Table) -> Mapping[str, list[int]]:
-    """Return the indices of columns in `numeric` by name; for a date, the columns of its days,
-    which determine the other parts, and its hour."""
+    """Return, by name, the indices of the columns in `numeric` that determine the value. For a
+    date, these are the columns of its days and of its hour."""
     numbers = {name: [at] for at, name in enumerate(table.numeric_names)}
     first = len(numbers)
     dates = {

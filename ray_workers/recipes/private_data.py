@@ -124,7 +124,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise DataError(
-            f"{path}: Parquet requires the package pyarrow; CSV requires no package"
+            f"{path}: reading a Parquet file requires pyarrow: install it, or use a CSV file"
         ) from None
     for batch in parquet.ParquetFile(path).iter_batches():
         yield from batch.to_pylist()
@@ -152,7 +152,10 @@ def _class_of(value: Any, labels: Any, location: str) -> int:
     for name in names:
         if name in labels:
             return int(labels.index(name))
-    raise broken(location, f"has the class {shortened(value)}; the job knows {listed(labels)}")
+    raise broken(
+        location,
+        f"has the class {shortened(value)}, but the job's classes are {listed(labels)}",
+    )
 
 
 def _is_missing(value: Any) -> bool:

@@ -46,7 +46,7 @@ class TableForm:
     dates: Sequence[str] = ()
     """Columns of dates, which follow the numbers. Each date is split into its parts."""
     style: NumberStyle = PLAIN
-    """How numbers are written in text."""
+    """The number format of values that are strings."""
     bases: Mapping[str, int] = field(default_factory=dict)
     """For each column whose values float64 can't represent, the number to subtract from the
     values."""
@@ -63,10 +63,10 @@ class TableForm:
         """Convert rows to float32 (N, columns), or to float64 if `is_wide`.
 
         `rows` can be a mapping of columns to values, or to lists of values of the same length; a
-        sequence of such rows; a pandas, polars or Arrow table; or an array of numbers (N, columns)
-        if there are no categories. Raise ValueError for a missing column, for a value that is not a
-        number, and for a missing value unless missing values in the column are replaced. A category
-        that did not occur in training causes a warning, and is treated as unknown.
+        sequence of such rows; a pandas, polars or Arrow table; or, if all columns are numeric, an
+        array (N, columns). Raise ValueError for a missing column, for a value that is not a number,
+        and for a missing value unless missing values in the column are replaced. A category that
+        did not occur in training causes a warning, and is treated as unknown.
         """
         if _is_array(rows):
             return self._of_array(rows)
@@ -74,8 +74,8 @@ class TableForm:
         encoded = [self._encoded(row, at, unseen) for at, row in enumerate(_rows_of(rows))]
         for name, values in unseen.items():
             warnings.warn(
-                f"the column {shortened(name)} has {listed(sorted(values))}, which did not "
-                "occur in training and are treated as unknown. Known: "
+                f"the column {shortened(name)} contains {listed(sorted(values))}, which did not "
+                "occur in training and will be treated as unknown; known categories: "
                 f"{listed(self.categories[name])}",
                 UnseenCategoryWarning,
                 stacklevel=3,
@@ -89,8 +89,8 @@ class TableForm:
     def _of_array(self, rows: Any) -> Tensor:
         if self.categories or self.dates:
             raise ValueError(
-                f"an array has no column names, but {listed([*self.dates, *self.categories])} "
-                "contain names or dates: pass a mapping, a data frame or a list of mappings"
+                f"{listed([*self.dates, *self.categories])}: an array can't contain dates or "
+                "categories; pass a mapping, a data frame or a list of mappings"
             )
         given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else rows
         if given.ndim != 2 or given.shape[1] != len(self.numeric):

@@ -1,4 +1,4 @@
-"""Create lines for the job's log that describe the job's table and the treatment of each column."""
+"""Creates log lines that describe the job's table and how each column is treated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _whole(table: Table) -> str:
     columns = ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
     dropped = f" ({table.num_dropped:,} with missing values were dropped)"
     rows = f"{len(table.target):,} rows{dropped if table.num_dropped else ''}"
-    return f"the table has {rows}, and these columns besides the target: {columns}"
+    return f"the table has {rows} and, in addition to the target, these columns: {columns}"
 
 
 def _columns(
@@ -90,14 +90,13 @@ def _filled(table: Table, name: str, value: float) -> str:
 
 
 def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
-    """Describe which differences between values the model can't see."""
+    """Describe which values were rounded and which became equal for the model."""
     lost = ""
     if count := table.num_rounded.get(name, 0):
-        lost = f", {_values(count)} with more digits than float64 can represent were rounded"
+        lost = f", {_values(count)} rounded because float64 can't represent all their digits"
     if found := merged.get(name):
         lost += (
             f", of {found.num_different:,} distinct values in {found.num_rows:,} training rows, "
-            ""
             f"{found.num_left:,} remain distinct in float32"
         )
     return lost

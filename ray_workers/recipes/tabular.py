@@ -51,8 +51,8 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 def build_classification(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
-    """Build a classification. If `own` is given, the rows come from this data set instead of the
-    document's data. Raise DataError."""
+    """Build a classification. If `own` is given, it replaces the document's data. Raise
+    DataError."""
     table = open_table(document.data, policy, classifies=True)
     assert table.classes is not None
 
@@ -87,8 +87,7 @@ def build_regression(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
     """Build a regression, whose loss is the squared error in units of the target's variance. If
-    `own` is given, the rows come from this data set instead of the document's data. Raise
-    DataError."""
+    `own` is given, it replaces the document's data. Raise DataError."""
     table = open_table(document.data, policy, classifies=False)
 
     def divided(rows: Table) -> tuple[Rows, Rows]:
@@ -155,7 +154,7 @@ def _mlp(
     num_outputs: int,
     has_offsets: bool,
 ) -> TableMlp:
-    """Build the network. `sizes` is the number of values in each categorical column."""
+    """Build the network. `sizes` contains the number of values of each categorical column."""
     return TableMlp(
         options,
         len(numeric),
@@ -304,8 +303,9 @@ class Predictor:
         represent."""
         if bases := [*self.form.bases, *(["the target"] if self.target_base else [])]:
             raise ValueError(
-                f"{listed(bases)}: float64 can't represent integers beyond 2**53; to export the "
-                "model, subtract a constant from them before training"
+                f"{listed(bases)}: the model can't be exported, because float64 can't represent "
+                "all integers beyond 2**53: subtract a constant from these values, and train "
+                "again"
             )
         model = ExportedTable(self.model)
         about = {

@@ -1,8 +1,8 @@
 """Commands that the service sends to the supervisor of a running attempt.
 
-If the answer to a command is lost, the service sends the command again. Commands are therefore
-idempotent: the supervisor ignores a drill with the id of an earlier drill, a grant or recall with
-the number of an earlier one, and a stop after the first.
+If the response to a command is lost, the service sends the command again. Commands are therefore
+idempotent: the supervisor ignores a drill with a known id, a grant or recall with a known number,
+and every stop after the first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Grant:
     slices: tuple[Slice, ...]
     """Empty if only the batch size changes."""
     batch_size: int | None
-    """Global batch size from the round that adds the slots; None keeps the batch size."""
+    """Global batch size, starting with the round that adds the slots; None keeps the batch size."""
 
     @property
     def name(self) -> str:
@@ -72,7 +72,8 @@ class Recall:
     """Grants and recalls share one sequence of numbers."""
     slices: tuple[Slice, ...]
     batch_size: int | None
-    """Global batch size from the round that releases the slots; None keeps the batch size."""
+    """Global batch size, starting with the round that releases the slots; None keeps the batch
+    size."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Types that cross the boundary between service and cluster. They are frozen, plain and picklable.
 
 The service writes an `AttemptSpec` and reads `PollReply`s. A rank actor passes a `RankTask` to its
-training process as JSON. Nothing here needs Ray or torch.
+training process as JSON. This module needs neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ray_workers.shared.names import attempt_prefix, folder_url
 from ray_workers.shared.node_needs import CodeRef, DataPolicy, EnvironmentPolicy, RemoteCodeRef
 
 GUESSED: Final = "guessed/"
-"""Prefix of the names of series that were guessed from a script's output."""
+"""Prefix for the names of metrics that dray recognised in a script's output."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Slice:
 @dataclass(frozen=True)
 class RoleSlots:
     """Consecutive ranks of a gang whose resources differ from the common bundle. The slices of a
-    gang are in rank order, and no slice has ranks of two roles."""
+    gang are in rank order, and all ranks of a slice have the same role."""
 
     role: str
     first_rank: int
@@ -69,7 +69,7 @@ def by_bundle(
 
 
 WORKER_MTBF_S = 24 * 3600.0
-"""A worker's assumed mean time between failures, until a failure has been seen."""
+"""The mean time between failures that is assumed for a worker until a failure has been observed."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +85,24 @@ class RankSpec:
     spec: Mapping[str, Any]
     """The JobSpec, as JSON data."""
     resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints, newest first. The attempt resumes from the first that can be
-    loaded."""
+    """Committed checkpoints, newest first. The attempt resumes from the first checkpoint that can
+    be loaded."""
     init_from: CheckpointRef | None
     """Another job's checkpoint to start from if there is no checkpoint to resume from. `spec`
-    states which parts of it are used."""
+    specifies which parts of the checkpoint are used."""
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
-    """Maximum undelivered bytes of a rank's log, and of its metrics."""
+    """Maximum number of undelivered bytes of a rank's log, and separately of its metrics."""
     output_limit_bytes: int
-    """Maximum total bytes of the files in a script's output folders, and of the artifacts that one
-    rank saves."""
+    """Maximum total size in bytes of the files in a script's output folders, and separately of the
+    artifacts that one rank saves."""
     worker_mtbf_s: float
-    """Mean time between losses of a worker that end an attempt. It determines the interval of
+    """Mean time until the loss of one worker ends an attempt. It determines the interval of
     `checkpoint.every_steps: auto`."""
     furthest_step: int
-    """Number of optimizer steps that earlier attempts of the job have completed. Of these, this
-    attempt repeats the steps after its checkpoint."""
+    """Number of optimizer steps that earlier attempts of the job completed. This attempt repeats
+    the steps that follow its checkpoint."""
     array_index: int | None
     """The job's index in its array; None if it is not in an array."""
     parameters: Mapping[str, Any]
@@ -119,7 +119,7 @@ class AttemptSpec(RankSpec):
 
     deployment_id: str
     traits: GroupTraits
-    """The meaning of `spec` for the group."""
+    """The traits of the group that follow from `spec`."""
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     """Ray resources of one worker: `CPU`, and `GPU` or `memory` if the job requests them."""
@@ -131,7 +131,7 @@ class AttemptSpec(RankSpec):
     start_timeout_s: float
     """Seconds within which Ray must provide the slots."""
     max_runtime_s: float | None
-    """Remaining seconds that the job may run."""
+    """Number of seconds that the job may still run."""
     min_workers: int | None
     """Minimum number of workers with which the group continues if no replacement is available; None
     requires the initial number."""
@@ -140,9 +140,9 @@ class AttemptSpec(RankSpec):
     system_metrics_s: float | None
     """Seconds between samples of system metrics; None disables sampling."""
     silo_sources: tuple[str | None, ...]
-    """URLs of the data of federated silos, in silo order, which `spec` does not contain. The entry
-    is None for a silo whose node names its data. Silo n is the worker of slice n + 1, and the
-    worker of slice 0 is the aggregator. Empty if the job has no silos."""
+    """Data URLs of the federated silos, in silo order; empty if the job has no silos. `spec` does
+    not contain them. The entry is None for a silo whose node specifies the data. Silo n is the
+    worker of slice n + 1, and the worker of slice 0 is the aggregator."""
 
     @property
     def world_size(self) -> int:
@@ -160,9 +160,9 @@ class Phase(StrEnum):
     ACQUIRING = "acquiring"
     """Waiting for Ray to provide the slots."""
     STARTING = "starting"
-    """Processes are starting; the group has not done its first optimizer step."""
+    """Processes are starting; the group has not completed its first optimizer step."""
     RUNNING = "running"
-    """The group has done its first optimizer step or, for a script, the process has started."""
+    """The group has completed an optimizer step or, for a script, the process has started."""
     STOPPING = "stopping"
     ENDED = "ended"
     """All processes have ended and all slots are released."""
@@ -175,7 +175,7 @@ class Cause(StrEnum):
     STOPPED = "stopped"
     """The attempt was asked to stop because the job is being cancelled."""
     USER_ERROR = "user_error"
-    """The training code raised an exception, exited with a nonzero code, or died by a signal."""
+    """The code raised an exception, exited with a nonzero code, or was killed by a signal."""
     CANNOT_RUN = "cannot_run"
     """A file or module of the code is missing or invalid. Another attempt would not help."""
     BAD_DATA = "bad_data"
@@ -186,11 +186,11 @@ class Cause(StrEnum):
     """The data source did not respond to a worker's repeated requests, but may respond later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not provide the slots in time: other programs use them. No retry is charged."""
+    """Ray did not provide the slots in time, since other programs use them. No retry is charged."""
     WORKER_LOST = "worker_lost"
     """A rank actor, its node or its process disappeared without reporting an error."""
     INFRASTRUCTURE = "infrastructure"
-    """A fault of dray or Ray while starting or running the group."""
+    """dray or Ray failed while starting or running the group."""
     SUPERVISOR_LOST = "supervisor_lost"
     NODE_LOST = "node_lost"
     """The cluster or the node that ran the attempt is gone. No retry is charged."""
@@ -209,9 +209,9 @@ class Outcome:
     exit_code: int | None
     """Exit code of that rank; negative if a signal killed it."""
     log_lines_lost: Mapping[int, int | None] | None
-    """Number of output lines that did not reach a spool, by the rank under which the log shows
-    them. A number is None if it is unknown, because the worker that forwarded the lines
-    disappeared. The mapping is None if all workers disappeared."""
+    """Number of output lines lost before they reached a spool, for each rank in the log. A number
+    is None if it is unknown because the worker disappeared. The mapping is None if all workers
+    disappeared."""
     slowness: float
     """How many times slower than usual the machines were when the start, the recovery or a response
     took too long. Above 1 only if the attempt ended for that reason, in which case no retry is
@@ -220,9 +220,9 @@ class Outcome:
     """Seconds from the start of the attempt's processes to its end, on a clock that stops while the
     machine sleeps. None if unknown, or if the attempt started no process."""
     left_behind: str
-    """Sentences about results that are not kept, such as files in the working directory; empty if
-    all results are kept. These sentences are not part of `message`, because `message` is compared
-    with the next attempt's message."""
+    """A description of results that are not kept, such as files in the working directory; empty if
+    all results are kept. It is not part of `message`, because `message` is compared with the next
+    attempt's message."""
 
     @classmethod
     def of(
@@ -266,20 +266,20 @@ class FrameKind(StrEnum):
 
 
 FIRST_SIGNS = frozenset({FrameKind.METRICS, FrameKind.ROUND})
-"""Kinds of frames that show that a group is training. A round may wait for its clients for hours
-before it becomes a step."""
+"""Kinds of frames that show that a group is training. ROUND is included because a round may wait
+for its clients for hours."""
 
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
 """Metrics that ranks report and that the scheduler uses."""
 
 COMPUTE_TIME = "perf/compute_time_s"
-"""Seconds for which a rank computed its share of the batch before exchanging data with others."""
+"""Seconds that a rank spent on its share of the batch before exchanging data with other ranks."""
 SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
-"""Bytes that one rank sent in a step; mean bytes per step of all ranks since the last
+"""Bytes sent by one rank in a step, and bytes sent by all ranks per step, averaged since the last
 evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
 STALENESS_COUNT = "sync/staleness_count/"
-"""Prefix of a histogram's metrics: the number of updates whose staleness is in the bucket."""
+"""Prefix for the metrics of a histogram: the number of updates with a staleness in each bucket."""
 CONSENSUS_DISTANCE = "train/consensus_distance"
 """Root mean square, over the ranks, of the distance between a rank's copy and the mean copy."""
 
@@ -287,7 +287,8 @@ LEFT_EXIT_CODE = 75
 """Exit code of a rank that saved a checkpoint and left as requested (EX_TEMPFAIL)."""
 
 STORAGE_EXIT_CODE = 74
-"""Exit code of a rank that a storage fault ended, even if unreported (EX_IOERR)."""
+"""Exit code of a rank that failed because of a storage fault, even if it could not report the fault
+(EX_IOERR)."""
 
 SUPERVISOR_RANK = -1
 """The rank in frames that the supervisor writes."""
@@ -306,7 +307,7 @@ class Frame:
 
 
 class ProcessKind(StrEnum):
-    """dray's processes that an attempt needs in order to continue or end."""
+    """dray's own processes, without which an attempt can neither continue nor end."""
 
     SUPERVISOR = "supervisor"
     NODE_AGENT = "node_agent"
@@ -317,13 +318,13 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True)
 class SilentProcess:
-    """A process that is alive according to Ray, but does not answer requests."""
+    """A process that is alive according to Ray, but does not respond to requests."""
 
     kind: ProcessKind
     node_id: str | None
     """None for a supervisor or a store, since an attempt has only one of each."""
     since: float
-    """Unix time in seconds of the oldest unanswered request."""
+    """Unix time in seconds of the oldest request without a response."""
 
 
 @dataclass(frozen=True)
@@ -375,14 +376,13 @@ class ProcessSpec:
     (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
     """Path prefix of the process's heartbeat page and of the files next to it
-    (`ray_workers.shared.heartbeat`). A process without a page is not observed, and its group does
+    (`ray_workers.shared.heartbeat`). A process without a page is not monitored, and its group does
     not recover in place."""
     generation: int
     """Generation of the first group that the process joins, as rank `rank` of `world_size`. If this
     is AWAITING, `rank` only identifies the process in observations."""
     peers: tuple[str, ...]
-    """`host:port` at which each rank serves its framework, by rank; empty if the framework needs
-    none."""
+    """`host:port` on which each rank listens, by rank; empty if the framework needs no ports."""
 
 
 @dataclass(frozen=True)
@@ -432,8 +432,7 @@ class RankTask(ProcessSpec, RankSpec):
 
     @property
     def series_names_url(self) -> str:
-        """URL of the file with the names of the series that any attempt found in this rank's
-        files."""
+        """URL of the list of metrics that attempts of this job have found in this rank's files."""
         return f"{self.folder_url.rpartition('/')[0]}/series-names/rank-{self.rank:05d}.json"
 
     def to_json(self) -> str:

@@ -1,7 +1,7 @@
 """The types of frame fields, which define the accepted values and convert text to a form that can
 be stored.
 
-Pydantic validates the fields when frames arrive. A validator raises ValueError if it refuses a
+Pydantic validates the fields when frames arrive. A validator raises ValueError if it rejects a
 value. `service.ingest.decoding` looks up the annotations of the classes in `frames` in this module.
 """
 
@@ -32,8 +32,8 @@ from ray_workers.shared.contracts import Slice
 from ray_workers.shared.round_files import UPDATE, number_of
 
 MAX_STEP = 2**53
-"""Maximum step. Steps up to this limit are exact in JSON, and far below the limit of a 64-bit
-column."""
+"""Maximum step. Step numbers up to this limit are exact in JSON, and far below the maximum of a
+64-bit column."""
 MAX_SECONDS = 1e12
 MAX_KEY_CHARS = 128
 MAX_PHASE_CHARS = 64
@@ -60,13 +60,13 @@ def metric_key(key: str) -> str:
 
 
 def up_to(limit: int) -> Any:
-    """Return the bounds of a count."""
+    """Return a field constraint: 0 to `limit`, inclusive."""
     return Field(ge=0, le=limit)
 
 
 def cut(limit: int, *, from_end: bool = False) -> BeforeValidator:
-    """Convert a value to a string and keep its first or last `limit` characters; None becomes
-    empty."""
+    """Convert a value to a string, and truncate it to its first or last `limit` characters. None
+    becomes an empty string."""
 
     def validate(value: object) -> str:
         text = "" if value is None else clean(str(value))
@@ -85,7 +85,7 @@ def _ranks(limit: int) -> AfterValidator:
 
 
 def _short(text: str) -> str:
-    # `max_length` would refuse a string with lone surrogates.
+    # `max_length` would reject a string with lone surrogates.
     if len(text) > MAX_RECEIPT_CHARS:
         raise ValueError(f"longer than {MAX_RECEIPT_CHARS} characters")
     return clean(text)
@@ -103,12 +103,12 @@ def _of_ranks(values: Mapping[str, float], info: ValidationInfo) -> Mapping[str,
 
 def _name_of_round(name: str, info: ValidationInfo) -> str:
     if number_of(name) != info.data.get("number"):
-        raise ValueError(f"not the name of the round: {name!r}")
+        raise ValueError(f"does not match the number of the round: {name!r}")
     return name
 
 
 def _awaited(value: str) -> str:
-    """Refuse unknown values, because the value becomes part of a path."""
+    """Reject unknown values, because the value becomes part of a path."""
     if value not in (UPDATE, *MaskingPhase):
         raise ValueError(f"not a message that clients send: {value!r}")
     return value
@@ -124,7 +124,7 @@ def _collective(value: object) -> int | str | None:
 
 def _rising(ranks: Sequence[int]) -> Sequence[int]:
     if list(ranks) != sorted(set(ranks)):
-        raise ValueError("ranks are not in rising order")
+        raise ValueError("ranks must be in ascending order, without duplicates")
     return ranks
 
 
@@ -134,7 +134,9 @@ def _of_each_rank(
     num_ranks = len(info.data.get("ranks", ()))
     for key, column in values.items():
         if len(column) != num_ranks or not key.startswith(SYSTEM_PREFIX):
-            raise ValueError(f"{key!r} is not a system metric of {num_ranks} ranks")
+            raise ValueError(
+                f"{key!r} must be a system metric with one value for each of {num_ranks} ranks"
+            )
     return values
 
 

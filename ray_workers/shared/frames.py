@@ -87,8 +87,8 @@ class MetricsReport(Report):
     total_steps: MaybeCount
     samples_per_s: MaybeNumber
     found: Annotated[Flag, Field(default=False)]
-    """Whether they were found in the rank's output or files. Then each series counts its own
-    steps."""
+    """Whether the values were found in the rank's output or files. The steps of such metrics are
+    counted separately for each metric."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The position at which the data continue after a resume."""
+    """The position from which the data are read after a resume."""
 
     epoch: Count
     step_in_epoch: Count
@@ -170,7 +170,7 @@ class ResumedReport(Report):
     """World size of the group that saved the checkpoint."""
     optimizer_restored: Annotated[Flag, Field(default=False)]
     rng: Annotated[Receipt | None, MISSING_IS_NONE]
-    """How the random number generators continue."""
+    """How the states of the random number generators are restored."""
     loss_before: Annotated[Finite | None, MISSING_IS_NONE]
     """Training loss at the saved step. The next step's metrics contain the loss after the
     resume."""
@@ -179,7 +179,7 @@ class ResumedReport(Report):
     ]
 
     def body(self) -> dict[str, Any]:
-        """Return the report; for a fresh start, without fields that have no meaning."""
+        """Return the report. For a fresh start, omit the fields that do not apply."""
         whole = asdict(self)
         if self.url:
             return whole
@@ -189,8 +189,8 @@ class ResumedReport(Report):
 
 @dataclass(frozen=True)
 class StragglersReport(Report):
-    """The ranks that take longer per sample than the other ranks. The list is empty if no rank
-    takes longer any more."""
+    """The ranks that take longer per sample than the other ranks. The list is empty once no rank
+    takes longer."""
 
     KIND = FrameKind.STRAGGLERS
     step: Count
@@ -199,7 +199,7 @@ class StragglersReport(Report):
     """For each of these ranks, its time per sample divided by the time per sample of the other
     ranks."""
     lost_s: Finite
-    """Seconds for which each other rank waited for these ranks in the last `num_steps` steps."""
+    """Seconds that each of the other ranks waited for these ranks in the last `num_steps` steps."""
     num_steps: Count
 
 
@@ -243,8 +243,8 @@ class RoundReport(Report):
     received: ClientNumbers
     """The clients whose updates have arrived."""
     awaits: Awaited
-    """The message that clients must send: `round_files.UPDATE` or, with secure aggregation, their
-    answer in this phase."""
+    """The message that clients must send: `round_files.UPDATE` or, with secure aggregation, the
+    response of this phase."""
     update_bytes: UpdateBytes
     """The total size of the update, which clients send in parts."""
 
@@ -263,7 +263,7 @@ class RoundTroubleReport(Report):
 
 @dataclass(frozen=True)
 class SiloRoundReport(Report):
-    """A round of silos has been open for a long time, or such a round has ended."""
+    """A round of silos has been open for a long time, or has ended after that."""
 
     KIND = FrameKind.SILO_ROUND
     number: Count
@@ -287,9 +287,9 @@ class ErrorReport(Report):
     raised_at: MaybeNumber
     """Unix time in seconds by the node's clock. The report may arrive much later."""
     seat: MaybeCount  # plain: ok
-    """Identifies the process, together with `incarnation`; None in reports forged by a user's
-    program. The spool can be for a different rank: a process without an assigned rank is named by
-    its worker index."""
+    """Worker index, which together with `incarnation` identifies the process; None in reports
+    forged by a user's program. The spool's name is not sufficient, because the spool of a process
+    without a rank is named after its worker index."""
     incarnation: MaybeCount
 
 
@@ -301,12 +301,13 @@ class LossKind(StrEnum):
     LOST = "lost"
     """Their workers disappeared, or a connection between live ranks broke."""
     HANG = "hang"
-    """They made no progress, and were killed for that reason."""
+    """They made no progress, and were therefore killed."""
 
 
 @dataclass(frozen=True)
 class RegroupingReport(Report):
-    """Ranks were lost or hang. The other ranks keep their state and wait for replacements."""
+    """Ranks were lost or are hanging. The other ranks keep their state and wait for
+    replacements."""
 
     KIND = FrameKind.REGROUPING
     generation: Count
@@ -338,8 +339,8 @@ class ResizedReport(Report):
     world_size: Workers
     slices: Slots
     lacking: Workers
-    """Number of missing workers. The attempt waits for them for a while, or continues without
-    them."""
+    """Number of missing workers. The attempt waits a limited time for these workers, or continues
+    without them."""
     grants: Count
     """Number of the latest `Grant` or `Recall` that was handled; 0 if none was handled. If a later
     grant is still being sent, its slots also belong to the attempt."""

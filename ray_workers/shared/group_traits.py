@@ -17,9 +17,9 @@ class GroupTraits:
     """Whether the ranks run a user's program. The steps of such a program are known only if it
     reports them."""
     recovers_in_place: bool
-    """Whether a lost rank is replaced while the other ranks keep running. For a script, this is
-    only a possibility, which requires that its processes have called `train.prepare`; their
-    heartbeat pages show this."""
+    """Whether a lost rank is replaced while the other ranks keep running. For a script, this also
+    requires that its processes have called `train.prepare`, which is recorded in their heartbeat
+    pages."""
     goes_on_without_lost: bool
     """Whether the remaining ranks continue immediately when ranks are lost, and add the
     replacements once they are ready. This requires that each rank has its own copy and does not
@@ -31,21 +31,21 @@ class GroupTraits:
     """Whether each rank's number determines its part of the work, so that the group can't continue
     with fewer ranks."""
     is_tied_to_nodes: bool
-    """Whether each rank's data is only on its node. Slots on other nodes can then not replace the
-    rank's slot, and ranks are numbered in the order of the slices."""
+    """Whether each rank's data exist only on its node. A rank's slot can then not be replaced with
+    a slot on another node, and ranks are numbered in the order of the slices."""
     quorum: int | None
-    """Minimum number of ranks with which such a group continues; None means that
-    `AttemptSpec.min_workers` decides."""
+    """Minimum number of ranks with which a group that is tied to nodes continues; if None,
+    `AttemptSpec.min_workers` is the minimum."""
     state_holders: frozenset[int]
-    """Ranks of a recipe, each of which is the only holder of its part of the state, except for a
-    possible replica on another of these ranks. The remaining ranks are not in a group with them,
-    and continue when one of the remaining ranks is lost."""
+    """The parameter servers, or the aggregator of silos, of a recipe. Each of these ranks holds a
+    part of the state that no other rank has, except for a possible replica on another of these
+    ranks. The remaining ranks form no process group, and continue if one of them is lost."""
     replicas: Mapping[int, int]
     """Maps each rank to the rank that holds a replica of its state."""
     unawaited: frozenset[int]
-    """Ranks for whose end the job does not wait."""
+    """Ranks whose exits the job does not wait for."""
     restarted_alone: frozenset[int]
-    """Ranks of a script that are restarted individually when their process is killed."""
+    """Ranks of a script whose processes are restarted individually when they are killed."""
     role_names: tuple[str, ...]
     """The role of each rank, as returned by `dray.ranks.role_names`."""
     has_peer_ports: bool

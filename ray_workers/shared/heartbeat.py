@@ -6,7 +6,8 @@ file. Therefore other processes can see how far a process got, even if it hangs,
 dead. Two words of a page are written by other processes: the generation of the group that the
 process must join next, and whether the rank is asked to leave.
 
-Times are from the node's monotonic clock, which all its processes share, except for `first_at`.
+All times except `first_at` are from the node's monotonic clock, which all processes of the node
+share.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SIZE_BYTES = _RING_AT + RING * _FIGURES.size
 
 
 class RankPhase(IntEnum):
-    """The part of a step in which a rank is. Members are in the order of a step."""
+    """The current activity of a rank. Phases that belong to a step are numbered in the order in
+    which they occur in the step."""
 
     JOINING = 0
     """Reading data, building the model, forming the group."""
@@ -104,7 +106,7 @@ class RankAssignment:
     rank: int
     world_size: int
     batch_size: int | None
-    """Global batch size from this generation on; None keeps the batch size of the training
+    """Global batch size, starting with this generation; None keeps the batch size of the training
     state."""
 
 
@@ -142,7 +144,8 @@ class RankObservation:
     """An observation of a training process by its node."""
 
     rank: int
-    """The worker's index in a node's answer; `GroupMonitor` replaces it by the current rank."""
+    """In the response of a node, the index of the worker. `GroupMonitor` replaces the index with
+    the worker's current rank."""
     incarnation: int
     status: RankStatus
     age_s: float
@@ -160,8 +163,8 @@ class NodeObservation:
     slowness: float | None
     """How many times slower than usual the node is; None if not requested."""
     system_metrics: Mapping[int, Mapping[str, float]]
-    """Values by rank and name; one rank also has the metrics of its node. Empty if not
-    requested."""
+    """Metric values by rank and name. One of the ranks also has the metrics of the node. Empty if
+    not requested."""
 
 
 class UnreportedStep(NamedTuple):
@@ -209,7 +212,8 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = self._began
 
     def enter(self, phase: RankPhase, use: TimeCategory) -> None:
-        """Begin a phase, and add the time since the last call to the previous category."""
+        """Begin a phase, and add the time since the last call to the category of the previous
+        phase."""
         now = time.monotonic()
         self._floats[_USE_AT[self._use]] += now - self._began
         self._use, self._began = use, now
@@ -227,7 +231,7 @@ class HeartbeatPage:
         self.enter(RankPhase.EXCHANGE, self._use)
 
     def compute(self) -> None:
-        """Continue the step after an exchange that preceded its backward pass."""
+        """Return to computing, for strategies that exchange data before the backward pass."""
         self.enter(RankPhase.COMPUTE, self._use)
 
     def begin(self, generation: int, step: int, *, is_verified: bool = True) -> None:

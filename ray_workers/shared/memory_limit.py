@@ -52,7 +52,8 @@ def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUsage]:
 
 
 def memory_here(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
-    """Return the bytes of memory that this process could use if it were the only one."""
+    """Return the number of bytes of memory that this process could use if it were the only
+    process."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = memory_in_control_groups(proc, sys)
     return min([machine, *(group.used + group.available for group in limits)])

@@ -19,8 +19,9 @@ def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int)
 
 
 def repr_name(job_name: str, actor_name: str) -> str:
-    """Return the actor's name with the job's name instead of its id, for display in Ray (`repr`).
-    Job names are not unique and can contain any character, so the result must not be parsed."""
+    """Return the actor's name with the job's name instead of the job's id, for display in Ray
+    (`repr`). Job names are not unique and can contain any character, so the result must not be
+    parsed."""
     return ":".join([job_name, *actor_name.split(":")[2:]])
 
 
@@ -29,8 +30,7 @@ def agent_name(node_id: str) -> str:
 
 
 def attempt_prefix(job_id: str, attempt: int) -> str:
-    """Return the path of an attempt's files below the storage URL. No other attempt writes
-    there."""
+    """Return the path, below the storage URL, of the folder to which only this attempt writes."""
     return f"jobs/{job_id}/attempts/{attempt}"
 
 

@@ -65,8 +65,8 @@ class AllowedHosts:
 
 
 def refused_host(host: str, allowed: AllowedHosts) -> str | None:
-    """Return why a URL must not name this host, judging only by the host's spelling; None if the
-    host is allowed.
+    """Return why a URL must not contain this host, or None if the host is allowed. Host names are
+    not resolved.
 
     When a worker connects to an allowed name, its address is also checked.
     """
@@ -77,7 +77,7 @@ def refused_host(host: str, allowed: AllowedHosts) -> str | None:
     if address is not None:
         return refused_address(address, allowed)
     if name in METADATA_NAMES:
-        return "clouds serve a machine's credentials there"
+        return "clouds serve a machine's credentials at this name"
     if name in LOCAL_NAMES or name.endswith(".localhost"):
         return "it is the machine itself"
     return None

@@ -14,7 +14,7 @@ from typing import Any
 class DataPolicy:
     """The operator's settings for the sources that a rank may read, and for a node's data cache.
 
-    The policy contains no secrets, only the path of the folder with the files of secrets.
+    The policy contains no secrets, only the path of the folder of secret files.
     """
 
     cache_dir: str | None
@@ -53,13 +53,13 @@ class DataPolicy:
 
 @dataclass(frozen=True)
 class EnvironmentPolicy:
-    """The operator's settings for environments. They contain the path of the folder of secrets, but
-    no secrets."""
+    """The operator's settings for environments. They contain no secrets, only the path of the
+    folder of secret files."""
 
     secrets_dir: str | None
     """Folder on each node with a file for each name that `environment.secrets` may contain."""
     limit_bytes: int
-    """Maximum total bytes of a machine's environments and the installer's cache."""
+    """Maximum total size in bytes of a machine's environments and the installer's cache."""
     build_limit_s: float
     """Maximum time that building an environment may take, in seconds."""
     owner: str | None
@@ -84,8 +84,8 @@ class CodeRef:
 
 @dataclass(frozen=True)
 class RemoteCodeRef:
-    """Code for a node to fetch from elsewhere. Either `git` and `commit` or `url` and `sha256` are
-    set, as in `script.code`."""
+    """Code that a node fetches from a Git repository or a URL. Either `git` and `commit` or `url`
+    and `sha256` are set, as in `script.code`."""
 
     git: str | None
     commit: str | None
@@ -106,7 +106,7 @@ class RemoteCodeRef:
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """Everything that a node must have before ranks of a job start there."""
+    """Everything that a node must have before a job's ranks can start on it."""
 
     environment: Mapping[str, Any] | None
     """`JobSpec.environment` as JSON data."""
@@ -114,11 +114,11 @@ class NodeNeeds:
     """Whether all of the node's packages must remain unchanged, as for a recipe."""
     policy: EnvironmentPolicy
     code: RemoteCodeRef | None
-    """Code for the node to fetch itself."""
+    """Code that the node fetches itself."""
 
 
 class JobNeed(StrEnum):
-    """A kind of need that a node may have to fulfil."""
+    """A kind of prerequisite that a node may have to prepare for a job."""
 
     ENVIRONMENT = "environment"
     CODE = "code"
@@ -130,7 +130,7 @@ class BuildState(StrEnum):
     READY = "ready"
     BUILDING = "building"
     FAILED = "failed"
-    """Another try would fail in the same way."""
+    """A retry would fail in the same way."""
     UNREACHABLE = "unreachable"
     """A server or a disk has failed. The node tries again at the next request."""
 
@@ -140,8 +140,8 @@ class NodeEnvironment:
     """The state of a job's needs on a node."""
 
     need: JobNeed
-    """The need that this state describes. If only one of two needs is ready, the state describes
-    the need that is not ready."""
+    """The need that this state describes. If the job has two needs and one is ready, this is the
+    need that is not ready."""
     state: BuildState
     message: str
     """The installer's error, if it failed."""
@@ -160,4 +160,4 @@ class CodeProblem:
 
     message: str
     is_final: bool
-    """Whether another try would fail in the same way."""
+    """Whether a retry would fail in the same way."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 NODE_TMPDIR = "DRAY_TMPDIR"
-"""Variable with the node's temporary folder, for processes whose own TMPDIR is elsewhere."""
+"""Variable with the node's temporary folder, for processes that have a different TMPDIR."""
 SHORT_TMP = Path("/tmp")
 """The folder for links to a temporary folder with a long path."""
 SOCKET_PATH_BYTES = 107
@@ -135,8 +135,8 @@ def deployment_root(deployment_id: str) -> Path:
 
 
 def runtime_dir(deployment_id: str, node_id: str) -> Path:
-    """Return the folder of a node. Several nodes can share a machine. The end of the node id is
-    used because node ids in Ray's test clusters differ only there."""
+    """Return the folder of a node. Several nodes can share a machine. The folder is named after the
+    end of the node id, because the ids of nodes in Ray's test clusters differ only at the end."""
     return deployment_root(deployment_id) / node_id[-16:]
 
 
@@ -173,8 +173,8 @@ def folders_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> 
 
 
 def work_root(deployment_id: str) -> Path:
-    """Return the folder of the directories in which scripts run, by job. They outlive a Ray node,
-    and are used by the next Ray node on this machine."""
+    """Return the folder with the working directory of each job's script. The directories outlive a
+    Ray node, and the next Ray node on this machine uses them again."""
     return machine_root() / f"work-{deployment_id}"
 
 

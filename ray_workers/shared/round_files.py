@@ -25,12 +25,12 @@ MODEL = "model.safetensors"
 UPDATES = "updates"
 _PARTS = "parts"
 UPDATE = "update"
-"""The message that a round expects from clients, unless it expects an answer of secure
-aggregation."""
+"""The message that a round expects from clients, except in the phases of secure aggregation."""
 
 
 def rounds_prefix(job_id: str) -> str:
-    """Return the path of a job's rounds below the storage URL, which all its attempts share."""
+    """Return the path of a job's rounds below the storage URL. All attempts of the job share this
+    path."""
     return f"jobs/{job_id}/rounds"
 
 
@@ -102,7 +102,10 @@ class SentUpdate:
             sent = cls(**parsed)
             whole = (sent.client, sent.num_samples, sent.num_steps, sent.num_val_samples)
             if not all(type(one) is int and one >= 0 for one in whole) or sent.num_samples == 0:
-                raise ValueError("a number is not a count")
+                raise ValueError(
+                    "client, num_samples, num_steps and num_val_samples must be integers of "
+                    "at least 0, and num_samples at least 1"
+                )
             losses = [sent.loss, *([] if sent.val_loss is None else [sent.val_loss])]
             if not all(math.isfinite(one) for one in losses):
                 raise ValueError("a loss is not finite")

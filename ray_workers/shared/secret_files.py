@@ -17,12 +17,13 @@ from pathlib import Path
 MAX_BYTES = 64 << 10
 MASK = "***"
 MIN_MASKED = 4
-"""Minimum length, without surrounding spaces, of a value or a line of a value that is masked.
-Masking shorter values would hide a large part of any text."""
+"""Minimum length, without surrounding spaces, of the values and lines of values that are masked. If
+shorter values were masked, large parts of any output would be hidden."""
 OWNERS = "owners"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
-"""Pattern of owner names that can have a folder. Other names could lead elsewhere."""
+"""Pattern of owner names that can have a folder. Other names could be paths outside of the
+folder."""
 
 
 class SecretUnavailable(Exception):
@@ -47,9 +48,8 @@ def is_owners(folder: str | None, name: str, owner: str | None) -> bool:
 def _read(folder: str | None, name: str, owner: str | None) -> str:
     if folder is None:
         raise SecretUnavailable(
-            f"the job requests the secret {name}, but this cluster has no folder for secrets "
-            ""
-            "(DRAY_SECRETS_DIR)"
+            f"the job requests the secret {name}, but this cluster has no folder for secrets: "
+            "set DRAY_SECRETS_DIR"
         )
     if not _NAME.fullmatch(name):
         raise SecretUnavailable("the name of a secret must consist of letters, digits and _")
@@ -70,7 +70,8 @@ def _read(folder: str | None, name: str, owner: str | None) -> str:
         os.close(fd)
     if len(data) > MAX_BYTES or b"\0" in data:
         raise SecretUnavailable(
-            f"the secret {name} must have at most {MAX_BYTES >> 10} KiB and no NUL character"
+            f"the secret {name} must be at most {MAX_BYTES >> 10} KiB long and contain no NUL "
+            "character"
         )
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")
@@ -95,15 +96,15 @@ class Masker:
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         parts = {line for value in secrets.values() for line in [value, *value.splitlines()]}
-        # Longest first, so that a value that contains another is masked completely.
+        # Longest first, so that a value that contains another value is masked completely.
         found = sorted((p for p in parts if len(p.strip()) >= MIN_MASKED), key=len, reverse=True)
         self._values = found
         self._text = re.compile("|".join(map(re.escape, found))) if found else None
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
         self.longest = max(map(len, encoded), default=0)
-        """Length of the longest value in bytes. If text is cut, this many bytes next to the cut may
-        contain a part of a value."""
+        """Length of the longest value in bytes. If text is truncated, this many bytes next to the
+        cut may contain part of a value."""
 
     def may_go_on(self, text: str) -> bool:
         """Whether the text ends with the beginning of a value."""

@@ -19,8 +19,8 @@ MAX_DEPTH = 64
 """Maximum nesting of a frame's JSON. More deeply nested JSON could be parsed on the node, but not
 passed on to the service."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?$)|([\[{\]}])')
-"""Pattern of brackets outside strings. The pattern also matches unterminated strings, so that the
-search does not restart at each quote in such a string."""
+"""Pattern for brackets outside of strings. The pattern also matches unterminated strings;
+otherwise, the search would restart at each quote in such a string."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def stream_of(key: str) -> tuple[int, str]:
 
 
 def read(directory: Path, offset: int, max_bytes: int) -> bytes:
-    """Return complete frames from `offset` on: at most `max_bytes`, but at least one frame."""
+    """Return complete frames, starting at `offset`: at most `max_bytes`, but at least one frame."""
     parts: list[bytes] = []
     size = 0
     for start, path in segments(directory):

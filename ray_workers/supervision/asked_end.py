@@ -38,8 +38,8 @@ class AskedEnd:
         return self._leave.is_set()
 
     async def before_training(self) -> Outcome:
-        """Wait until the group is asked to stop or leave before it trains, and return the
-        outcome."""
+        """Wait until the group is asked to stop or to leave. Return the outcome of a group that has
+        not started to train."""
         stop = asyncio.ensure_future(self._stop.wait())
         leave = asyncio.ensure_future(self._leave.wait())
         try:
@@ -49,30 +49,32 @@ class AskedEnd:
             leave.cancel()
         if self.is_stopping:
             return Outcome.of(Cause.STOPPED, "stopped before it started")
-        return Outcome.of(Cause.PREEMPTED, "left its slots before it started")
+        return Outcome.of(Cause.PREEMPTED, "released its slots before it started")
 
     async def stopped(self) -> Outcome:
         await self._stop.wait()
         return Outcome.of(Cause.STOPPED, "stopped as requested")
 
     async def left(self) -> Outcome:
-        """Wait until the service requests that the group leave, and ask the group to leave. Returns
-        when the grace period is over."""
+        """When the service requests it, ask the group to leave. Returns when the grace period is
+        over."""
         await self._leave.wait()
         await self._group.ask_to_leave()
         await asyncio.sleep(self._grace_s)  # earlier exits are handled like any exit
         return Outcome.of(
             Cause.PREEMPTED,
-            f"was asked to leave its slots, but did not end within {self._grace_s:g} s",
+            f"was asked to release its slots, but did not end within {self._grace_s:g} s",
         )
 
     def of(self, lost: Sequence[Member]) -> Outcome | None:
-        """Return the outcome if these ranks ended because the group was asked to leave; otherwise
+        """Return the outcome if these ranks ended because the group was asked to leave; otherwise,
         None."""
         if not self.is_leaving:
             return None
         if self._is_script:
-            return Outcome.of(Cause.PREEMPTED, "left its slots as requested")
+            return Outcome.of(Cause.PREEMPTED, "released its slots as requested")
         if any(member.end.exit_code == LEFT_EXIT_CODE for member in lost):
-            return Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as requested")
+            return Outcome.of(
+                Cause.PREEMPTED, "saved a checkpoint and released its slots as requested"
+            )
         return None

@@ -14,8 +14,8 @@ from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
 Send = Callable[[int, int], Awaitable[bool]]
-"""Sends a signal to a rank, given as (rank, signal). Returns whether a process of the rank received
-it."""
+"""A function (rank, signal) that sends the signal to the rank, and returns whether a process of the
+rank received the signal."""
 
 
 class FaultInjector:
@@ -46,7 +46,7 @@ class FaultInjector:
         self._injected[drill.rank] = (drill, time.time())
         if not await send(drill.rank, SIGNALS[drill.kind]):
             del self._injected[drill.rank]
-            message = f"rank {drill.rank} has no process into which to inject a fault"
+            message = f"no fault can be injected, because rank {drill.rank} has no running process"
             self._report(drill, DrillState.FAILED, message=message)
 
     def injected_at(self, ranks: Iterable[int], otherwise: float) -> float:

@@ -89,7 +89,7 @@ class GroupMonitor:
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
-        """Seats of ranks that were killed because of a hang, until their exits are observed."""
+        """Indices of workers killed because of a hang, until their exits have been observed."""
         self._hang_outcome: Outcome | None = None
         """The outcome of the attempt if the ranks in `_hung` are not replaced."""
         self._observations: list[RankObservation] = []
@@ -105,7 +105,7 @@ class GroupMonitor:
 
     @property
     def use(self) -> TimeCategory:
-        """The category of slot time for which no process has reported a use."""
+        """The category for slot time that no process has accounted for."""
         if self._recovery.state.regrouping is not None:
             return TimeCategory.RECOVERING
         statuses = [observation.status for observation in self._observations]
@@ -116,7 +116,7 @@ class GroupMonitor:
         return TimeCategory.STARTING
 
     async def watch(self) -> Outcome | None:
-        """Wait for the group to end. Returns an Outcome, or None if its ranks ended on their
+        """Wait for the group to end. Returns an Outcome, or None if the ranks ended on their
         own."""
         ends = [
             asyncio.ensure_future(end)
@@ -179,7 +179,8 @@ class GroupMonitor:
         return None
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
-        """Return the futures for the exits of each rank's latest process, exited or not."""
+        """Return a future for the exit of each rank's latest process, even if the process has
+        exited."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
@@ -213,7 +214,7 @@ class GroupMonitor:
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Restart ranks of a script that form no group. Return whether they were restarted."""
+        """Restart ranks that form no process group. Return whether they were restarted."""
         report = await self._standalone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
@@ -252,7 +253,7 @@ class GroupMonitor:
             return Outcome.of(Cause.SUCCEEDED, message)
         has_trained = any(one.status.step or one.status.first_at for one in self._newest())
         if not ranks and not has_trained:
-            return Outcome.of(Cause.SUCCEEDED, f"{message}, as had all ranks that had trained")
+            return Outcome.of(Cause.SUCCEEDED, f"{message}: all ranks that trained had ended")
         return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
 
     async def _confirm_at_the_end(self) -> None:
@@ -282,8 +283,8 @@ class GroupMonitor:
                 await self._await_root_cause()
 
     async def _await_root_cause(self) -> None:
-        """Wait for another rank of a script to fail, as long as all failed ranks have only lost a
-        peer. That peer might close its connections long before it reports its own error."""
+        """Wait for another rank of a script to fail while all failed ranks report only the loss of
+        a peer, because the peer might close its connections long before it reports its error."""
         deadline = time.monotonic() + self._speed.stretched(self._timings.root_cause_s)
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]
@@ -407,9 +408,8 @@ class GroupMonitor:
         self, hang: Hang, ranks: Sequence[RankObservation], cause: Cause = Cause.WORKER_LOST
     ) -> Outcome | None:
         """Report the stacks of all ranks, and kill the ranks that cause the hang. Returns an
-        Outcome if no rank can be identified as the cause.
-
-        `cause` is USER_ERROR for a script, because a script might hang every time it runs.
+        Outcome with the given cause if no rank can be identified as the cause of the hang. `cause`
+        is USER_ERROR for a script, because a script might hang every time it runs.
         """
         rank_of = {member.index: member.rank for member in self._group.running}
         blamed = {observation.rank for observation in hang.culprits}
@@ -421,7 +421,7 @@ class GroupMonitor:
             report = script_hangs.with_collectives(report)
         self._reporter.report(report)
         if not hang.culprits:
-            message = f"all ranks stood still at the same point for {hang.waited_s:.1f} s"
+            message = f"all ranks hung at the same point for {hang.waited_s:.1f} s"
             return Outcome.of(cause, message)
         # While the stacks were read, these members might have exited or been assigned other ranks.
         running = [(member, member.incarnation) for member in self._group.running]

@@ -24,7 +24,7 @@ from ray_workers.supervision.rules.timings import Timings
 LOG_TAIL_BYTES = 2 << 20
 """Number of bytes of the latest output that are kept in memory while the spool is full."""
 LOG_LINE_COST_BYTES = 230
-"""Memory of a line in addition to its text."""
+"""Number of bytes of memory that a line occupies in addition to its text."""
 READ_BYTES = 8192
 """Maximum number of bytes read at once. The actor handles other calls only between reads, so a read
 must be short even if every byte is a separate line."""
@@ -133,8 +133,8 @@ class LogPump:
             self._write(self._redraws.due(time.time()))
 
     async def lines_lost_at_the_end(self) -> int:
-        """Return how many of the last lines were lost because the disk did not have space in time.
-        Must be called after `finish`."""
+        """Return how many of the last lines were lost because the disk remained full. Must be
+        called after `finish`."""
         deadline = time.monotonic() + self._timings.log_space_limit_s
         while True:
             self._drain(vital=True)
@@ -172,8 +172,8 @@ def _ignore(_: str) -> None:
 
 
 class ClosedLogPump(LogPump):
-    """Keeps the output of a silo's process on its node. The file can have as many characters as a
-    spool can have bytes."""
+    """Keeps the output of a silo's process on its node. The file's limit in characters is the
+    spool's limit in bytes."""
 
     def __init__(
         self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask

@@ -41,7 +41,7 @@ class NodeClients:
         system_metrics: SystemMetricsReporter,
         timings: Timings,
     ) -> None:
-        """`agents` are the node agents by node id; `know` and `forget` modify this dict."""
+        """`agents` maps node ids to node agents; `know` and `forget` modify this dict."""
         self._speed = speed
         self._system_metrics = system_metrics
         self._timings = timings
@@ -53,8 +53,8 @@ class NodeClients:
         self._speed_at = -math.inf
 
     async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
-        """Call a node's agent and return its answer. Raises TimeoutError or Ray's error if the
-        agent does not answer.
+        """Call a node's agent and return the response. Raises TimeoutError or Ray's error if the
+        agent does not respond.
 
         `limit_s` is the limit at the machines' usual speed.
         """
@@ -91,7 +91,7 @@ class NodeClients:
         return not node_ids & await asyncio.to_thread(placement_groups.alive_nodes)
 
     async def put_code(self, spec: AttemptSpec, node_ids: Collection[str]) -> None:
-        """Have the agents of these nodes put the job's code into its directory.
+        """Have the agents of these nodes put the job's code into the job's directory.
 
         Raises CodeUnavailable if a node can't get the code at the moment, CodeUnfetchable if no
         node will ever be able to get the code, and Ray's error if an agent dies.
@@ -124,7 +124,7 @@ class NodeClients:
 
     async def observations(self) -> list[RankObservation]:
         """Return observations of all processes that have a heartbeat page, including ended
-        processes. Nodes that do not answer are skipped."""
+        processes. Nodes that do not respond are skipped."""
         with_speed = self._speed_is_older_than(self._timings.speed_period_s)
         with_metrics = self._system_metrics.take_wish()
         answers: list[NodeObservation] = await self._all("observe", with_speed, with_metrics)
@@ -142,7 +142,7 @@ class NodeClients:
 
     async def refresh_speed(self) -> None:
         """Measure how slow the machines are, unless a recent observation has done so. If no agent
-        answers, the last known speed is kept."""
+        responds, the last known speed is kept."""
         if self._speed_is_older_than(self._timings.speed_limit_s):
             await self.observations()
 
@@ -150,19 +150,19 @@ class NodeClients:
         return time.monotonic() - self._speed_at >= age_s
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Return the stack traces of these ranks, as far as they are available."""
+        """Return the available stack traces of these ranks."""
         wait_s = self._timings.stacks_wait_s
         limit_s = wait_s + self._timings.answer_limit_s
         answers = await self._all("stacks", list(ranks), wait_s, limit_s=limit_s)
         return {rank: text for answer in answers for rank, text in answer.items()}
 
     async def errors(self) -> list[Frame]:
-        """Return the ERROR frames that processes wrote before they exited. Nodes that do not answer
-        are skipped."""
+        """Return the ERROR frames that processes wrote before they exited. Nodes that do not
+        respond are skipped."""
         return _joined(await self._all("errors"))
 
     async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
-        """Like `errors`, but wait until every node has answered or has been given up."""
+        """Like `errors`, but wait until every node has responded or has been given up."""
         answers: dict[str, list[Frame]] = {}
         while missing := set(self._agents) - answers.keys():
             answers |= await self._answers(missing, "errors")
@@ -175,7 +175,7 @@ class NodeClients:
 
     async def signal(self, node_id: str, rank: int, number: int) -> bool:
         """Send a signal to the processes of a rank. Returns False if the rank has no running
-        process on the node, or if the agent does not answer."""
+        process on the node, or if the agent does not respond."""
         limit_s = self._timings.answer_limit_s
         try:
             return bool(await self.ask(node_id, "signal", rank, number, limit_s=limit_s))
@@ -189,7 +189,7 @@ class NodeClients:
     async def _answers(
         self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float | None = None
     ) -> dict[str, Any]:
-        """Return the answers by node id. Nodes that do not answer are omitted."""
+        """Return the responses by node id. Nodes that do not respond are omitted."""
         node_ids = list(asked)
         limit_s = self._timings.answer_limit_s if limit_s is None else limit_s
         calls = (self.ask(node_id, method, *arguments, limit_s=limit_s) for node_id in node_ids)

@@ -8,9 +8,9 @@ shared cluster, the actors of other programs might need the serializers, so
 `ray_workers.supervision.preload` is used instead.
 
 Each process also starts its own session. If Linux divides CPU time among sessions
-(sched_autogroup), all of Ray's processes in one session together get only as much of an overloaded
-CPU as any other program. A supervisor would have to share that time with a dozen processes of Ray's
-dashboard.
+(sched_autogroup), all of Ray's processes together, if they are in one session, get only as much of
+an overloaded CPU as any other program. A supervisor would have to share that time with a dozen
+processes of Ray's dashboard.
 """
 
 from __future__ import annotations

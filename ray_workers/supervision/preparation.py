@@ -51,7 +51,7 @@ class Preparation:
         return {each.part.node_id for each in slots} - alive
 
     async def restart(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        """Start another process for each member, trying up to MOST_STARTS times. Returns the nodes
+        """Start another process for each member, in up to MOST_STARTS attempts. Returns the nodes
         that turned out to be dead, or an empty set if all processes are running. Raises one of
         NOT_STARTED."""
         for _ in range(MOST_STARTS - 1):
@@ -92,7 +92,7 @@ class Preparation:
         await self._nodes.know(node_ids)
         await self._prepare(node_ids)
         # The time is limited because a rank actor that is stopped while it is starting never
-        # answers.
+        # responds.
         limit_s = self._timings.grow_limit_s + self._timings.replace_limit_s
         return await self._speed.within(limit_s, self._group.add(slices, round_number))
 

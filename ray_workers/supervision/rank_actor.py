@@ -59,8 +59,8 @@ class RankActor:
         return repr_name(self._job_name, self._name)
 
     async def gpus(self) -> list[str]:
-        """Return the ids of the GPUs that Ray has assigned to this actor, including GPUs of which
-        it has only a part."""
+        """Return the ids of the GPUs that Ray has assigned to this actor, including GPUs that the
+        actor shares with others."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     async def reserve_port(self) -> str:
@@ -161,13 +161,13 @@ class RankActor:
         )
 
     async def ping(self) -> None:
-        """Return immediately. The caller gets no answer if the actor's process is stopped."""
+        """Return immediately, unless the actor's process is stopped."""
 
     async def announce(self, assignment: RankAssignment) -> None:
-        """Announce the rank in the next rendezvous round to the process."""
+        """Announce to the process its rank in the next rendezvous round."""
         self._assignment = assignment
-        # If another assignment is announced while this call waits for the page, that one is
-        # written.
+        # If another assignment is announced while this call waits for the page, the newer
+        # assignment is written.
         await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._assignment))
 
     async def ask_to_leave(self) -> None:

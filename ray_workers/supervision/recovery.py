@@ -79,18 +79,18 @@ class RecoveryController:
         self.state = RecoveryState()
         self.workers_added = asyncio.Event()
         """Set when newcomers have been assigned a rank, so that the monitor also waits for their
-        ends."""
+        exits."""
         self.one_at_a_time = asyncio.Lock()
         """Held during each change of the group."""
         self.settled_command = 0
-        """The number of the latest grant or recall that was carried out or turned out to be
+        """The number of the latest grant or recall that was carried out or found to be
         impossible."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that run while the group trains."""
         self._rejoining: list[Member] = []
         """Lost members whose processes are being replaced while the other members train."""
         self._asks_until = 0.0
-        """Until when slots are requested to replace slots on lost nodes, on the clock of
+        """Time until which replacements for slots on lost nodes are requested, on the clock of
         `MachineSpeed.time`."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
@@ -101,7 +101,7 @@ class RecoveryController:
         reconnect in another round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:
-            # Ask Ray only if a whole worker vanished, because Ray answers slowly.
+            # Ask Ray only if a whole worker vanished, because Ray responds slowly.
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
@@ -130,7 +130,7 @@ class RecoveryController:
     async def num_holders(self) -> int:
         """Return the number of running ranks that can pass on the state.
 
-        If no such rank has been observed, this waits for nodes that are slow to answer.
+        If no such rank has been observed, this waits for nodes that are slow to respond.
         """
         # Use the step recorded at the loss too: a lost node no longer reports the steps of its
         # processes.
@@ -165,8 +165,8 @@ class RecoveryController:
     # The next round.
 
     async def resize(self, change: GroupChange) -> None:
-        """Form a round with a different number of workers or a different batch size, although no
-        worker was lost."""
+        """Form a round that changes the number of workers or the batch size, without the loss of a
+        worker."""
         await self.begin([], time.time())
         await self.form(change)
 
@@ -258,8 +258,8 @@ class RecoveryController:
             self.do(self._ask_no_more())
 
     async def _ask_no_more(self) -> None:
-        """Continue without workers that did not get slots in time, because the service withholds
-        slots from the whole queue while a group lacks workers."""
+        """If no slots become available in time, continue without the missing workers, because the
+        service withholds slots from the entire queue while a group lacks workers."""
         while (
             self._speed.time() < self._asks_until
             or self.state.grants
@@ -268,7 +268,7 @@ class RecoveryController:
             await asyncio.sleep(self._timings.ready_period_s)
         if self._num_lacking:
             self.least = len(self._group.members)
-            self.report_size("continues without workers for which there were no slots")
+            self.report_size("continues with fewer workers, because no slots became available")
 
     def confirm(self, ranks: Collection[RankStatus]) -> RegroupedReport | None:
         """If the group was recovering and has resumed training, report this. `ranks` contains the
@@ -326,7 +326,7 @@ class RecoveryController:
             elif not member.is_running:
                 return False
             else:
-                how = "adds the replacement of a lost worker"
+                how = "adds a replacement for a lost worker"
                 await self.resize(GroupChange(ready=[member], how=how))
             return True
 
@@ -365,7 +365,7 @@ class RecoveryController:
         return max(0, self.least - len(present))
 
     def report_size(self, what: str) -> None:
-        """Report the size of the group, and the reason why the size changed or did not change."""
+        """Report the size of the group, and why it has or has not changed."""
         self.on_resize()
         num = len(self._group.running)
         lacking = self._num_lacking

@@ -69,7 +69,9 @@ class Resizing:
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
             grows = (
-                f"grows by {len(newcomers)}" if newcomers else "continues with another batch size"
+                f"grows by {len(newcomers)}"
+                if newcomers
+                else "continues with a different batch size"
             )
             await self._recovery.resize(GroupChange(ready=newcomers, how=grows))
 

@@ -69,8 +69,8 @@ class ScriptHangWatch:
         return ScriptLook(self._speed.time(), ranks, done)
 
     async def _judge(self, look: ScriptLook, signs: Signs) -> Hang | None:
-        """Return the hang, if there are enough signs. This method reads the stacks of all ranks
-        twice."""
+        """Return the hang if there are enough signs; otherwise, None. This method reads the stacks
+        of all ranks twice."""
         earlier = await self._stacks_by_rank()
         has_reported = any(one.status.first_at for one in look.ranks)
         has_limit = self._limit_s is not None

@@ -2,7 +2,7 @@
 
 A stopped rank actor neither forwards the output of its training process nor observes the process's
 exit, and a group whose rendezvous store is stopped can't form another round. Once such a process is
-killed, its loss is handled like any other. The supervisor itself is watched by
+killed, its loss is handled like any other loss. The supervisor itself is watched by
 `service.cluster.ray.driver`.
 """
 
@@ -39,8 +39,8 @@ class SilenceWatch:
         self._silence = Silence(speed)
 
     async def run(self) -> None:
-        """Ping the processes until this task is cancelled. From then on, no process counts as
-        silent."""
+        """Ping the processes until this task is cancelled. After the cancellation, no process
+        counts as silent."""
         try:
             while True:
                 asked = [self._ask_store(), *map(self._ask_actor, self._group.running)]
@@ -74,7 +74,7 @@ class SilenceWatch:
             return False
         self._silence.answered(name)
         self._speed.ran_out()
-        print(f"ends {name}, silent for {self._limits.rank_actor_s:g} s", flush=True)  # noqa: T201
+        print(f"killing {name}, silent for {self._limits.rank_actor_s:g} s", flush=True)  # noqa: T201
         return True
 
     async def _ask_actor(self, member: Member) -> None:

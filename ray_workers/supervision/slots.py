@@ -123,7 +123,7 @@ class AttemptSlots:
         roles: Sequence[RoleSlots] = (),
     ) -> list[Slots]:
         """Reserve slots. `bundle` is the bundle of each slot, if it differs from the bundle of a
-        worker. Give `roles` only if the slots are for the whole group."""
+        worker. Pass `roles` only if the slots are for the entire group."""
         spec, asked = self._spec, []
         for part, own in by_bundle(slices, bundle or spec.bundle, roles):
             group = placement_group(

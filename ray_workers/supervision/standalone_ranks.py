@@ -40,8 +40,8 @@ class StandaloneRanks:
     async def restart(
         self, lost: Sequence[Member], *, kind: LossKind, began_at: float
     ) -> RegroupedReport | None:
-        """Restart ranks in their slots, with the same addresses. `lost` are members whose process
-        has ended. Returns None if the ranks can't or must not be restarted."""
+        """Restart ranks in their slots, with the same addresses. `lost` contains the members whose
+        processes have ended. Returns None if the ranks can't or must not be restarted."""
         now, ends = self._speed.time(), [member.end for member in lost]
         self._restarts = [one for one in self._restarts if now - one[0] < RESTARTS_WITHIN_S]
         earlier = Counter(rank for _, rank in self._restarts)

@@ -79,8 +79,8 @@ class Supervisor:
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
         self._started_at: float | None = None
-        """When the slots were reserved, by `time.monotonic`. `max_runtime_s` counts from this
-        time."""
+        """Time at which the slots were reserved, from `time.monotonic`. `max_runtime_s` is measured
+        from this time."""
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
@@ -127,10 +127,10 @@ class Supervisor:
     async def _read(
         self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> tuple[SpoolRead, set[str]]:
-        """Return new frames from all nodes, and the nodes that did not answer. Returns early when
+        """Return new frames from all nodes, and the nodes that did not respond. Returns early when
         the phase changes.
 
-        `wait_s` is the time until the poll's deadline in seconds. Answers can arrive up to
+        `wait_s` is the time until the poll's deadline in seconds. Responses can arrive up to
         `poll_slack_s` later.
         """
         ended = self._phase is Phase.ENDED
@@ -316,8 +316,8 @@ class Supervisor:
         return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 
     async def _prepare(self, node_ids: Collection[str]) -> None:
-        """Prepare these nodes for ranks: put the job's code into its directory and create the
-        script's folders. Raises CodeUnavailable or CodeUnfetchable."""
+        """Prepare these nodes for ranks: put the job's code into the job's directory, and create
+        the script's folders. Raises CodeUnavailable or CodeUnfetchable."""
         await asyncio.gather(
             self._nodes.put_code(self._spec, node_ids), self._folders.begin(node_ids)
         )

@@ -9,8 +9,8 @@ from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
 from ray_workers.supervision.reporter import Reporter
 
 EARLY = 0.1
-"""Share of the period by which a sample can be taken early, so that it does not have to wait for
-the observation after the next one."""
+"""Fraction of the period by which a sample can be early. Without it, a sample would often have to
+wait for another observation."""
 
 Sample = Mapping[int, Mapping[str, float]]
 """Values of the system metrics, by rank and name."""
@@ -25,7 +25,7 @@ def boot_time() -> float:
 class SystemMetricsReporter:
     """Requests and reports the samples of one attempt.
 
-    Samples are included in the observations of the ranks, so they need no calls of their own. The
+    Samples are included in the observations of the ranks, so they require no separate calls. The
     times of the samples always increase, even if the node's clock is set back.
     """
 

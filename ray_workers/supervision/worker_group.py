@@ -114,7 +114,7 @@ class WorkerGroup:
         return self._slots.held
 
     async def acquire(self) -> None:
-        """Reserve all slots. Raises SlotsUnavailable if that fails; call `release` to release the
+        """Reserve all slots. Raises SlotsUnavailable on failure; call `release` to release the
         slots that were reserved."""
         await self._slots.acquire()
 
@@ -334,7 +334,7 @@ class WorkerGroup:
 
     async def release_rest(self) -> bool:
         """Release the slots that are marked as going and in which no process is running. Returns
-        whether there were any."""
+        whether any slots were released."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
         nodes, indices = {member.node_id for member in going}, [member.index for member in going]
@@ -364,7 +364,7 @@ class WorkerGroup:
             )
             for member in members
         )
-        # A member that exits meanwhile or does not answer is handled as the next loss.
+        # A member that exits in the meantime or does not respond is handled as the next loss.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:
@@ -398,7 +398,7 @@ class WorkerGroup:
             await _end_actors([member for member in running if member.is_running])
 
     async def store_answers(self) -> None:
-        """Wait for the rendezvous store to answer. Raises OSError if it is not listening."""
+        """Wait for the rendezvous store to respond. Raises OSError if it is not listening."""
         await store_proxy.hear(self._own_address, self._store_port)
 
     def end_store(self) -> None:
@@ -410,7 +410,7 @@ class WorkerGroup:
         """Wait until the rendezvous store has exited because of a fault. Return the outcome."""
         assert self._store is not None
         if await self._store.wait() is None:
-            message = "the forkserver of the rendezvous store's node ended, and the store with it"
+            message = "the node's forkserver ended, which ended the group's rendezvous store"
             return Outcome.of(Cause.NODE_LOST, message)
         return Outcome.of(Cause.WORKER_LOST, "the group's rendezvous store is gone")
 

@@ -396,7 +396,7 @@ class FakeAttempt(Attempt):
             if self._stop_asked:
                 return Outcome.of(Cause.STOPPED, "stopped as requested")
             if self._leave_asked:
-                return Outcome.of(Cause.PREEMPTED, "left its slots as requested")
+                return Outcome.of(Cause.PREEMPTED, "released its slots as requested")
             ended = self._exits()
             if any(rank.exit_code != 0 for rank in ended):
                 await asyncio.wait(self._processes.values(), timeout=ECHO_S)

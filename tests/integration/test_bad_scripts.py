@@ -151,7 +151,7 @@ def test_ranks_that_wait_for_each_other_are_found_by_the_users_limit(
     limit = {"hang_limit_s": 10}
     job = ended(client, tmp_path, program, script=limit, resources={"num_workers": 2})
     assert job.state is JobState.FAILED
-    assert "stood still" in job.reason.message
+    assert "made no progress" in job.reason.message
     [hang] = client.hangs(job.id)
     assert [rank.collective for rank in hang.ranks] == ["recv", "recv"]
     assert f"dray hangs {job.id}" in client.explain(job.id).reason.message

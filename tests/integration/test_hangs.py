@@ -96,7 +96,7 @@ def test_ranks_that_hold_a_model_together_resume_when_one_is_stopped_and_when_on
     stopped, killed, last = client.attempts(job.id)
     assert stopped.reason is not None
     assert stopped.reason.code == "worker_lost"
-    assert "rank 1 stood still for" in stopped.reason.message
+    assert "rank 1 made no progress for" in stopped.reason.message
     assert killed.reason is not None
     assert killed.reason.code == "worker_lost"
     assert "rank 0 was killed by signal 9" in killed.reason.message

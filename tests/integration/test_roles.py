@@ -95,6 +95,6 @@ def test_a_job_with_roles_goes_on_without_a_worker_and_ends_with_its_chief(
     ]
     lost = [event for event in client.events(job.id) if event.code == "group_lost"]
     assert [(event.data["ranks"], event.message) for event in lost] == [
-        ([1], "rank 1 (worker 0) was killed by SIGKILL; the others continue")
+        ([1], "rank 1 (worker 0) was killed by SIGKILL; the other ranks continue")
     ]
     eventually(lambda: not training_pids(job.id), why="the server was left")

@@ -54,7 +54,8 @@ def test_files_are_kept_and_the_ranks_to_blame_are_named(client: Client, tmp_pat
         hang.ranks[0]
         .stack.rstrip()
         .endswith(
-            "Has not joined collective 2 (gloo:all_reduce) of group 0, in which rank 1 waits."
+            "This rank has not joined collective 2 (gloo:all_reduce) of group 0, in which "
+            "rank 1 is waiting."
         )
     )
     client.cancel(job.id)

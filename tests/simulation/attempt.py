@@ -276,7 +276,7 @@ class SimAttempt(Attempt):
             case Stop():
                 self.end_as(Outcome.of(Cause.STOPPED, "stopped as requested"))
             case Leave():
-                self.end_as(Outcome.of(Cause.PREEMPTED, "left its slots as requested"))
+                self.end_as(Outcome.of(Cause.PREEMPTED, "released its slots as requested"))
             case Grant():
                 self.grow(command)
             case Recall():

@@ -31,12 +31,12 @@ ROTARY_BASE = 10_000.0
 
 
 class Gpt(nn.Module):
-    """(N, T) token ids -> (N, T, vocabulary_size) logits of each next token, for T up to
-    `context_length`.
+    """(N, T) token ids -> (N, T, vocabulary_size) logits for the next token at each position, for T
+    up to `context_length`.
 
-    The model can be divided in three ways, which can be combined: into stages of layers, whose
-    inputs and outputs are then (N, T, width); by rows and columns of its matrices; and by positions
-    in a sample.
+    The model can be partitioned in three ways, in any combination: its layers into stages, which
+    exchange tensors of shape (N, T, width); its matrices by rows or columns; and its samples by
+    positions.
     """
 
     def __init__(self, options: spec.Gpt, vocabulary_size: int) -> None:
@@ -48,8 +48,8 @@ class Gpt(nn.Module):
         self.norm: nn.LayerNorm | None = nn.LayerNorm(options.width)
         self.head: Linear | None = Linear(options.width, vocabulary_size, bias=False)
         self.num_sequence_parts = 1
-        """Number of ranks in a tensor group, among which the positions are divided between
-        blocks."""
+        """Number of ranks in a tensor group. Outside of the blocks, each of them holds a part of
+        the positions."""
         self.context: Context | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ class Gpt(nn.Module):
         return cast(Tensor, self.head(self.norm(hidden)))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop the parts of other stages. The first stage has the embedding, and the last stage has
-        the head."""
+        """Remove the layers of other stages. The first stage keeps the embedding, and the last
+        stage keeps the head."""
         start, stop = share(len(self.blocks), stage, num_stages)
         for number in range(len(self.blocks)):
             if not start <= number < stop:
@@ -111,7 +111,7 @@ class Gpt(nn.Module):
 
 
 def _gathered(num_others: int) -> PrepareModuleInput:
-    """Gather all positions of the first input, which is divided, and leave the other inputs
+    """Gather all positions of the first input, which is sharded, and leave the other inputs
     unchanged."""
     others = (None,) * num_others
     return PrepareModuleInput(
@@ -174,8 +174,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = options.width // options.num_heads
         self.dropout = options.dropout
-        # Rows are ordered by head, each with its query, key and value, so that a part of the rows
-        # contains complete heads.
+        # Rows are ordered by head, each with its query, key and value, so that a contiguous slice
+        # of the rows contains complete heads.
         self.qkv = Linear(options.width, 3 * options.width)
         self.out = Linear(options.width, options.width, std=last_std)
         self.context: Context | None = None
@@ -196,8 +196,8 @@ class Attention(nn.Module):
 
 
 def rotations(first: int, length: int, head_size: int, device: torch.device) -> Tensor:
-    """Return the cosines and sines of the angles by which the pairs of a head's numbers are rotated
-    at each of `length` positions, starting with `first`: (2, length, head_size / 2)."""
+    """Return (2, length, head_size / 2): the cosines and sines of the angles by which each pair of
+    numbers of a head is rotated, for `length` positions starting at `first`."""
     speeds = ROTARY_BASE ** (-torch.arange(0, head_size, 2, device=device) / head_size)
     angles = torch.outer(torch.arange(first, first + length, device=device), speeds)
     return torch.stack((angles.cos(), angles.sin()))

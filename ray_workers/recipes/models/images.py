@@ -18,13 +18,13 @@ from ray_workers.training.data.sampler import share
 
 GROUPS = 8
 Options = spec.Cnn | spec.ResNet | spec.Mlp | spec.Imported
-"""The models of a classifier."""
+"""The models that can classify images."""
 Shape = tuple[int, int, int]
 """(channels, height, width)"""
 
 
 def build(options: spec.Cnn | spec.ResNet | spec.Mlp, shape: Shape, num_classes: int) -> nn.Module:
-    """Build a network. Raise DataError for images that are too small for it."""
+    """Build a network. Raise DataError if the images are too small for the network."""
     match options:
         case spec.Cnn():
             return Cnn(options, shape, num_classes)
@@ -41,7 +41,9 @@ class Cnn(nn.Module):
         super().__init__()
         channels, height, width = shape
         if min(height, width) < 4:
-            raise DataError(f"images of {height} x {width} pixels are too small for a cnn (4 x 4)")
+            raise DataError(
+                f"images of {height} x {width} pixels are too small for a cnn, which requires 4 x 4"
+            )
         self.body = nn.Sequential(
             *convolution(channels, options.width),
             *convolution(options.width, 2 * options.width),
@@ -77,15 +79,15 @@ class ResNet(nn.Module):
         self.head: nn.Module | None = nn.Linear(inputs, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits from images. For a pipeline stage, the input or output can be hidden
-        values instead."""
+        """Compute logits from images. In a pipeline stage, the input or the output can be hidden
+        values."""
         hidden = images if self.stem is None else self.stem(images)
         hidden = self.body(hidden)
         return cast(Tensor, hidden if self.head is None else self.head(hidden))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop the parts of other stages. The first stage has the stem, and the last stage has the
-        head."""
+        """Remove the layers of other stages. The first stage keeps the stem, and the last stage
+        keeps the head."""
         start, stop = share(self.num_blocks, stage, num_stages)
         stop = len(self.body) if stage == num_stages - 1 else stop
         for number in range(len(self.body)):
@@ -137,7 +139,7 @@ class Mlp(nn.Module):
 
 
 def hidden_layers(options: spec.Mlp, num_inputs: int) -> list[nn.Module]:
-    """Return linear, ReLU and dropout layers, `num_layers` times."""
+    """Return `num_layers` hidden layers, each a linear layer followed by ReLU and dropout."""
     layers: list[nn.Module] = []
     for number in range(options.num_layers):
         inputs = num_inputs if number == 0 else options.width

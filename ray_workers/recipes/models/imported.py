@@ -36,7 +36,7 @@ def build(
     The weights depend only on the constructor and the random generators of torch, NumPy and Python.
     `inputs` and `outputs` are the shapes for one sample, `form` describes the shape of the outputs
     in words, and `dtype` is the type of the inputs. If the object is not a model or does not fit
-    the data, this function or a later call of the model raises ModelError.
+    the data, ModelError is raised, either by this function or when the model is called.
     """
     own = derive_seed("model", seed)
     random.seed(own)
@@ -50,7 +50,6 @@ def build(
             raise
         raise ModelError(
             f"there is no module {error.name} on this node, and the job has no code: add "
-            ""
             "model.code, for example with `dray submit --code FOLDER`"
         ) from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -93,7 +92,8 @@ def _made(options: spec.Imported) -> nn.Module:
 
 
 def _is_of_python(name: str) -> bool:
-    """Whether a module is part of Python, rather than a user's file with the same name."""
+    """Whether a module is part of Python's standard library, rather than a user's file with the
+    same name."""
     top = name.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return False
@@ -103,7 +103,7 @@ def _is_of_python(name: str) -> bool:
 
 
 def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
-    """Check the model by computing its outputs for samples of zeros in evaluation mode."""
+    """Check that the model, in evaluation mode, can compute outputs for a batch of zeros."""
     was_training = model.training
     model.eval()
     try:
@@ -113,8 +113,8 @@ def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
         raise
     except Exception as error:
         raise ModelError(
-            f"{target} can't compute a batch of shape {tuple(zeros.shape)} and {zeros.dtype}, like "
-            f"the data: {type(error).__name__}: {error}"
+            f"{target} can't compute a batch of shape {tuple(zeros.shape)} and type "
+            f"{zeros.dtype}, as in the data: {type(error).__name__}: {error}"
         ) from error
     finally:
         model.train(was_training)
@@ -131,12 +131,11 @@ def _check_outputs(
     if tuple(found.shape) != expected:
         raise ModelError(
             f"{target} returns a tensor of shape {tuple(found.shape)} for inputs of shape "
-            f"{tuple(inputs[0].shape)}: expected {form}, which is {expected} here"
+            f"{tuple(inputs[0].shape)}: expected {expected}, which is {form}"
         )
     if not found.is_floating_point():
         raise ModelError(
             f"{target} returns a tensor of {found.dtype}: expected a floating-point type such "
-            ""
             "as torch.float32"
         )
 

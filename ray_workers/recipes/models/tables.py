@@ -13,7 +13,7 @@ from ray_workers.recipes.models.images import hidden_layers
 
 MAX_EMBEDDING = 50
 UNKNOWN = 0
-"""Code of every category that did not occur in training. The codes of other categories start at
+"""Code for all categories that did not occur in training. The codes of known categories start at
 1."""
 
 
@@ -46,8 +46,8 @@ class TableModel(nn.Module):
         indicated: Sequence[int] = (),
         has_offsets: bool = False,
     ) -> None:
-        """`indicated` are the indices of numeric columns with an additional 0/1 input for missing
-        values."""
+        """`indicated` contains the indices of the numeric columns that have an additional 0/1 input
+        for missing values."""
         super().__init__()
         self.num_numeric = num_numeric
         self.indicated = list(indicated)
@@ -99,7 +99,7 @@ class TableModel(nn.Module):
 
     def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
         """Map (N, num_numeric) standardised numbers, (N, num_categorical) codes and (N,
-        len(indicated)) marks of missing values to (N, num_outputs), in units of the target's
+        len(indicated)) indicators of missing values to (N, num_outputs), in units of the target's
         deviation."""
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class TableMlp(TableModel):
 
 class OwnTableModel(TableModel):
     """A user's own network with (N, num_numeric + num_categorical + len(indicated)) features: the
-    standardised numbers, the codes of the categories and the marks of missing values."""
+    standardised numbers, the codes of the categories and the indicators of missing values."""
 
     def __init__(
         self,
@@ -199,7 +199,8 @@ class ExportedTable(nn.Module):
 
 
 def _rounds(offsets: Tensor, table: TableModel) -> bool:
-    """Whether float32 rounds numbers of this size by more than a ten-thousandth of a deviation."""
+    """Whether float32 rounds numbers of this size by more than 1/10,000 of the standard
+    deviation."""
     deviations = torch.cat([table.deviation, table.target_deviation[None]]).double()
     return bool((offsets.abs() * 2.0**-24 > 1e-4 * deviations).any())
 

@@ -59,7 +59,8 @@ def key_of(
     node's own distributions and dray's version. `keeps_all` states that no package of the node may
     be replaced.
 
-    Owners share the environment unless its index needs one owner's secret.
+    The environment is shared by all owners unless its package index requires the secret of one
+    owner.
     """
     described = {
         **{name: environment.get(name) or None for name in _DECIDING},
@@ -73,7 +74,7 @@ def key_of(
 
 
 def is_private(environment: Mapping[str, Any], policy: EnvironmentPolicy) -> bool:
-    """Whether the environment's index needs a secret that is available only to this owner."""
+    """Whether the environment's package index requires a secret that only this owner can use."""
     secret = (environment.get("index") or {}).get("secret")
     return secret is not None and is_owners(policy.secrets_dir, secret, policy.owner)
 

@@ -1,8 +1,8 @@
-"""The directory in which a job's script runs. Each job has one per node, which is kept between
-attempts.
+"""The directory in which a job's script runs. Each job has one such directory per node, which is
+kept between attempts.
 
 Each file next to the script is linked into the directory under the same relative path. Folders are
-created instead of linked, so that files that the job writes to them belong to the job. Only large
+created instead of linked, so that files that the job writes to them belong to the job; only large
 folders are linked.
 """
 
@@ -18,7 +18,7 @@ from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 MAX_LINKS = 2000
-"""Maximum number of links per script. Creating a link takes some ten microseconds. Once the limit
+"""Maximum number of links per script. Creating a link takes about 10 microseconds. Once the limit
 is reached, folders are linked instead of created."""
 LEFT_OUT = frozenset({"__pycache__"})
 
@@ -46,7 +46,7 @@ def _link_all(source: Path, target: Path) -> None:
         copy.mkdir(exist_ok=True)
         for entry in found:
             link = copy / entry.name
-            # A hidden folder belongs to a tool, such as .git, and is often large.
+            # Hidden folders, such as .git, belong to tools and are often large.
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 if not link.is_symlink() and not target.is_relative_to(entry.path):
                     folders.append((Path(entry.path), link))

@@ -44,8 +44,8 @@ def is_own_peer(connection: socket.socket | TransportSocket, *, or_roots: bool =
     """Apply `is_own_tcp` to an accepted connection.
 
     Data remain readable after the sender has reset the connection, and another process may be using
-    the sender's port when the kernel is asked. Therefore the connection must still exist after the
-    kernel's answer.
+    the sender's port when the kernel is asked. Therefore, the function checks that the connection
+    still exists after the kernel has responded.
     """
     try:
         theirs = connection.getpeername()
@@ -57,7 +57,7 @@ def is_own_peer(connection: socket.socket | TransportSocket, *, or_roots: bool =
 
 def _asked(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | None:
     """Ask the kernel for the user and the inode of an established connection's other end
-    (sock_diag(7)). Return None if there is no such connection, or the kernel does not answer.
+    (sock_diag(7)). Return None if there is no such connection, or if the kernel does not respond.
 
     This takes microseconds, whereas listing all connections takes milliseconds.
     """

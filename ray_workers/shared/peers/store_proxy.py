@@ -3,9 +3,10 @@
 torch's TCPStore has no authentication: every process that connects can read and write every key.
 Therefore the store itself listens on a Unix socket that only its own process can reach. A
 `StoreProxy` on the node's address forwards a connection once the other end has proved that it knows
-the attempt's secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT without a proof. So
-each rank actor runs a `StoreForwarder` at this address, which accepts connections from this user's
-processes on this machine, and proves knowledge of the secret on their behalf.
+the attempt's secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT without
+authenticating. Therefore, each rank actor runs a `StoreForwarder` at this address, which accepts
+connections from this user's processes on this machine, and proves knowledge of the secret on their
+behalf.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
-"""Maximum seconds in which the two ends must authenticate to each other."""
+"""Maximum number of seconds for the two ends to authenticate to each other."""
 MAX_UNPROVED = 256
 """Maximum number of unauthenticated connections. If there are more, the oldest one is closed."""
 BACKLOG = 1024

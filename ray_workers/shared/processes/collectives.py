@@ -1,5 +1,5 @@
-"""A process's record of its collectives, which the process writes after its stacks, and a
-supervisor reads.
+"""The record of a process's collectives. The process writes the record after its stacks, and the
+supervisor parses it.
 
 torch's flight recorder numbers the collectives of each group, and keeps the last 2000 across all
 groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s, during

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25
-"""Advice for madvise(2), supported since Linux 6.1. Older kernels refuse it, and the memory remains
+"""Advice for madvise(2), supported since Linux 6.1. Older kernels reject it, and the memory remains
 unchanged."""
 HUGE_BYTES = 2 << 20
 
@@ -38,8 +38,8 @@ def stand_back(niceness: int, pid: int = 0) -> None:
 
 
 def pack(maps: str = "/proc/self/maps") -> Iterator[bool]:
-    """Move this process's memory to huge pages, one page per step. After each step, which takes a
-    few milliseconds, yield False, which means that the work is not finished."""
+    """Move this process's memory to huge pages, one page at a time. Moving a page takes a few
+    milliseconds. After each page, yield False, because the work is not finished."""
     madvise = ctypes.CDLL(None).madvise
     for start, end in _own_memory(maps):
         first = -(-start // HUGE_BYTES) * HUGE_BYTES

@@ -54,7 +54,7 @@ def cpu_time(pid: int) -> CpuTime | None:
 
 
 class WaitMeter:
-    """Measures how slow processes on a machine are, based on consecutive calls of `sample`."""
+    """Measures how slow processes on a machine are, based on consecutive calls to `sample`."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
 
 
 class MachineSpeed:
-    """How slow an attempt's machines currently are, by which the limits for its start and recovery
-    are extended.
+    """Measures time so that the limits for an attempt's start and recovery are extended while its
+    machines are slow.
 
     A limit is in seconds at the machines' usual speed: if everything takes ten times as long, the
     limit expires after ten times as many seconds.
@@ -162,13 +162,13 @@ class MachineSpeed:
         return self._overrun
 
     def why(self) -> str:
-        """Return a suffix that describes the overload, to append to a sentence; empty if the
-        machines are not overloaded."""
+        """Return a note about the overload to append to a message; empty if the machines are not
+        overloaded."""
         return overload_note(self.slowness)
 
 
 def overload_note(slowness: float) -> str:
-    """Return a suffix for a sentence, which states the overload; empty if `slowness` is below
+    """Return a note about the overload to append to a message; empty if `slowness` is below
     `OVERLOADED`."""
     if slowness < OVERLOADED:
         return ""

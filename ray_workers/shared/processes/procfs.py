@@ -23,8 +23,8 @@ from pathlib import Path
 MARK_VARIABLE = "DRAY_PROCESS_MARK"
 MARK_BITS = 52
 LIMIT_BASE = 1 << 62
-"""More bytes than any machine's memory, so that the limit would have no effect even if a kernel
-enforced it."""
+"""A number of bytes that exceeds any machine's memory, so that the limit would have no effect even
+if a kernel enforced it."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -40,11 +40,11 @@ class Session:
     pid: int
     """Pid of the leader."""
     started: int
-    """Start time of the leader in clock ticks since boot, since pids are reused."""
+    """Start time of the leader in clock ticks since boot, needed because pids are reused."""
     mark: str
     closed: bool = False
-    """Whether the session has been found to be empty. Its number may since have been assigned to
-    another session."""
+    """Whether the session has been found to be empty. The number of an empty session may already
+    belong to another session."""
 
 
 def new_mark() -> str:
@@ -84,8 +84,8 @@ def pid_namespace() -> str:
 
 
 def stat_fields(pid: int | str) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from field 3 (state) on; empty if the process does not
-    exist."""
+    """Return the fields of /proc/PID/stat, starting with field 3 (state); empty if the process does
+    not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -236,7 +236,8 @@ def num_memory_kills() -> int:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal. Without one, most signals kill it."""
+    """Whether the process has a handler for the signal. Most signals kill a process that has no
+    handler for them."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

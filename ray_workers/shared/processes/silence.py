@@ -1,11 +1,11 @@
 """Deadlines for responses from dray's own processes: records how long each process has been silent,
 and defines the limits.
 
-A process that is stopped but not dead closes no connection; only an unanswered request reveals its
-state. A process that sends requests to others keeps a `Silence`, and acts when a limit of
-`SilenceLimits` has passed: the service for its gateway, the gateway for supervisors and node
-agents, a supervisor for its rank actors and its store, and a node agent for its forkserver. Apart
-from the clocks, which are parameters, this module has no side effects.
+A process that is stopped but not dead closes no connection; the only sign of its state is that it
+does not respond to requests. A process that sends requests to other processes uses a `Silence`, and
+acts when a limit of `SilenceLimits` has passed: the service for its gateway, the gateway for
+supervisors and node agents, a supervisor for its rank actors and its store, and a node agent for
+its forkserver. Apart from the clocks, which are parameters, this module has no side effects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 
 class AwakeClock:
-    """A clock of the seconds during which this process itself ran.
+    """A clock that counts the seconds during which this process itself ran.
 
     Processes should not count as silent because a laptop was asleep or a machine was paused, so at
     most `MAX_GAP_S` is counted between two readings.
@@ -51,14 +51,15 @@ class AwakeClock:
 
 @dataclass(frozen=True)
 class SilenceLimits:
-    """How long each kind of process may leave a request unanswered, in seconds."""
+    """How long each kind of process may take to respond to a request, in seconds."""
 
     replace_s: float
     """Silence after which a supervisor or a node agent is killed and replaced."""
 
     @property
     def report_s(self) -> float:
-        """Silence after which users are notified, and a node is given no more work."""
+        """Silence after which users are notified, and after which a silent node gets no more
+        work."""
         return self.replace_s / 4
 
     @property
@@ -93,7 +94,7 @@ class SilenceLimits:
 
 
 class Silence:
-    """Records how long each of several processes has left a request unanswered."""
+    """Records how long each of several processes has not responded."""
 
     def __init__(self, clock: Clock | None = None, wall: Callable[[], float] = time.time) -> None:
         self._clock: Clock = clock or AwakeClock()
@@ -101,7 +102,8 @@ class Silence:
         self._asked: dict[Hashable, tuple[float, float]] = {}
 
     def asked(self, name: Hashable) -> None:
-        """Record that a request was sent. An earlier unanswered request remains the oldest."""
+        """Record that a request was sent. If the process has not responded to an earlier request,
+        the time of that request is kept."""
         self._asked.setdefault(name, (self._clock.time(), self._wall()))
 
     def answered(self, name: Hashable) -> None:
@@ -109,12 +111,12 @@ class Silence:
         self._asked.pop(name, None)
 
     async def ask(self, name: Hashable, limit_s: float, answer: Awaitable[T]) -> T:
-        """Return the answer to a request that was just sent. Raise TimeoutError if there is no
-        answer within `limit_s`.
+        """Return the response to a request that was just sent. Raise TimeoutError if the process
+        does not respond within `limit_s`.
 
-        A late answer is also recorded as a sign of life, because on an overloaded machine, each
-        answer may take longer than its limit. The clock is read regularly while waiting, since a
-        gap of more than `MAX_GAP_S` would be treated as a pause of this process itself.
+        A response that arrives after the limit still counts as a sign of life, because on an
+        overloaded machine, every response may be late. The clock is read regularly while waiting,
+        since a gap of more than `MAX_GAP_S` would be treated as a pause of this process itself.
         """
         self.asked(name)
         asking = asyncio.ensure_future(answer)
@@ -140,7 +142,7 @@ class Silence:
         return 0.0 if asked is None else now - asked[0]
 
     def since(self, name: Hashable) -> float:
-        """Return the Unix time in seconds of the oldest unanswered request; the current time if
-        there is none."""
+        """Return the Unix time in seconds of the oldest request without a response; the current
+        time if there is none."""
         asked = self._asked.get(name)
         return self._wall() if asked is None else asked[1]

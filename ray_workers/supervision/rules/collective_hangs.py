@@ -1,5 +1,5 @@
-"""Finds ranks that have not joined a collective operation in which other ranks are waiting. Pure,
-without Ray or torch."""
+"""Finds ranks that have not joined a collective operation in which other ranks are waiting. The
+module is pure, and imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Waiting:
 
     def sentence(self) -> str:
         ranks = ", ".join(map(str, self.waiting))
-        who = f"rank {ranks} waits" if len(self.waiting) == 1 else f"ranks {ranks} wait"
+        who = f"rank {ranks} is waiting" if len(self.waiting) == 1 else f"ranks {ranks} are waiting"
         collective = f"collective {self.number} ({self.name}) of group {self.group}"
-        return f"Has not joined {collective}, in which {who}."
+        return f"This rank has not joined {collective}, in which {who}."
 
 
 def records_of(stacks: Mapping[int, str]) -> Records:
@@ -39,7 +39,7 @@ def records_of(stacks: Mapping[int, str]) -> Records:
 
 
 def waiting_in(records: Records) -> Iterator[Waiting]:
-    """Yield the first collective in which ranks are waiting, for each process group in which ranks
+    """For each process group in which ranks are waiting, yield the first collective in which they
     are waiting."""
     by_group: dict[str, dict[int, GroupRecord]] = {}
     for rank, own in records.items():
@@ -61,7 +61,7 @@ def waiting_in(records: Records) -> Iterator[Waiting]:
 
 def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
     """Return the ranks for which other ranks are waiting. If some of these ranks are not waiting
-    themselves, only those are returned."""
+    themselves, return only these."""
     records = records_of(stacks)
     absent = {rank for one in waiting_in(records) for rank in one.absent}
     waiting = {rank for rank, own in records.items() if any(one.waits_in for one in own)}
@@ -78,15 +78,15 @@ def with_absences(stacks: Mapping[int, str]) -> dict[int, str]:
 
 
 def longest_wait_s(stacks: Mapping[int, str]) -> float:
-    """Return for how many seconds the longest-running collective has been running, or 0.0 if none
-    is running."""
+    """Return the number of seconds for which the longest-running collective has been running, or
+    0.0 if none is running."""
     every = records_of(stacks).values()
     return max((one.waits_s for own in every for one in own), default=0.0)
 
 
 def stood_still(earlier: Mapping[int, str], later: Mapping[int, str], idle: Set[int]) -> bool:
-    """Whether no rank started or finished a collective between two looks, while some ranks were
-    waiting in a collective and all other ranks were idle."""
+    """Whether no rank started or finished a collective between two observations, while some ranks
+    were waiting in a collective and all other ranks were idle."""
     before, now = records_of(earlier), records_of(later)
     if not now or before.keys() != now.keys() or now.keys() != later.keys():
         return False

@@ -1,4 +1,5 @@
-"""Determines which rank caused the end of a worker group. Pure, without Ray or torch."""
+"""Determines which rank caused the end of a worker group. The module is pure, and imports neither
+Ray nor torch."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class RankExit:
     rank: int
     exit_code: int | None
     lost_forkserver: bool
-    """Whether the forkserver on the process's node ended. Another job or the machine can cause
-    this."""
+    """Whether the forkserver on the process's node ended. This can be caused by another job or by
+    the machine."""
     is_stuck: bool
     """Whether the process was killed but still existed after the forkserver's time limit. This
     limit does not depend on the speed of the machine."""
@@ -38,7 +39,7 @@ class RankExit:
 
     @classmethod
     def of(cls, rank: int, exit_code: int | None) -> RankExit:
-        """Return an exit about which only the exit code is known."""
+        """Return an exit of which only the exit code is known."""
         return cls(
             rank,
             exit_code,
@@ -56,15 +57,15 @@ class RankExit:
         if self.exit_code != -signal.SIGKILL or not self.memory_kills:
             return ""
         return (
-            " (in this time, the kernel of its node killed "
+            " (while it ran, the kernel of its node killed "
             f"{self.memory_kills} process{'' if self.memory_kills == 1 else 'es'} because of low "
             "memory)"
         )
 
 
 SEEN_LATE_S = 0.25
-"""Maximum time from the death of a rank that leaves no error until its exit is observed. Its peers
-might report the loss before the exit is observed."""
+"""Maximum delay with which the exit of a rank that wrote no error is observed. The rank's peers
+might report the loss earlier."""
 
 
 def judge(
@@ -82,15 +83,15 @@ def judge(
     it can report an error. `is_script` is true if ranks can fail because another rank has exited
     with code 0 before them.
 
-    When a rank dies, its peers fail too, because it is missing in their collective. The peers
+    When a rank dies, its peers fail too, because it is missing from their collective. The peers
     report `worker_lost`, so the root cause is a rank that failed for a different reason. If several
-    ranks did, the root cause is the rank that failed first, because the programs of the other ranks
-    might report the loss of a peer as a different error.
+    ranks failed for a different reason, the root cause is the rank that failed first, because the
+    programs of the other ranks might report the loss of a peer as a different error.
 
     Raises ValueError if no rank has ended.
     """
     if not ended:
-        raise ValueError("a group of which no rank has ended has no outcome")
+        raise ValueError("no rank has ended, so the group has no outcome")
     failed = [rank for rank in ended if rank.exit_code != 0]
     if not failed:
         return Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
@@ -98,7 +99,10 @@ def judge(
     if vanished:
         rank = vanished[0].rank
         if any(each.lost_forkserver for each in vanished):
-            message = f"the forkserver of rank {rank}'s node ended, and the node's ranks with it"
+            message = (
+                f"the forkserver on the node of rank {rank} ended, which ended all ranks on this "
+                "node"
+            )
             return Outcome.of(Cause.NODE_LOST, message, rank)
         return Outcome.of(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
     causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
@@ -110,7 +114,7 @@ def judge(
     root_cause = min(own or failed, key=lambda rank: _failed_at(rank, errors.get(rank.rank)))
     if not own and is_script and (left := _left_before(ended, root_cause, errors)):
         message = (
-            f"rank {left.rank} ended with code 0 while the others continued, and rank "
+            f"rank {left.rank} ended with code 0 while other ranks were running, and rank "
             f"{root_cause.rank} lost its connection: {errors[root_cause.rank].body['message']}"
         )
         return Outcome.of(Cause.USER_ERROR, message, left.rank, left.exit_code)
@@ -124,9 +128,9 @@ def judge(
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
     """Return the ERROR frames that these processes wrote, by rank.
 
-    `ranks` is the rank by worker index and incarnation. It can't be derived from the name of a
-    spool: the spool of a process that never got a rank is named after its worker index, and the
-    name of an older spool can contain a rank that now belongs to another process.
+    `ranks` maps worker index and incarnation to the rank. The rank can't be derived from the name
+    of a spool: the spool of a process that never got a rank is named after its worker index, and
+    the name of an older spool can contain a rank that now belongs to another process.
     """
     found: dict[int, Frame] = {}
     for frame in frames:
@@ -168,8 +172,8 @@ def _left_before(
 
 
 def _is_secondary_failure(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
-    """Whether the rank was aborted without leaving an error, as NCCL's watchdog does when the peers
-    of a rank have died."""
+    """Whether the rank was aborted without writing an error, as happens when NCCL's watchdog aborts
+    a process whose peers have died."""
     return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 
@@ -211,5 +215,5 @@ def _unexplained(ended: RankExit, *, is_secondary_failure: bool) -> tuple[Cause,
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"
     if is_secondary_failure:
-        return Cause.WORKER_LOST, f"{message}, as NCCL's watchdog does"
+        return Cause.WORKER_LOST, f"{message}, probably by NCCL's watchdog"
     return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

@@ -1,4 +1,4 @@
-"""Decisions about a running group. Pure, without Ray or torch.
+"""Decisions about a running group. The module is pure, and imports neither Ray nor torch.
 
 After each observation of the group, `GroupPolicy.decide` returns actions, which the group monitor
 carries out.
@@ -32,7 +32,7 @@ class GroupObservation:
 
     ranks: Sequence[RankObservation]
     """Observations of the running processes of the group's ranks, sorted by rank. Ranks on nodes
-    that do not answer are missing."""
+    that do not respond are missing."""
     num_running: int
     """Number of ranks in the group that are running, including ranks that were not observed."""
     num_placed: int
@@ -45,7 +45,7 @@ class GroupObservation:
     drills: Sequence[Drill] = ()
     """Faults that have not been injected yet."""
     is_leaving: bool = False
-    """Whether the group was asked to leave its slots."""
+    """Whether the group was asked to release its slots."""
     is_ending_hang: bool = False
     """Whether a rank was killed because it hung, and its exit has not been observed yet."""
     slowness: float = 1.0
@@ -155,7 +155,7 @@ class GroupPolicy:
         if is_regrouping:
             hang = self._left_behind(seen, memory, now)
         else:
-            # If a rank is missing from the observation, it was lost, or its node does not answer.
+            # If a rank is missing from the observation, it was lost, or its node does not respond.
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
             if not seen.num_through:
@@ -227,7 +227,7 @@ class GroupPolicy:
             return None
         if self.traits.state_holders and _newcomers_are(_has_begun, seen):
             return None  # a newcomer's first step can take long, or wait for another worker
-        return f"the group was not complete again within {limits.whole_limit_s:g} s ({phases})"
+        return f"the group was still incomplete after {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
         """Return when ranks began to wait for a round although no rank was lost, because their
@@ -241,8 +241,8 @@ class GroupPolicy:
         return now if memory.stray_since is None else memory.stray_since
 
     def _left_behind(self, seen: GroupObservation, memory: GroupMemory, now: float) -> Hang | None:
-        """Return a hang of ranks that do not join the round although their old connections were
-        cut, or None if there are no such ranks."""
+        """Return the hang of the ranks that have not joined the round although their old
+        connections were cut; None if there are no such ranks."""
         announced_at = seen.recovery.announced_at
         if seen.is_ending_hang or announced_at is None:
             return None
@@ -261,8 +261,8 @@ def _is_unprepared(seen: GroupObservation) -> bool:
 
 
 def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-    """Return when the ranks of the attempt's first round began to connect to each other. In later
-    rounds there is no separate limit for connecting, because the time of the whole recovery is
+    """Return when the ranks of the attempt's first round began to connect to each other. Later
+    rounds have no separate limit for connecting, because the time for the entire recovery is
     limited."""
     forming = any(rank.status.phase is RankPhase.FORMING for rank in seen.ranks)
     if not forming or seen.recovery.regrouping is not None:

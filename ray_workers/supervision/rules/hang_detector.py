@@ -1,9 +1,10 @@
-"""Detects whether a group hangs, and which ranks cause the hang. Pure, without Ray or torch.
+"""Detects whether a group hangs, and which ranks cause the hang. The module is pure, and imports
+neither Ray nor torch.
 
-When a rank hangs, the ranks that wait for it make no progress either. But a waiting rank is further
-ahead than the hanging rank: it has entered a collective that the hanging rank has not reached.
-Therefore, the hang is caused by the ranks that are furthest behind or, if all ranks are at the same
-point, by a rank whose process is stopped.
+When a rank hangs, the ranks that wait for it make no progress either. However, a waiting rank is
+further ahead than the hanging rank: it has entered a collective that the hanging rank has not
+reached. Therefore, the hang is caused by the ranks that are furthest behind or, if all ranks are at
+the same point, by a rank whose process is stopped.
 
 The limits depend on the job's step times, because one step of a job can take as long as a thousand
 steps of another job.
@@ -23,7 +24,7 @@ FACTOR = 10.0
 """A rank counts as hanging when it has been in the same phase for this many times the duration of
 the slowest step."""
 REMEMBERED = 100
-"""Number of recent steps among which the slowest step is determined."""
+"""Number of recent steps from which the slowest step is determined."""
 
 PATIENCE = 10.0
 """Factor by which the limits are extended for groups that do not recover in place, and for ranks
@@ -60,7 +61,7 @@ class Hang:
         ranks = [observation.rank for observation in self.culprits]
         who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
         verb = "was" if len(ranks) == 1 else "were"
-        message = f"{who} stood still for {self.waited_s:.1f} s in {phase}, and {verb} ended"
+        message = f"{who} made no progress for {self.waited_s:.1f} s in {phase}, and {verb} killed"
         return Outcome.of(cause, message, ranks[0])
 
 
@@ -80,8 +81,8 @@ class StepTimes:
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
         """Return the step times after another observation. `now` is in seconds at the machines'
-        usual speed. `at_own_pace` is whether a slow rank can count several steps for one unit of
-        work; its time then counts as a single step."""
+        usual speed. `at_own_pace` states whether a slow rank can count several steps for one unit
+        of work; the time of these steps then counts as the time of one step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -117,7 +118,7 @@ class HangLimits:
 def find_hang(
     observations: Sequence[RankObservation], limits: HangLimits, *, are_last: bool = False
 ) -> Hang | None:
-    """Return the hang, if the ranks' latest processes hang. `are_last` is true if other ranks have
+    """Return the hang if the ranks' latest processes hang. `are_last` is true if other ranks have
     finished.
 
     Returns None while a rank is joining or waiting for a round, because the recovery handles such
@@ -145,11 +146,12 @@ def find_hang(
 def find_left_behind(
     observations: Sequence[RankObservation], round_number: int, limits: HangLimits
 ) -> Hang | None:
-    """Return a hang of ranks that have not joined the latest round to which they are assigned.
+    """Return the hang of the ranks that have not joined the latest round to which they are
+    assigned.
 
-    Rarely (about once in 500 kills), gloo does not notice that a connection broke. Its operation
+    Rarely (about once in 500 kills), gloo does not notice that a connection broke. The operation
     then continues to wait, although the peer is lost and the connection has been cut. Also, a rank
-    that is trying to connect to a peer that died first has no connection that could be cut.
+    that is still trying to connect to a peer that has died has no connection that could be cut.
     """
     forming_s = limits.slowness * limits.timings.forming_hang_s
     forming = [one for one in observations if one.status.phase is RankPhase.FORMING]
@@ -171,7 +173,7 @@ def find_left_behind(
 
 @dataclass(frozen=True)
 class Suspicion:
-    """The ranks that have been observed hanging without any progress, and the time since when."""
+    """Ranks that seem to hang, and the time since which they have made no progress."""
 
     suspects: tuple[tuple[int, int, float], ...] = ()
     since: float = 0.0

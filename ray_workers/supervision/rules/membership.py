@@ -1,4 +1,5 @@
-"""Determines the members of a group's next rendezvous round. Pure, without Ray or torch.
+"""Determines the members of a group's next rendezvous round. The module is pure, and imports
+neither Ray nor torch.
 
 Lost workers, dead nodes, granted slots and recalled slots all change the roster of a group.
 `next_round` returns the round that results from a roster, and the actions that are needed before
@@ -15,7 +16,7 @@ from ray_workers.shared.group_traits import GroupTraits
 
 
 class WorkerState(Enum):
-    """The state of a worker, as far as the supervisor has observed it."""
+    """The state of a worker, as observed by the supervisor."""
 
     ACTIVE = auto()
     """The worker has a rank in the group, and its process is running."""
@@ -60,7 +61,7 @@ class NextRound:
     restarted: tuple[int, ...]
     """Members whose processes must be replaced before the round begins."""
     rejoining: tuple[int, ...]
-    """Workers that join a later round, because their processes are replaced while the others
+    """Workers that join a later round, because their processes are replaced while the other workers
     train."""
     num_awaited: int
     """Number of missing workers. The members wait for these workers before the round begins."""
@@ -74,7 +75,8 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     left = [one for one in roster.workers if one.node_id not in roster.dead_nodes]
     if len(left) < len(roster.workers) and traits.keeps_numbers:
         return (
-            "a node is lost, and without its ranks the numbers and roles of the others would change"
+            "a node is lost, and removing its ranks would change the numbers and roles of the "
+            "other ranks"
         )
     lost = [one for one in left if one.state is WorkerState.LOST]
     waits_for_lost = not traits.goes_on_without_lost

@@ -1,4 +1,4 @@
-"""The rules for recovery in place. Pure, without Ray or torch.
+"""The rules for recovery in place. The module is pure, and imports neither Ray nor torch.
 
 The surviving ranks have the complete state of a replicated model. Therefore, a killed rank is
 replaced, and no rank has to repeat a step. A rank that failed with its own error is not replaced,
@@ -51,7 +51,7 @@ class RecoveryState:
     """The state of a group's recovery."""
 
     round: int = 0
-    """Number of the latest rendezvous round, which may not have been announced yet. Messages call
+    """Number of the latest rendezvous round, which might not have been announced yet. Messages call
     it `generation`."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
@@ -72,7 +72,7 @@ class RecoveryState:
     round, so that the ranks get it even if the previous round failed."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
-        """Return the state of a group that starts to regroup, or starts again after further
+        """Return the state of a group that starts to regroup, or starts over after further
         losses."""
         if self.regrouping is not None:
             ranks = sorted({*self.regrouping.ranks, *ranks})
@@ -90,8 +90,8 @@ class RecoveryState:
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
     """Whether the running processes of a script will join the next round with their group. This is
-    true if one process has called `train.prepare`: the others run the same program, so they will
-    call it too.
+    true if one process has called `train.prepare`: the other processes run the same program, so
+    they will call it too.
 
     For `observations` and `running`, see `num_holders`.
     """
@@ -130,7 +130,7 @@ def refused(
     if num_holders == 0:
         return "no running rank holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:
-        return f"it recovered {without_a_step} times in a row without a step in between"
+        return f"the group recovered {without_a_step} times in a row without completing a step"
     for rank in lost:
         frame = errors.get(rank.rank)
         if frame is not None and frame.body["type"] in STATE_LOST:
@@ -143,12 +143,12 @@ def refused(
 
 
 def may_restart(lost: Sequence[RankExit], standalone: Set[int], earlier: Mapping[int, int]) -> bool:
-    """Whether these ranks are restarted while the others continue. A rank that ended on its own is
-    not restarted, because it would end again; neither is a rank whose actor is gone, because the
-    other ranks know its port.
+    """Whether these ranks are restarted while the other ranks continue. A rank that exited on its
+    own is not restarted, because it would exit again. A rank whose actor is gone is not restarted,
+    because the other ranks know the port of that actor.
 
-    `standalone` are ranks for which the others do not have to wait, and `earlier` is the number of
-    recent restarts of each rank.
+    `standalone` contains the ranks that other ranks do not have to wait for, and `earlier` the
+    number of recent restarts of each rank.
     """
     return all(
         end.rank in standalone
@@ -169,8 +169,8 @@ def num_holders(
     Before the attempt's first step there is nothing to lose, so every rank counts.
 
     `observations` must include all observable processes of the attempt, even ended ones. `running`
-    has the (worker index, incarnation) of the running processes in the group. `furthest_step` is
-    the last step that any rank, observed or not, is known to have committed.
+    contains the (worker index, incarnation) of each running process in the group. `furthest_step`
+    is the last step that any rank, observed or not, is known to have committed.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step
@@ -208,7 +208,9 @@ def loss_report(
     else:
         reason = "ranks lost their connections, although all of them are alive"
     goes_on = (traits.goes_on_without_lost or traits.restarted_alone) and lost
-    others = f"{'the others' if lost else 'they'} {'continue' if goes_on else 'keep their state'}"
+    others = (
+        f"{'the other ranks' if lost else 'they'} {'continue' if goes_on else 'keep their state'}"
+    )
     return RegroupingReport(
         generation=round_number,
         ranks=[rank.rank for rank in lost],

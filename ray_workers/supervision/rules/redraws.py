@@ -1,8 +1,8 @@
-"""Converts output in which a program redraws lines, as progress bars do, into log lines. Pure,
-without Ray or torch.
+"""Converts output in which a program redraws lines, as progress bars do, into log lines. The module
+is pure, and imports neither Ray nor torch.
 
 A program redraws a line after a carriage return, after backspaces, or after moving the cursor up.
-Of a redrawn line, one state per second and the last state are logged. All other lines are logged
+For a redrawn line, one state per second and the last state are logged. All other lines are logged
 when they end.
 """
 
@@ -38,7 +38,8 @@ class _Row:
     def __init__(self) -> None:
         self.text = ""
         self.whole = ""
-        """The last complete text of the row, while the program is drawing the next text."""
+        """The last complete text of the row, which is kept while the program draws the next
+        text."""
         self.is_redrawn = False
         self.at = 0.0
         self.logged: str | None = None
@@ -69,7 +70,8 @@ class Redraws:
         back."""
         self._fed_at = 0.0
         self._waiting_since: float | None = None
-        """Time since when a redrawn row has had a state that has not been logged."""
+        """Time of the first redraw that has not been logged; None if all redraws have been
+        logged."""
         self._lines: list[Line] = []
 
     @property
@@ -128,8 +130,8 @@ class Redraws:
             self._redrawn(row)
 
     def _cut(self, row: _Row) -> None:
-        """Delete the text to the right of the cursor. Programs redraw whole lines, so the end of a
-        longer old text must not remain behind a shorter new text."""
+        """Delete the text to the right of the cursor. Programs redraw entire lines, so the end of a
+        longer old text must not remain after a shorter new text."""
         row.text = row.text[: self._column]
         self._redrawn(row)
 

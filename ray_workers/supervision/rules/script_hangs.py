@@ -1,4 +1,4 @@
-"""Detects whether a script hangs. Pure, without Ray or torch.
+"""Detects whether a script hangs. The module is pure, and imports neither Ray nor torch.
 
 A script does not report phases, and can spend hours on a single task. Therefore, two of four signs
 must be observed, unless the user has set a limit. The signs are: the ranks have stopped reporting;
@@ -40,13 +40,13 @@ class ScriptLook:
 
 @dataclass(frozen=True)
 class ScriptMemory:
-    """The state that is passed from one look to the next."""
+    """The state that is passed from one observation to the next."""
 
     last: ScriptLook | None = None
     begun_at: float | None = None
     """When the processes were first observed."""
     still_since: float | None = None
-    """Time since when all ranks have been idle."""
+    """Time since which all ranks have been idle; None if a rank was busy."""
     step: int = 0
     stepped_at: float | None = None
     """When a new step was last observed."""
@@ -54,7 +54,7 @@ class ScriptMemory:
     """Longest time between reported steps."""
 
     def after(self, look: ScriptLook) -> ScriptMemory:
-        """Return the memory after another look at the same processes."""
+        """Return the memory after another observation of the same processes."""
         step = max(one.status.step for one in look.ranks)
         begun_at = look.at if self.begun_at is None else self.begun_at
         memory = replace(self, last=look, begun_at=begun_at)
@@ -91,7 +91,7 @@ class Signs:
 
 
 def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> Signs:
-    """Return the signs after the last look. `limit_s` is the user's limit, if any."""
+    """Return the signs after the last observation. `limit_s` is the user's limit, if any."""
     look = memory.last
     assert look is not None
     least_s = timings.script_hang_s if limit_s is None else limit_s
@@ -113,7 +113,7 @@ def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
 
 
 def is_worth_a_second_look(signs: Signs, stacks: Mapping[int, str]) -> bool:
-    """Whether another look at the stacks might find two signs."""
+    """Whether two signs might be found if the stacks are read again."""
     return signs.is_seen or collective_hangs.longest_wait_s(stacks) > signs.limit_s
 
 
@@ -124,8 +124,9 @@ def hang_of(
     later: Mapping[int, str],
     idle: Set[int] = frozenset(),
 ) -> Hang | None:
-    """Return the hang, if two signs are observed. `earlier` and `later` are the stacks by rank at
-    two times, and `idle` contains the ranks that were idle between these times."""
+    """Return the hang if at least two signs are observed; otherwise, None. `earlier` and `later`
+    are the stacks by rank at two times, and `idle` contains the ranks that were idle between these
+    times."""
     both = [
         (main_stack(earlier.get(r.rank, "")), main_stack(later.get(r.rank, ""))) for r in look.ranks
     ]
@@ -141,12 +142,12 @@ def hang_of(
 
 
 def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
-    """Return the hang, with the ranks that differ from the others as culprits.
+    """Return the hang, with the ranks that differ from the other ranks as culprits.
 
     The culprits are the ranks that, according to torch's flight recorder, have not joined a
     collective. If there are no such ranks, they are the ranks whose stacks show no collective while
-    other stacks do, or a different collective from most stacks. Otherwise, they are the ranks that
-    have completed fewer steps. If no rank differs from the others, there are no culprits.
+    other stacks do, or show a different collective than most stacks. Otherwise, they are the ranks
+    that have completed fewer steps. If no rank differs from the others, there are no culprits.
     """
     collectives = {
         one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks
@@ -199,14 +200,14 @@ def with_collectives(report: HangReport) -> HangReport:
 
 
 def _is_still(before: ScriptLook, now: ScriptLook) -> bool:
-    """Whether all ranks are known to have been idle between two looks."""
+    """Whether all ranks are known to have been idle between two observations."""
     return before.activity.keys() == now.activity.keys() == idle_ranks(before, now) and (
         len(now.activity) == len(now.ranks)
     )
 
 
 def idle_ranks(before: ScriptLook, now: ScriptLook) -> set[int]:
-    """Return the ranks that are known to have been idle between two looks."""
+    """Return the ranks that are known to have been idle between two observations."""
     elapsed_s = now.at - before.at
     idle = set()
     for rank in before.activity.keys() & now.activity.keys():

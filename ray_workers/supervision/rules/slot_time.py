@@ -1,7 +1,8 @@
-"""Accounts for every second of an attempt's slots. Pure, without Ray or torch.
+"""Accounts for every second of an attempt's slots. The module is pure, and imports neither Ray nor
+torch.
 
-The training processes report the use of most of the time themselves, on their heartbeat pages. The
-rest is assigned to the category of what the attempt was doing: starting, recovering, or nothing.
+The training processes report on their heartbeat pages how they use most of the time. The remaining
+time is assigned to what the attempt was doing: starting, recovering, or nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ Booked = dict[TimeCategory, float]
 
 
 class SlotTimeLedger:
-    """Slot-seconds of one attempt by category. Their sum is the total of slot-seconds for which the
-    attempt held slots."""
+    """Slot-seconds of one attempt by category. Their sum is the total number of slot-seconds held
+    by the attempt."""
 
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)
@@ -27,7 +28,7 @@ class SlotTimeLedger:
         self._seen: dict[tuple[int, int], RankObservation] = {}
 
     def hold(self, num_slots: int, now: float) -> None:
-        """Record that the attempt holds `num_slots` from `now` on, in monotonic seconds."""
+        """Record that the attempt holds `num_slots` slots since `now`, in monotonic seconds."""
         self.held_s += self._num_slots * (now - self._since)
         self._num_slots, self._since = num_slots, now
 
@@ -75,16 +76,16 @@ def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
 
 
 def _of_one(observation: RankObservation) -> Booked:
-    """Return the seconds on the process's page. While the process is alive, the seconds of its
-    current use are added."""
+    """Return the seconds recorded on the process's page. While the process is alive, the seconds of
+    its current use are added."""
     uses: Mapping[TimeCategory, float] = observation.status.uses
     now = {observation.status.use: observation.age_s} if observation.state else {}
     return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}
 
 
 def _completed(observation: RankObservation, booked: Booked, first: Booked) -> Booked:
-    """Return `booked`, with its unreported time divided in the same way as the time of the rank
-    that reported first (`first`). That rank was starting until its first report."""
+    """Return `booked`, with the unreported time divided like the time of the rank that reported
+    first (`first`). The time of that rank before its first report counts as starting."""
     unreported_s = booked[TimeCategory.UNREPORTED]
     was_killed = not observation.state and observation.status.phase is not RankPhase.FINISH
     if was_killed and not observation.status.first_at:  # it never reported how it used its time

@@ -40,7 +40,7 @@ class Timings:
     """Like `read_wait_s`, if there is only one node. Longer waits save reads, each of which takes
     CPU time from the ranks."""
     read_slack_s: float = 5.0
-    """Limit for answering a read, in addition to the read's waiting time."""
+    """Limit for the response to a read, in addition to the read's waiting time."""
     silent_read_slack_s: float = 0.5
     """Like `read_slack_s`, but for a silent node, so that frames from other nodes do not have to
     wait for it."""
@@ -70,8 +70,8 @@ class Timings:
     secondary_s: float = 1.0
     """Limit for ranks that lost another rank to fail on their own, at the usual speed."""
     root_cause_s: float = 10.0
-    """Limit for a rank of a script to which the others lost their connection to report the reason,
-    at the usual speed."""
+    """Limit for a rank of a script to report its error after other ranks have lost their connection
+    to it, at the usual speed."""
     drill_grace_s: float = 30.0
     """Limit for the group to leave when it is preempted by a drill."""
 
@@ -79,7 +79,7 @@ class Timings:
     replace_limit_s: float = 30.0
     """Limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
-    """Time between checks whether the node of a replacement is dead."""
+    """Time between checks of whether the node of a replacement is dead."""
     standby_limit_s: float = 30.0
     """Limit for a group that lacks workers to get slots. After this time, the attempt ends, and the
     job resumes from its checkpoint once slots are free."""
@@ -120,7 +120,7 @@ class Timings:
     """Minimum limit for the first step of a round, which takes longer because it selects kernels
     and allocates buffers."""
     stopped_hang_s: float = 5.0
-    """Limit for a stopped process in any phase, regardless of the pace."""
+    """Limit for a stopped process in any phase, regardless of the job's step times."""
     script_hang_s: float = 900.0
     """How long a script can go without reports, or be idle, if the user has not set a limit."""
     script_look_period_s: float = 5.0
@@ -133,12 +133,12 @@ class Timings:
 
     # Calls to the node agents, at the usual speed.
     answer_limit_s: float = 3.0
-    """Time after which a node that does not answer is skipped."""
+    """Time after which a node that does not respond is skipped."""
     stacks_wait_s: float = 4.0
     """How long an agent waits for the stacks of its ranks."""
     files_answer_limit_s: float = 30.0
-    """Limit for answers about a script's files. These take longer, because there can be many
-    files."""
+    """Limit for responses about a script's files. These responses take longer, because there can be
+    many files."""
     ask_again_pause_s: float = 0.2
     """Pause after a call that failed immediately, for example because the agent is restarting."""
 
@@ -146,7 +146,7 @@ class Timings:
     ping_period_s: float = 2.0
     """Time between pings of the rank actors and the rendezvous store."""
     ping_limit_s: float = 2.0
-    """Limit for the answer to a ping."""
+    """Limit for the response to a ping."""
 
     # The worker group.
     announce_limit_s: float = 5.0

@@ -41,8 +41,8 @@ TENSORS = "state.safetensors"
 TREE = "state.json"
 OLD_STATE = "state.pt"
 MANIFEST_VERSION = 2
-"""Version 1 stored the whole state in one file, `state.pt`, written by torch.save. It can still be
-read."""
+"""Version 1 stored the whole state in one file, `state.pt`, written by torch.save. Checkpoints of
+version 1 can still be read."""
 RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
@@ -187,8 +187,8 @@ def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, An
         manifest = json.loads(text)
         if not 1 <= manifest["version"] <= MANIFEST_VERSION:
             raise BrokenCheckpointError(
-                f"{ref.url} has version {manifest['version']}, but "
-                f"this dray supports versions up to {MANIFEST_VERSION}"
+                f"{ref.url} has version {manifest['version']}, but this version of dray "
+                f"supports only versions up to {MANIFEST_VERSION}"
             )
         saved = _described(ref, len(text), manifest)
     except MALFORMED as error:

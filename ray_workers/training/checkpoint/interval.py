@@ -7,8 +7,8 @@ import statistics
 from collections import deque
 
 FIRST_SAVE_S = 10.0
-"""With `every_steps: auto`, seconds of training before the first save, by which the cost of a save
-is measured."""
+"""With `every_steps: auto`, seconds of training before the first save, which is used to measure the
+cost of a save."""
 MAX_INTERVAL_S = 600.0
 """With `auto`, maximum number of seconds of training that a failure can lose."""
 MAX_SHARE = 0.05
@@ -39,8 +39,8 @@ def interval_s(cost_s: float, write_s: float, mtbf_s: float) -> float:
 
 
 class StallMeter:
-    """Measures the time that each save adds to the loop: the time that the save blocks the loop,
-    and the additional time that steps take while the save is being written."""
+    """Measures the time that each save adds to the loop: the time for which the save blocks the
+    loop, and the additional time that steps take while the save is being written."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=NUM_STEPS)
@@ -68,8 +68,8 @@ class StallMeter:
         return stall
 
     def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
-        """Count a step. At the first step after a save has ended, returns the stall of the save;
-        otherwise None.
+        """Count a step. At the first step after the end of a save, return the stall of the save;
+        otherwise, return None.
 
         is_saving: whether the save is still in progress at the end of the step.
         """

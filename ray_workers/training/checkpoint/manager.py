@@ -93,7 +93,7 @@ class CheckpointManager:
         *,
         volatile: Iterable[Tensor] = (),
     ) -> None:
-        """Begin to save the current state, unless that step is already saved. Waits for the
+        """Begin to save the current state, unless the current step is already saved. Waits for the
         previous save if it is still in progress.
 
         volatile: tensors of the state that change before `hold` is called.
@@ -158,8 +158,8 @@ class CheckpointManager:
 
     def tidy(self) -> None:
         """Delete superseded checkpoints at the end, when no save is in progress. If older
-        checkpoints are kept only until the service has stored the report of the latest one, waits
-        briefly until it has."""
+        checkpoints are kept only until the service has stored the report of the latest checkpoint,
+        waits briefly for the service."""
         if self._superseded(EVERYTHING):
             await_known(self._reported.values(), train.known)
             self._drop_superseded()

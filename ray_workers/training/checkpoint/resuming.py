@@ -26,7 +26,7 @@ def choose(
     """Return the first of `refs` that is valid on every rank, and the skipped checkpoints before
     it. A collective operation.
 
-    everywhere: returns whether all ranks passed True; all ranks get the same answer. Raises
+    everywhere: returns whether all ranks passed True; all ranks get the same result. Raises
     StorageError if no checkpoint is valid and the storage could not be read, because starting from
     scratch would lose the checkpoints in this storage.
     """
@@ -41,7 +41,7 @@ def choose(
     out_of_reach = [each for each in passed_over if not each.is_reached]
     if out_of_reach:
         raise StorageError(
-            f"no checkpoint can be read; step {out_of_reach[0].step}: {out_of_reach[0].why}"
+            f"no checkpoint can be read (step {out_of_reach[0].step}: {out_of_reach[0].why})"
         )
     return None, passed_over
 
@@ -56,7 +56,9 @@ def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Te
     tensors of the whole model. what: the subject of the message, which names the checkpoint."""
     found = loaded.state.get("model")
     if not isinstance(found, Mapping):
-        raise DataError(f"{what} has no weights written by a recipe: specify the job of a recipe")
+        raise DataError(
+            f"{what} has no weights written by a recipe: specify a job that ran a recipe"
+        )
     differing = [
         _difference(name, found.get(name), own.get(name))
         for name in dict.fromkeys((*own, *found))
@@ -89,8 +91,8 @@ def receipt(
     step: int,
     position: Mapping[str, int],
 ) -> ResumedReport:
-    """Return the report of a start. The loss after resuming is reported with the metrics of the
-    first step.
+    """Return the report that is written when training starts. The loss after resuming is reported
+    with the metrics of the first step.
 
     loaded: the checkpoint from which training resumed or, if `step` is 0, from which the weights
     were loaded. position: the position from which to continue reading the data.

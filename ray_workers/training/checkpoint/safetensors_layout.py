@@ -74,7 +74,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
 
 def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Return the state that was flattened. Raises LookupError, TypeError or ValueError for a tree
-    that `flatten` did not make."""
+    that `flatten` did not create."""
     if not isinstance(tree, Mapping):
         if tree is not None and not isinstance(tree, bool | int | float | str):
             raise ValueError(f"found a {type(tree).__name__} instead of a value")

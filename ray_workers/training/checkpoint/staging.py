@@ -23,7 +23,7 @@ from ray_workers.training.checkpoint.safetensors_layout import PAGE_BYTES, Layou
 from ray_workers.training.devices import module_of, on_gpu
 
 AT_ONCE_BYTES = 1 << 20
-"""Fewer bytes than this are copied by the caller, which is faster than using a thread."""
+"""States with fewer bytes are copied by the caller, which is faster than using a thread."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _pinned(size: int) -> Tensor:
 
 
 def _pages(size: int) -> Tensor:
-    """Allocate whole pages. If the system supports huge pages, they are used, because fewer pages
+    """Allocate whole pages. Huge pages are used if the system supports them, so that fewer pages
     must be mapped."""
     pages = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -82,5 +82,5 @@ class CheckpointTriggers:
         self._logged_every = every
         log(
             f"saving a checkpoint every {every} steps ({every * self._meter.step_s:.0f} s): each "
-            f"costs {stall_s * 1e3:.0f} ms of training"
+            f"save delays training by {stall_s * 1e3:.0f} ms"
         )

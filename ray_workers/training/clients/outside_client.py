@@ -44,7 +44,7 @@ VALIDATED_AT_ONCE = 1024
 
 
 class LocalUpdate(NamedTuple):
-    """An update that is ready to be sent. The first six fields are the same in the API's
+    """An update that is ready to be sent. The first six fields have the same names in the API
     request."""
 
     sha256: str
@@ -59,20 +59,20 @@ class LocalUpdate(NamedTuple):
 
 class MaskedAnswer(NamedTuple):
     content: bytes | None
-    """None if the client has no answer in this round; it can participate in the next round."""
+    """None if the client can't respond in this round; it can participate in the next round."""
     path: Path | None
-    """The file that contains the masked update, which is sent in parts before the answer."""
+    """The file that contains the masked update, which is sent in parts before the response."""
     note: str | None
     """A message for the client's user."""
 
 
 class _LostToRoundError(Exception):
-    """The client has no answer in this round."""
+    """The client can't respond in this round."""
 
 
 class OutsideClient:
-    """One client. Its folder contains the job's form, and during each round, the model of the
-    round."""
+    """A client of a federated job. The client's folder contains the job's form and, during each
+    round, the model of the round."""
 
     def __init__(self, folder: Path, data: Path, client: int) -> None:
         """Raises DataError if the data do not match the form and the model in the folder."""
@@ -118,7 +118,7 @@ class OutsideClient:
     def answer(
         self, session: str, number: int, num_elements: int, awaits: str, message: bytes
     ) -> MaskedAnswer:
-        """Return the client's answer in a phase of a round with secure aggregation.
+        """Return the client's response in a phase of a round with secure aggregation.
 
         session: the name of the round. message: the server's message to this client.
         """

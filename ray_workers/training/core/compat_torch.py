@@ -64,8 +64,8 @@ def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
 
 
 def cap_memory_when_used(share: float) -> None:
-    """Limit this process to a share of its GPU's memory from its first use of CUDA. The public
-    function initializes CUDA immediately, after which the program could no longer fork."""
+    """Limit this process to a share of its GPU's memory, starting with its first use of CUDA. The
+    public function initializes CUDA immediately, after which the program could no longer fork."""
     torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
 
 
@@ -83,7 +83,7 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], num_bytes: int) -> None:
 
 
 def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Send part i of a flat tensor to rank i, and receive part `rank` of that rank's tensor (an
+    """Send part i of a flat tensor to rank i, and receive part `rank` of each rank's tensor (an
     all-to-all), with autograd support. `dist.all_to_all_single` does not support autograd, and the
     function in torch.distributed.nn requires an NCCL group."""
     from torch.distributed._functional_collectives import all_to_all_single_autograd
@@ -115,9 +115,9 @@ def forget_gathered_state(optimizer: ZeroRedundancyOptimizer) -> None:
 def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
-    """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0),
-    if the caller decides whether to skip the step. The scaler's own `step` makes this decision
-    itself."""
+    """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0).
+    This is for callers that decide whether to skip the optimizer step, instead of calling the
+    scaler's `step`, which would decide itself."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 
@@ -134,9 +134,9 @@ def name_of(operation: Any) -> str | None:
 def replace_parameters(
     module: nn.Module, parameters: Mapping[str, nn.Parameter | None]
 ) -> dict[str, nn.Parameter | None]:
-    """Replace parameters of a module with others of the same names, and return all previous
-    parameters. If a parameter were assigned normally, torch would check it against the object with
-    which a wrapper has replaced it.
+    """Replace parameters of a module with other parameters of the same names, and return all
+    previous parameters. If a parameter were assigned normally, torch would check it against the
+    object with which a wrapper has replaced it.
     """
     had = module._parameters
     module._parameters = {**had, **parameters}

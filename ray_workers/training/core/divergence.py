@@ -24,7 +24,8 @@ class Divergence:
 
     The loss and the gradient norm are the same on all ranks, so all of them raise the error at the
     same step. With local steps, where they differ, the first rank that raises the error ends the
-    attempt. The reporter reads both values anyway. On a GPU, they belong to the previous step.
+    attempt. Reading the values costs no time, because the reporter reads them too. On a GPU, they
+    are the values of the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:
@@ -54,7 +55,7 @@ class Divergence:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        self._last = f"the loss is {loss:.4g} and the norm of the gradient {grad_norm:.4g}"
+        self._last = f"the loss is {loss:.4g} and the norm of the gradient is {grad_norm:.4g}"
         if rank == 0 and not self._is_reported:
             self._is_reported = True
             self._report(step, loss, grad_norm)
@@ -72,8 +73,8 @@ class Divergence:
     def check_end(self, val_loss: float) -> None:
         """Raise DivergedError if the weights at the end of the training are unusable.
 
-        With `skip_step`, the last steps may have been skipped, so the weights are from before these
-        steps.
+        With `skip_step`, the last steps may have been skipped; the weights are then those before
+        these steps.
         """
         if self._rule == "warn":
             return
@@ -100,7 +101,7 @@ class Divergence:
 
     def _error(self) -> DivergedError:
         return DivergedError(
-            f"training diverged: {self._last} at step {self._seen}, and not finite since step "
-            f"{self._seen - self._in_a_row + 1}. Lower train.optimizer.lr, set "
+            f"training diverged: {self._last} at step {self._seen}, and they have not been "
+            f"finite since step {self._seen - self._in_a_row + 1}. Lower train.optimizer.lr, set "
             "train.max_grad_norm, or look for values in the data that are not finite"
         )

@@ -1,5 +1,5 @@
 """Classifies errors of a user's program without importing torch, so that it also works on ranks
-whose environment has a different version of torch, or none."""
+whose environment has a different version of torch, or no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EntrypointError(Exception):
 
 
 class NotPreparedError(Exception):
-    """An elastic script ended without `train.prepare`."""
+    """An elastic script ended without calling `train.prepare`."""
 
 
 _REFUSALS = (ValueError, TypeError, RuntimeError)
@@ -67,6 +67,6 @@ def is_refusal(error: BaseException) -> bool:
         return False
     frame = last.tb_frame
     module = str(frame.f_globals.get("__name__", ""))
-    # An error that C code, such as torch, raised in dray.train's frame is not a refusal.
+    # An error that C code, such as torch, raised in dray.train's frame is not a rejection by dray.
     raises = dis.opname[frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     return raises and (module == "dray.train" or module.startswith("dray.train."))

@@ -27,8 +27,8 @@ class DifferentDataError(DataError):
 
     def __init__(self, who: str, fingerprint: str) -> None:
         super().__init__(
-            f"the {who} have read different data from the same source; here, the hash of its "
-            f"content is {fingerprint}. Don't change a source while a job is starting"
+            f"the {who} have read different data from the same source; this process has read "
+            f"content with the hash {fingerprint}. Don't change a source while a job is starting"
         )
 
 
@@ -50,7 +50,7 @@ class Preempted(Exception):
 
 
 class SourceUnavailableError(Exception):
-    """A source did not respond, or closed the connection, in all tries; it might respond later."""
+    """A source repeatedly did not respond or closed the connection, but might respond later."""
 
 
 class BrokenCheckpointError(Exception):
@@ -103,7 +103,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.DATA_UNREACHABLE
         if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
             return Cause.WORKER_LOST
-        # Exactly RuntimeError: a ConnectionResetError comes from the script itself.
+        # Compare the exact types, because a ConnectionResetError comes from the script itself.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (
             PEER_IS_GONE.search(str(seen))
         ):

@@ -1,6 +1,7 @@
 """Ends a script, and the processes that it forks, in the same way as the Python interpreter would.
 
-This module does not import torch, because the rank of a script may have a different version of it.
+This module does not import torch, because the rank of a script may have a different version of
+torch.
 """
 
 from __future__ import annotations

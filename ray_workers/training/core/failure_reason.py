@@ -1,5 +1,5 @@
-"""Describes the error that ended a rank in one sentence, with its type, message, and the line in
-the user's code, and adds advice about missing modules. Does not import torch."""
+"""Describes the error that ended a rank: its type, its message, and the line in the user's code,
+all in one sentence, with advice about missing modules. Does not import torch."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
 
 
 def _is_here(module: str) -> bool:
-    """Whether a package is in the job's directory instead of installed."""
+    """Whether a package is in the job's directory, rather than an installed package."""
     return any(
         Path(location).is_relative_to(Path.cwd())
         for location in getattr(sys.modules[module], "__path__", ())

@@ -16,7 +16,7 @@ ActWith = Callable[[Any], None]
 
 
 class FaultPoint(StrEnum):
-    """The points. Each one passes the `Trainer` to its action unless documented otherwise."""
+    """The points. Each point passes the `Trainer` to its action unless documented otherwise."""
 
     PEERS_ARE_THERE = "peers_are_there"
     """All ranks of the group have arrived at the store, but none are connected to each other.

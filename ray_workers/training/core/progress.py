@@ -18,7 +18,7 @@ TORN = -3
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of one rank; a greater number is further."""
+    """The progress of one rank; a greater number means more progress."""
 
     number: int
     """Twice the number of completed optimizer steps, plus one if all tasks that were due after the
@@ -51,7 +51,8 @@ NO_STATE = Progress(NOTHING)
 
 
 FINISHED_KEY: Final = "finished"
-"""Key in the store. Once the result of the job is stored, its value is the job's last step."""
+"""Key in the store whose value is the job's last step. It is set once the result of the job is
+stored."""
 
 
 def mark_finished(store: Store, step: int) -> None:

@@ -14,8 +14,8 @@ from ray_workers.training.data.sampler import samples_of
 
 
 def scaled_lr(lr: float, scaling: LrScaling | None, global_batch_size: int) -> float:
-    """Return the peak learning rate for this batch size. `scaling` is set if `lr` applies to
-    another size."""
+    """Return the peak learning rate for this batch size. `scaling` is set if `lr` applies to a
+    different batch size."""
     if scaling is None:
         return lr
     return lr * _by_rule(scaling.rule, global_batch_size / scaling.reference_batch_size)
@@ -84,8 +84,8 @@ class Calendar:
     total_steps: int
     eval_every_epochs: int
     save_every_steps: int | None
-    """None for `auto`. Rank 0 then also saves after other steps, based on its own measurements,
-    which the other ranks don't have."""
+    """None for `auto`: rank 0 then also saves after other steps, based on measurements that the
+    other ranks don't have."""
     eval_with_save: bool
     """Whether each checkpoint needs an evaluation, because it could be the best checkpoint."""
 
@@ -123,7 +123,7 @@ class Calendar:
 
     def last_of(self, first: int, num_steps: int) -> int:
         """Return the last step of a batch that begins with `first` and has `num_steps` steps, or
-        fewer if an epoch or training ends, or a checkpoint is due, earlier."""
+        fewer if an epoch or training ends earlier or a checkpoint is due earlier."""
         every = [self.steps_per_epoch, *filter(None, [self.save_every_steps])]
         stops = [-(-first // each) * each for each in every]
         return min(first + num_steps - 1, self.total_steps, *stops)

@@ -33,8 +33,7 @@ Take = Callable[[Tensor], tuple[Tensor, Tensor]]
 Array = npt.NDArray[Any]
 
 MAX_TRIES = 3
-"""Maximum number of times that reading a micro-batch is tried if the process is killed each
-time."""
+"""Maximum number of attempts to read a micro-batch, if the process is killed in each attempt."""
 PIPE_BYTES = 1 << 20
 """The largest pipe size that the system allows without privileges."""
 _starting = threading.Lock()
@@ -97,7 +96,7 @@ class Loader:
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _start(self) -> tuple[int, int, int]:
-        """Fork the process; return (pid, pipe for requests, pipe for answers)."""
+        """Fork the process; return (pid, pipe for requests, pipe for responses)."""
         parent = os.getpid()
         with _starting:
             asked, requests = os.pipe()
@@ -113,7 +112,7 @@ class Loader:
 
 
 def _serve(take: Take, asked: int, answered: int, parent: int) -> NoReturn:
-    """Answer requests until the pipe is closed."""
+    """Respond to requests until the pipe is closed."""
     try:
         _become_loader(parent)
         while True:
@@ -132,7 +131,7 @@ def _serve(take: Take, asked: int, answered: int, parent: int) -> NoReturn:
 
 def _become_loader(parent: int) -> None:
     """Prepare a process that was just forked from a rank, which has threads and connections: close
-    the connections, so that peers notice the end of the rank, and make the process end with the
+    the connections, so that peers notice when the rank exits, and make the process exit with the
     rank."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

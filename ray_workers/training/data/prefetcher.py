@@ -20,7 +20,8 @@ from ray_workers.training.devices import sent
 PIECES_AHEAD = 2
 """Number of micro-batches that are read ahead for each loader process, unless a step has more."""
 MOST_AHEAD = 64
-"""Maximum number of micro-batches that wait to be computed. It limits the memory that they use."""
+"""Maximum number of micro-batches that wait to be computed, which limits the memory that they
+use."""
 
 Piece = tuple[Tensor, Tensor]
 """(inputs, targets) of a micro-batch."""
@@ -134,7 +135,7 @@ class Prefetcher:
         self._begin(from_step)
 
     def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
-        """Divide the global batches from this step on according to these parts; see
+        """Starting with this step, divide the global batches according to these parts; see
         `DistributedBatchSampler.parts`."""
         self._batches.parts = parts
         self._begin(from_step)

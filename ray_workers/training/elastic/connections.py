@@ -46,8 +46,9 @@ class Connections:
         """Shut down the sockets, even while the group is still being formed. Can be called
         repeatedly, and is harmless for sockets that gloo itself has closed.
 
-        is_due: returns whether to shut down the sockets. It is called after the sockets are listed,
-        because in a thread that does not form groups, they may already belong to the next group.
+        is_due: returns whether to shut down the sockets. This function is called after the sockets
+        are listed, because in a thread that does not form groups, they may already belong to the
+        next group.
         """
         before, sockets = self._before, _sockets()
         if not is_due():
@@ -93,8 +94,8 @@ def _sent_through(fd: int) -> int:
 
 
 def _listens(sock: socket.socket) -> bool:
-    """Whether a socket is a listener. These must stay open, because gloo ends the process when it
-    can no longer accept connections."""
+    """Whether a socket is a listener. Listeners must stay open, because gloo ends the process when
+    it can no longer accept connections."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 

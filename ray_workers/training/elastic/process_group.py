@@ -65,10 +65,10 @@ def backend_of(device: torch.device) -> str:
 
 
 def all_same(value: int, device: torch.device, world_size: int) -> bool:
-    """Return whether every rank passed the same value; all ranks get the same answer."""
+    """Return whether every rank passed the same value; all ranks get the same result."""
     if world_size == 1:
         return True
-    # The maximum of the values, and of the negated values, which is the negated minimum.
+    # One reduction yields the maximum and the negated minimum of the values.
     bounds = torch.tensor([value, -value], dtype=torch.int64, device=device)
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
     greatest, least = bounds.tolist()
@@ -97,7 +97,7 @@ def have_rank_0s(tensors: Sequence[Tensor]) -> None:
 
 
 def wait_for_all(device: torch.device, world_size: int) -> None:
-    """Wait until every rank has called this."""
+    """Wait until every rank has called this function."""
     came = torch.ones((), device=device)
     add_up(came, world_size)
     came.item()

@@ -2,7 +2,7 @@
 
 The supervisor, which sees all ranks, decides which ranks join the next round, and announces it. In
 this module, a rank reads its assignment, cuts its connections to the old group, and meets the other
-ranks at the store. All changes of a group work in this way, whether a peer died, was killed because
+ranks at the store. All changes to a group work in this way, whether a peer died, was killed because
 it hung, or the world size changes. The term rendezvous is also used by torchelastic; the number of
 a round is called `generation` in the protocol.
 """
@@ -57,7 +57,7 @@ because a neighbour has exited."""
 
 
 class GroupChanged(Exception):
-    """The rank must leave its group, because it has an assignment in the next one."""
+    """The rank must leave its group, because it has an assignment in the next group."""
 
 
 class Spool:
@@ -69,8 +69,8 @@ class Spool:
         self._rank = rank
 
     def take(self, assignment: RankAssignment) -> None:
-        """From now on, write the frames of this rank. Two processes never have the same rank in the
-        same round."""
+        """Write all further frames to the spool of the assigned rank. Two processes never have the
+        same rank in the same round."""
         if assignment.rank != self._rank:
             self._rank = assignment.rank
             key = spool_key(assignment.rank, assignment.generation, "metrics")
@@ -120,7 +120,7 @@ class RendezvousHandler:
     def meet_without_group(self) -> Store:
         """Get an assignment without forming a process group, for ranks that connect in another way.
         Returns the attempt's store, through which these ranks find each other. A later round
-        affects only the ranks that join in this round."""
+        affects only the ranks that join in that round."""
         if self.assignment.generation == AWAITING:
             self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
             self._take_assignment(ASSIGNMENT_LIMIT_S)
@@ -129,9 +129,9 @@ class RendezvousHandler:
         return TCPStore(*self._address, wait_for_workers=False)
 
     def _form(self) -> None:
-        """Meet the other ranks and connect to them. Errors here come from the store or a peer,
-        never from the training code, so they are raised as DistStoreError, except for GroupChanged
-        and errors that have another cause."""
+        """Meet the other ranks and connect to them. Errors in this method come from the store or a
+        peer, never from the training code, so they are raised as DistStoreError, except for
+        GroupChanged and errors that have another cause."""
         try:
             store = self._meet()
             use = TimeCategory.RECOVERING if self.assignment.generation else TimeCategory.STARTING
@@ -229,9 +229,9 @@ class RendezvousHandler:
         return self._connections.sent_bytes()
 
     def finish(self) -> None:
-        """Wait until all ranks of this round have called this. This is not a collective operation,
-        so a rank that calls it too early does not interfere with operations of other ranks. Raises
-        GroupChanged if another round is announced first."""
+        """Wait until all ranks of this round have called this method. It is not a collective
+        operation, so a rank that calls it too early does not interfere with operations of other
+        ranks. Raises GroupChanged if another round is announced first."""
         if self.is_alone:
             return
         assert self._store is not None

@@ -139,8 +139,8 @@ def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Group the tensors that are sent at once: small tensors of the same type together, large ones
-    individually."""
+    """Group the tensors that are sent at once: small tensors of the same type together, large
+    tensors individually."""
     pieces: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:

@@ -33,8 +33,8 @@ class ClientEvaluation(Evaluation):
     weight, computes the mean over the worst tenth of the clients: `val/worst_tenth_loss`, and for
     classification also `val/worst_tenth_accuracy`.
 
-    Each client is evaluated by one rank, in a batch with the same other clients for any number of
-    ranks.
+    Each client is evaluated by one rank, and always in a batch with the same other clients,
+    regardless of the number of ranks.
     """
 
     def take(self, part: DataPart, world_size: int) -> None:

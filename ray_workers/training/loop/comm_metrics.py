@@ -1,4 +1,4 @@
-"""Measures what a rank's synchronisation costs, with the same metrics for each kind of `sync`."""
+"""Measures the cost of a rank's synchronisation, with the same metrics for each kind of `sync`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class CommMetrics:
     - `perf/compression`: number of bytes that a ring all-reduce of the whole fp32 gradient would
       send, divided by the number of bytes sent;
     - `perf/compute_time_s`: number of seconds that this rank computed a share of the batch before
-      it had to communicate. It depends on the speed of the rank, regardless of which rank waits.
+      it had to communicate. This time depends on the speed of the rank, regardless of which rank
+      waits.
     """
 
     def __init__(self, num_elements: int, *, times_compute: bool) -> None:

@@ -130,7 +130,7 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """From the events of a trace, sum up how the profiled steps used their time, in seconds. Time
+    """Sum up, in seconds, how the profiled steps used their time, given the events of a trace. Time
     between two steps, such as an evaluation, is not counted.
 
     `overlap_s` is included in both compute and communication; `other_s` is the rest of `wall_s`:

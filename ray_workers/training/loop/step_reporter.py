@@ -99,8 +99,8 @@ class StepReporter:
             self._is_first = False
 
     def flush(self, *, wait_for_device: bool = True) -> None:
-        """Write the recorded metrics; on a GPU, with or without the step that may still be
-        running."""
+        """Write the recorded metrics. On a GPU, `wait_for_device` includes the step that may still
+        be running."""
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:
@@ -189,8 +189,8 @@ def unreported_steps(
     """Return the metrics of steps up to `last_step` that are not in any spool of rank 0, in order.
 
     spools: the attempt's folder on this node. kept: the metrics of the last steps from the other
-    ranks. If rank 0 ran on another node, its spools can't be read here, and all of `kept` is
-    returned, because the service ignores metrics that it already has.
+    ranks. If rank 0 ran on another node, its spools can't be read on this node, and all of `kept`
+    is returned, because the service ignores metrics that it already has.
     """
     reported = max(map(_last_reported, spools.glob("r0.*.metrics")), default=0)
     found = {figures.step: figures for figures in kept}

@@ -101,7 +101,8 @@ class TrainingState:
         return loaded
 
     def _restore(self, loaded: LoadedCheckpoint) -> None:
-        """Load the state of a checkpoint. Raises DataError if it was trained on different data."""
+        """Load the state of a checkpoint. Raises DataError if the checkpoint was trained on
+        different data."""
         known = loaded.position.get("data")
         if known != self._workload.fingerprint:
             raise DataError(
@@ -121,9 +122,10 @@ class TrainingState:
         self.metrics = dict(loaded.saved.metrics)
 
     def _restore_other_job(self, loaded: LoadedCheckpoint) -> None:
-        """Load the state of another job's checkpoint, except for its batch size within a range, and
-        for the state of early stopping, because this job might use a different metric. Raises
-        DataError if no steps remain, or if the checkpoint is too old to be divided."""
+        """Load the state of another job's checkpoint, except for the batch size if it can vary
+        within a range, and for the state of early stopping, because this job might use a different
+        metric. Raises DataError if no steps remain, or if the checkpoint is too old to be
+        divided."""
         step, last = loaded.saved.step, self._calendar.total_steps
         if step >= last:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Assign shares of global batches to ranks of different speeds: an idle rank gets the next share.
+"""Assigns shares of global batches to ranks of different speeds: an idle rank gets the next share.
 The shares of all steps are numbered consecutively. A rank draws the next number from a counter in
 the store of its group. Therefore every share is computed exactly once, and slow ranks compute fewer
 shares. All ranks complete all steps: a rank has completed a step when it draws a share of a later

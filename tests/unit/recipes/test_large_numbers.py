@@ -183,7 +183,7 @@ def test_whole_numbers_that_are_too_far_apart_are_counted(tmp_path: Path) -> Non
     x = [0, *(2**60 + at for at in range(1, 40))]
     work = built("tabular_classification", written("csv", x, ["a", "b"] * 20, tmp_path), tmp_path)
     assert any(
-        "39 values with more digits than float64 can represent were rounded" in a
+        "39 values rounded because float64 can't represent all their digits" in a
         for a in work.about
     )
 

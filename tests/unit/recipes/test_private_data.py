@@ -64,7 +64,7 @@ def test_a_number_is_predicted_in_its_own_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("town,ill,age\nUlm,maybe,31\n", "row 1: has the class 'maybe'; the job knows"),
+        ("town,ill,age\nUlm,maybe,31\n", "row 1: has the class 'maybe', but the job's classes are"),
         ("town,ill\nUlm,yes\n", "age"),
         ("town,age\nUlm,31\n", "has no column 'ill', which is the column to predict"),
         ("town,ill,age\nUlm,yes,old\n", "'old', not a number"),
@@ -91,5 +91,5 @@ def test_images_are_scaled_and_found_by_the_folders_of_their_classes(tmp_path: P
     assert found.targets.tolist() == [7]
     assert torch.equal(found.inputs, torch.ones(1, 1, 8, 8))
     folder.rename(folder.parent / "cat")
-    with pytest.raises(DataError, match="the class 'cat'; the job knows"):
+    with pytest.raises(DataError, match="the class 'cat', but the job's classes are"):
         private_data.of_images(recipe.load(result), spec, folder.parent)

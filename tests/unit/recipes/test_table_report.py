@@ -28,7 +28,7 @@ def about(tmp_path: Path, recipe: str = "tabular_classification", **data: Any) -
 
 def test_each_column_has_a_line(tmp_path: Path) -> None:
     assert about(tmp_path, missing="median", missing_columns={"colour": "indicator"}) == [
-        "the table has 40 rows, and these columns besides the target: 2 of numbers, 2 of "
+        "the table has 40 rows and, in addition to the target, these columns: 2 of numbers, 2 of "
         "categories, 1 ignored",
         "  'y': target, 2 classes: 'no', 'yes'",
         "  'age': number, missing in 10 rows, replaced by 30 (median)",

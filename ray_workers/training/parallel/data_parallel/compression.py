@@ -54,7 +54,7 @@ class CompressedGradientEngine(GradientEngine):
         self._hook_momentum = momentum
         self._seed = seed
         self._velocities: list[Tensor] = []
-        """Velocities of the gradients. Only used while this rank is alone, because there is then no
+        """Velocities of the gradients, only used if the group has a single rank and therefore no
         hook that keeps them."""
 
     def form(self, world_size: int) -> None:

@@ -31,7 +31,7 @@ class Replicas(Strategy):
     is_on_demand = False
     """Whether the shares of a batch are assigned to ranks during the step, instead of before it."""
     num_shares: int | None = None
-    """Number of shares of each global batch, regardless of the world size; None for one per
+    """Number of shares of each global batch, regardless of the world size; None for one share per
     rank."""
     update: OptimizerStep
 

@@ -6,7 +6,7 @@ added element by element in the order of the shares; in a ring all-reduce, the o
 the ranks. Each rank sums one slice of the elements, and all ranks receive every slice.
 
 With one share per rank, the exchange sends as much data as a ring all-reduce; with fewer ranks, it
-sends more. It doesn't overlap with the backward pass.
+sends more. The exchange doesn't overlap with the backward pass.
 """
 
 from __future__ import annotations

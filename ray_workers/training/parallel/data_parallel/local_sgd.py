@@ -127,8 +127,8 @@ class LocalSgd(Replicas):
         torch._foreach_copy_(self._weights, self.agreed)
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Return the distance between the ranks' weights, measured directly before the average that
-        was evaluated."""
+        """Return the distance between the ranks' weights, measured just before the weights were
+        averaged for the evaluation."""
         return {} if self._distance is None else {CONSENSUS_DISTANCE: self._distance}
 
     def consolidate(self) -> None:

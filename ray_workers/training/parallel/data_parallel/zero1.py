@@ -39,8 +39,8 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 
 
 class Zero1Step(OptimizerStep):
-    """The step of an optimizer whose state is divided among ranks. After each step, every rank has
-    received whether any rank has been asked to leave."""
+    """The step of an optimizer whose state is divided among ranks. After each step, every rank
+    knows whether any rank has been asked to leave."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Zero1Step(OptimizerStep):
         return norm
 
     def consolidate(self) -> None:
-        """Gather the complete state on rank 0. A collective of its group."""
+        """Gather the complete state on rank 0. A collective operation of its group."""
         self._spread.consolidate_state_dict(to=0)
         # `consolidate_state_dict` doesn't wait for its copies to main memory
         # (pytorch/pytorch#198020).

@@ -58,7 +58,8 @@ def _waits_for_rank_1(rank: int, folder: Path) -> None:
     shown = collective_hangs.with_absences(stacks)
     assert shown[0] == stacks[0]
     assert shown[1].endswith(
-        "\n\nHas not joined collective 3 (gloo:all_reduce) of group 0, in which rank 0 waits.\n"
+        "\n\nThis rank has not joined collective 3 (gloo:all_reduce) of group 0, in which "
+        "rank 0 is waiting.\n"
     )
     dist.all_reduce(torch.ones(1))
 

@@ -67,7 +67,7 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     assert await job.recover(), "its replacement is not ready yet"
     assert group.indices == [[1]]
     (report,) = job.reports.of(FrameKind.REGROUPING)
-    assert report["message"] == "rank 0 was killed by SIGKILL; the others continue"
+    assert report["message"] == "rank 0 was killed by SIGKILL; the other ranks continue"
     watching = job.watch()
     job.nodes.seen = [observation(1, round_number=1, first_at=6.5)]
     await job.until(lambda: job.recovery.state.regrouping is None)
@@ -148,7 +148,7 @@ async def test_of_gossip_a_replacement_is_last_also_where_another_loss_is_not_ha
     assert await job.recover(first)
     assert group.indices == [[2, 0]]
     (report,) = job.reports.of(FrameKind.RESIZED)
-    assert report["message"] == "adds the replacement of a lost worker: 2 workers"
+    assert report["message"] == "adds a replacement for a lost worker: 2 workers"
     await job.recovery.stop()
 
 
@@ -196,7 +196,7 @@ async def test_of_gossip_slots_for_a_second_lost_node_are_asked_for_as_long(
     assert [report["message"] for report in reports] == [
         f"{lost}: 2 workers, and asks for 1 more",
         f"{lost}: 1 worker, and asks for 2 more",
-        "continues without workers for which there were no slots: 1 worker",
+        "continues with fewer workers, because no slots became available: 1 worker",
     ]
     await job.recovery.stop()
 
@@ -235,7 +235,7 @@ async def test_of_gossip_two_that_die_at_once_are_replaced_each() -> None:
     assert first == [2, second[1]]
     assert sorted(second) == [0, 1, 2]
     messages = [report["message"] for report in job.reports.of(FrameKind.RESIZED)]
-    adds = "adds the replacement of a lost worker"
+    adds = "adds a replacement for a lost worker"
     assert messages == [f"{adds}: 2 workers, and starts 1 more", f"{adds}: 3 workers"]
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

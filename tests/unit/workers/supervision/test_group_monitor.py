@@ -95,7 +95,7 @@ async def test_a_group_that_does_not_leave_in_time_is_ended_when_its_grace_is_ov
     group, watching = watched_and_asked_to_leave(grace_s)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert time.monotonic() - began >= grace_s
-    message = f"was asked to leave its slots, but did not end within {grace_s:g} s"
+    message = f"was asked to release its slots, but did not end within {grace_s:g} s"
     assert outcome == Outcome.of(Cause.PREEMPTED, message)
     assert group.asked_to_leave.is_set()
     assert group.running, "the supervisor ends the rest"
@@ -109,7 +109,7 @@ async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
     group.placed[0].exit.set_result(left)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome == Outcome.of(
-        Cause.PREEMPTED, "saved a checkpoint and left its slots as requested"
+        Cause.PREEMPTED, "saved a checkpoint and released its slots as requested"
     )
 
 
@@ -136,7 +136,7 @@ def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[
     ("is_stopped", "expected"),
     [
         (True, Outcome.of(Cause.STOPPED, "stopped before it started")),
-        (False, Outcome.of(Cause.PREEMPTED, "left its slots before it started")),
+        (False, Outcome.of(Cause.PREEMPTED, "released its slots before it started")),
     ],
 )
 async def test_a_group_that_ends_before_it_trains_reports_whether_it_was_stopped_or_left(

@@ -38,7 +38,7 @@ async def test_a_stopped_rank_that_is_not_replaced_is_reported_and_ends_the_atte
     waiting = [observation(rank, RankPhase.EXCHANGE, 6.0, collective=6) for rank in range(culprit)]
     group.seen = [*waiting, observation(culprit, age_s=6.0, state="T")]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = f"rank {culprit} stood still for 6.0 s in compute, and was ended"
+    message = f"rank {culprit} made no progress for 6.0 s in compute, and was killed"
     assert outcome == Outcome.of(Cause.WORKER_LOST, message, culprit)
     assert group.signals == [(culprit, signal.SIGKILL)]
     (bundle,) = reports.of(FrameKind.HANG)
@@ -125,7 +125,7 @@ async def test_without_culprits_the_attempt_ends_too() -> None:
     group, watching = watched(RECIPE | UNRECOVERED["a sharded model"], reports)
     group.seen = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = "all ranks stood still at the same point for 41.0 s"
+    message = "all ranks hung at the same point for 41.0 s"
     assert outcome == Outcome.of(Cause.WORKER_LOST, message)
     assert (group.signals, [bundle["culprits"] for bundle in reports.of(FrameKind.HANG)]) == (
         [],
@@ -150,7 +150,7 @@ async def test_a_script_that_hangs_is_ended_with_the_rank_that_stands_apart(
     group.stack_of = {0: waits}
     group.seen = [observation(rank, age_s=1000.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = "rank 1 stood still for 1000.0 s in compute, and was ended"
+    message = "rank 1 made no progress for 1000.0 s in compute, and was killed"
     assert outcome == Outcome.of(Cause.USER_ERROR, message, 1)
     (bundle,) = reports.of(FrameKind.HANG)
     assert (bundle["culprits"], bundle["limit_s"]) == ([1], limit_s or 900.0)
@@ -171,11 +171,12 @@ async def test_a_mute_script_is_ended_with_the_rank_that_has_not_joined_a_collec
     }
     group.busy = {0}
     outcome = await asyncio.wait_for(monitor.watch(), PATIENCE_S)
-    message = "rank 1 stood still for 950.0 s in compute, and was ended"
+    message = "rank 1 made no progress for 950.0 s in compute, and was killed"
     assert outcome == Outcome.of(Cause.USER_ERROR, message, 1)
     (bundle,) = reports.of(FrameKind.HANG)
     assert bundle["ranks"][1]["stack"].endswith(
-        "Has not joined collective 3 (nccl:all_reduce) of group 0, in which rank 0 waits.\n"
+        "This rank has not joined collective 3 (nccl:all_reduce) of group 0, in which "
+        "rank 0 is waiting.\n"
     )
 
 
@@ -184,7 +185,7 @@ async def test_a_script_whose_ranks_all_stand_at_the_same_point_is_ended_as_a_wh
     group, watching = watched(document, Reports())
     group.seen = [observation(rank, age_s=61.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = "all ranks stood still at the same point for 61.0 s"
+    message = "all ranks hung at the same point for 61.0 s"
     assert outcome == Outcome.of(Cause.USER_ERROR, message)
     assert group.signals == []
 

@@ -71,7 +71,7 @@ async def test_a_worker_of_a_coordinator_is_started_again_alone_so_often_within_
         assert await asyncio.wait_for(group.restarted.get(), PATIENCE_S) == 2
     assert not watching.done()
     assert {one["message"] for one in reports.of(FrameKind.REGROUPING)} == {
-        "rank 2 (worker 1) was killed by SIGKILL; the others continue"
+        "rank 2 (worker 1) was killed by SIGKILL; the other ranks continue"
     }
     assert [(one["ranks"], one["world_size"]) for one in reports.of(FrameKind.REGROUPED)] == [
         ([2], 4)

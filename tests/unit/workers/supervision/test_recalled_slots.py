@@ -111,7 +111,7 @@ async def test_a_grant_without_slots_brings_the_group_together_with_another_batc
     job.resizing.add_workers(grant)
     _, body = await settled(reports)
     assert (body["world_size"], body["grants"]) == (3, 1)
-    assert body["message"] == "continues with another batch size: 3 workers"
+    assert body["message"] == "continues with a different batch size: 3 workers"
     await until(lambda: bool(group.events))
     assert group.events == [("announced to", [0, 1, 2])]
     assert group.batch_sizes == [256]

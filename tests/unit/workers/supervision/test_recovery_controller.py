@@ -52,7 +52,7 @@ async def test_the_time_of_a_recovery_begins_when_the_replacement_is_there(slown
     assert job.speed.overrun == 1.0
     job.now += slowness * (QUICK.whole_limit_s + 1.0)
     outcome = await asyncio.wait_for(job.watch(), PATIENCE_S)
-    assert "not complete again" in outcome.message
+    assert "still incomplete" in outcome.message
     assert job.speed.overrun == slowness
 
 

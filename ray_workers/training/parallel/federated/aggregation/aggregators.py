@@ -36,14 +36,14 @@ class FixedPointSum:
         self._sum += (update.double() * (weight * self._scale)).round_().long()
 
     def total(self, world_size: int) -> Tensor:
-        """Return the sum over all ranks as float64. A collective."""
+        """Return the sum over all ranks as float64. A collective operation."""
         process_group.add_up(self._sum, world_size)
         return self._sum.double() / self._scale
 
 
 def rows_of_all(mine: Sequence[Tensor], owners: Sequence[int], like: Tensor) -> Tensor:
     """Gather the updates of all participants of a round on every rank, in order: (participants,
-    elements). A collective.
+    elements). A collective operation.
 
     mine: this rank's updates, in order. owners: the rank of each update.
     """

@@ -185,6 +185,7 @@ def _check_memory(num_clients: int, num_elements: int) -> None:
     if needed > available:
         raise RoundsError(
             f"scaffold keeps a vector of {num_elements:,} numbers for each of {num_clients:,} "
-            f"clients, {needed / 1e9:.1f} GB on each rank, and a node has {available / 1e9:.1f} "
-            "GB: use fewer federated.clients, a smaller model, or another federated.algorithm"
+            f"clients, which requires {needed / 1e9:.1f} GB on each rank, but a node has "
+            f"{available / 1e9:.1f} GB: use fewer federated.clients, a smaller "
+            "model, or another federated.algorithm"
         )

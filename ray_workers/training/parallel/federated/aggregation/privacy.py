@@ -37,8 +37,8 @@ class Accountant:
             from opacus.accountants.analysis.rdp import compute_rdp
         except ModuleNotFoundError as error:
             raise RoundsError(
-                "federated.privacy needs the package opacus on the nodes, which computes the "
-                'privacy spent: name it in environment.python_packages, as "opacus>=1.5"'
+                "federated.privacy requires the package opacus on the nodes, which computes the "
+                'privacy spent: add "opacus>=1.5" to environment.python_packages'
             ) from error
         orders = list(RDPAccountant.DEFAULT_ALPHAS)
         noise = self._privacy.noise_multiplier
@@ -71,8 +71,8 @@ class Accountant:
 
 
 def rounds_of(options: spec.Federated) -> int:
-    """Return the number of rounds that the job can run. It is smaller than the number in the
-    document if that number of rounds would exceed the document's epsilon. Raises RoundsError if not
+    """Return the number of rounds that the job can run. The job runs fewer rounds than the document
+    specifies if that many rounds would exceed the document's epsilon. Raises RoundsError if not
     even one round is allowed."""
     if options.privacy is None:
         return options.rounds
@@ -81,7 +81,7 @@ def rounds_of(options: spec.Federated) -> int:
     if rounds == 0:
         raise RoundsError(
             f"federated.privacy.epsilon is {options.privacy.epsilon:g}, but one round spends "
-            f"{accountant.epsilon(1):.4g}: allow more, or use a larger noise_multiplier or fewer "
+            f"{accountant.epsilon(1):.4g}: increase epsilon or noise_multiplier, or reduce "
             "clients_per_round"
         )
     return rounds
@@ -109,7 +109,7 @@ class ClippingNorm:
         self.value = privacy.clip_norm
 
     def clip(self, update: Tensor, norm: float) -> bool:
-        """Clip an update in place. Returns whether it already was within the norm."""
+        """Clip an update in place. Returns whether the update was already within the norm."""
         if norm > self.value:
             update *= self.value / norm
         return norm <= self.value

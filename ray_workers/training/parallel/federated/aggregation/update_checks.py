@@ -1,5 +1,5 @@
 """Checks that prevent malicious or faulty clients from corrupting the mean update of a round, and
-means of the figures that clients report about themselves.
+functions that average the figures that clients report about themselves.
 
 The aggregator can't verify the loss that a client reports. Instead, it applies two limits: an
 absolute limit, so that sums remain finite, and a limit relative to the figures of the other clients
@@ -40,7 +40,7 @@ def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
     """Return why an update was refused, for the log."""
     match verdict:
         case Verdict.WRONG_SHAPE:
-            return "its shape differs from the model's"
+            return "its shape differs from the shape of the model"
         case Verdict.NOT_FINITE:
             return "it has values that are not finite"
         case Verdict.TOO_LARGE:

@@ -314,7 +314,7 @@ def test_a_recovery_that_takes_too_long_ends_the_attempt() -> None:
     assert isinstance(end, End)
     assert end.outcome.cause is Cause.WORKER_LOST
     assert end.outcome.message == (
-        "the group was not complete again within 150 s (rank 0: joining; rank 1: joining)"
+        "the group was still incomplete after 150 s (rank 0: joining; rank 1: joining)"
     )
     waits_for_a_replacement = RecoveryState(round=1, regrouping=REGROUPING)
     assert decide(joining(waits_for_a_replacement), at=[1e6]) == []

@@ -98,7 +98,7 @@ def test_ranks_whose_numbers_are_their_roles_do_not_go_on_without_a_node() -> No
     assert next_round(roster(A, L, A), SERVED) == replace(
         NOTHING, members=(0, 1, 2), restarted=(1,)
     )
-    assert "the numbers and roles of the others" in str(
+    assert "the numbers and roles of the other ranks" in str(
         next_round(roster(A, L, dead_nodes={"n1"}), SERVED)
     )
 

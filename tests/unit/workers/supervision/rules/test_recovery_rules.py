@@ -135,7 +135,7 @@ def test_a_group_that_breaks_before_every_step_does_not_recover_for_ever() -> No
     assert refused(RankExit.of(0, -9), without_a_step=MOST_WITHOUT_A_STEP - 1) is None
     reason = refused(RankExit.of(0, -9), without_a_step=MOST_WITHOUT_A_STEP)
     assert reason is not None
-    assert "without a step in between" in reason
+    assert "without completing a step" in reason
 
 
 def test_ranks_that_are_lost_on_the_way_are_recovered_with_those_before() -> None:
@@ -171,7 +171,7 @@ def test_the_end_of_a_rank_is_described(code: int | None, words: str) -> None:
 def test_a_kill_with_low_memory_is_described() -> None:
     text = recovery_rules.how(replace(RankExit.of(3, -9), memory_kills=1))
     assert text.startswith(
-        "rank 3 was killed by SIGKILL (in this time, the kernel of its node killed 1 "
+        "rank 3 was killed by SIGKILL (while it ran, the kernel of its node killed 1 "
     )
     assert (
         recovery_rules.how(replace(RankExit.of(3, -11), memory_kills=1))
