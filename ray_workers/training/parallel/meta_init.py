@@ -16,10 +16,10 @@ from ray_workers.training.parallel.dtensor import local, part_of
 
 @torch.no_grad()
 def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
-    """Initialise parameters that are on the meta device with values on `device`, in place.
+    """Replace parameters on the meta device with initialised parameters on `device`, in place.
 
-    Every module with its own parameters draws them in `reset_parameters`, which also fills its
-    buffers on the meta device. Other buffers already have values.
+    Every module with its own parameters draws them in `reset_parameters`, which also fills buffers
+    that are on the meta device. Other buffers already have values.
 
     A user's own model already has values, so it is only moved to `device`.
     """
