@@ -1,6 +1,6 @@
-"""Logging of the service's own processes: text for people, or JSON for programs.
+"""Logging of the service's own processes, as text or as JSON.
 
-The output for a record includes the values of `extra` and, during a request, the request's id.
+The output for each record includes the values of `extra` and, during a request, the request's id.
 """
 
 from __future__ import annotations

@@ -309,9 +309,9 @@ class RayCluster:
         """Return a reply with the last frames of dead nodes, which new nodes on the same machines
         can read; None if there are no more frames.
 
-        Waits, up to a time limit, for nodes that are starting or don't answer, because after a
-        restart of Ray on a machine, the machine's new node can read the frames. If no node is
-        alive, Ray must be restarted first.
+        Waits, up to a time limit, for nodes that are starting or don't respond: after a restart of
+        Ray on a machine, the machine's new node can read the frames. If no node is alive, Ray must
+        be restarted first.
         """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
@@ -419,7 +419,7 @@ class RayCluster:
         await self._of_agents(lambda agent: agent.drop_jobs.remote(job_ids))
 
     async def _of_agents(self, ask: Callable[[Any], Any]) -> list[Any]:
-        """Return the answers of the agents that answer in time."""
+        """Return the responses of the agents that respond in time."""
         asked = [result_within(AGENT_WAIT_S, ask(agent)) for agent in self._accepted_agents()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
