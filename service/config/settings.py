@@ -169,9 +169,8 @@ class Settings(BaseSettings):
     plain `http://`."""
 
     rank_env: VariableNames = ()
-    """Names of environment variables that are passed to ranks in addition to those on the
-    allow-list. Only for the embedded Ray, because the nodes of a cluster have their own
-    environments."""
+    """Names of environment variables that are passed to ranks in addition to the allow-list.
+    Only for the embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
     """Folders on the nodes from which `file://` data may be read. If unset, all folders are allowed
     without a tokens file, and no folders with a tokens file."""
