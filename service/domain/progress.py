@@ -62,7 +62,7 @@ def without_rates(progress: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
-    """Return the marks with a new mark added. If the job has returned to an earlier step, only the
+    """Return the marks with a new mark added. If the job has gone back to an earlier step, only the
     new mark is kept."""
     if marks and new.step < marks[-1].step:
         return [new]
@@ -90,8 +90,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # Extrapolate by the distance from the middle of the newer half to the middle of the remaining
-    # steps. The unit is half of the measured steps.
+    # Extrapolate the trend from the middle of the newer half to the middle of the remaining steps.
+    # The unit of this distance is half of the measured steps.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(step_s * left for step_s in steps_s))
