@@ -72,16 +72,20 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
         return "a single rank does not recover in place, because no other rank holds its state"
     has_servers = document.num_ranks_that_train < document.resources.num_workers
     if has_gpus and not has_servers:
-        return "a group on GPUs does not recover in place, because a fault may leave its state in "
-        "the middle of a step"
+        return (
+            "a group on GPUs does not recover in place, because a fault may leave its state in the "
+            "middle of a step"
+        )
     if document.num_replicas == 1:
         return (
             "ranks that divide a single model among themselves do not recover in place, because "
             "each rank has parts that no other rank has: set parallel.data above 1 to have copies"
         )
     if document.takes_local_steps:
-        return "ranks that take local steps do not recover in place, because each rank has its "
-        "own state"
+        return (
+            "ranks that take local steps do not recover in place, because each rank has its own "
+            "state"
+        )
     return None
 
 
