@@ -1,7 +1,7 @@
 """Counters and histograms of the service itself, for Prometheus.
 
 Each process collects sums and periodically adds them to the totals in the database, which every
-process can read. Therefore the metrics also cover loops that run in other processes, and restarts
+process can read. Therefore, the metrics also cover loops that run in other processes, and restarts
 don't reset them.
 """
 

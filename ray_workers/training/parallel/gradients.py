@@ -22,9 +22,9 @@ Autocast = Callable[[], AbstractContextManager[object]]
 class Objective(nn.Module):
     """The model with its loss function, and a slot that carries the loss along with the gradients.
     The slot is a parameter that is always 1 and does not belong to an optimizer. The objective is
-    `loss * slot`. Therefore the gradient of the model's parameters is the gradient of the loss, and
-    the slot's gradient is the loss itself, so the all-reduce of the gradients also sums the loss.
-    On CPU, a separate all-reduce for the loss would take a tenth of the time of a small step.
+    `loss * slot`. Therefore, the gradient of the model's parameters is the gradient of the loss,
+    and the slot's gradient is the loss itself, so the all-reduce of the gradients also sums the
+    loss. On CPU, a separate all-reduce for the loss would take a tenth of the time of a small step.
     """
 
     def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:

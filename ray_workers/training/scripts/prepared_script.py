@@ -40,11 +40,11 @@ class BatchLostError(PartsLostError):
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "no rank is at a batch from which a new rank could continue: the ranks waited for each "
-            "other between an optimizer step and the next batch of the loader; or the script "
-            "changed weights itself; or it did something for the first time: it exchanged "
-            "gradients after an optimizer step of the same batch, or accumulated gradients of "
-            f"several batches; {RESUMES}",
+            "no rank is at a batch from which a new rank could continue. Either the ranks waited "
+            "for each other between an optimizer step and the next batch of the loader, or the "
+            "script changed weights itself, or, for the first time, it exchanged gradients after "
+            "an optimizer step of the same batch, or accumulated gradients of several batches; "
+            f"{RESUMES}",
         )
 
 

@@ -395,7 +395,7 @@ class RayCluster:
     ) -> None:
         each = [bundle for bundle, number in bundles for _ in range(number)]
         selectors = [labels_in(bundle) for bundle in each]
-        # Older releases of Ray accept this call only without the argument for labels.
+        # Older releases of Ray don't accept the argument for labels.
         labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
         asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
         await asyncio.to_thread(request_resources, **asked)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 REDESCRIBE_S = 5.0
 STARTS = "its node agent is starting"
 """`JoinedNode.problem` of a node whose agent has not reported yet."""
-RELEASED = "it is idle and released to Ray's autoscaler; it is used again when a job needs it"
+RELEASED = "it is idle and was released to Ray's autoscaler; it will be used when a job needs it"
 
 
 @dataclass(frozen=True)

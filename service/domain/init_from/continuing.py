@@ -121,7 +121,7 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/sync/compression/name", _momentum_holder, "topk stores the momentum in its own state"),
     ("/sync/kind", _kind, "each kind stores a different state for the ranks"),
     ("/sync/mode", _push_weights, "the copies of sgp must be multiplied by push weights"),
-    ("/sync/every", _own_steps, "above 1, each rank has its own optimizer state"),
+    ("/sync/every", _own_steps, "with a value above 1, each rank has its own optimizer state"),
     ("/sync/outer", lambda spec: spec.outer, "the outer momentum depends on this field"),
     *(
         (f"/federated/{name}", _clients(name), "the rounds would be different")

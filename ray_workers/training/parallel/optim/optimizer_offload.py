@@ -19,8 +19,8 @@ from ray_workers.training.devices import is_gpu, on_gpu
 from ray_workers.training.parallel.dtensor import Apart, like, local
 
 BUCKET_BYTES = 64 << 20
-"""Maximum size of the parameters whose state is fetched together. A bucket has at least one
-parameter."""
+"""Maximum size in bytes of the parameters whose state is fetched together. A bucket has at least
+one parameter."""
 NUM_STEPS = "stowed"
 """Key in the first parameter group for the optimizer's number of steps. Checkpoints contain this
 name."""
@@ -194,7 +194,7 @@ def rounded(values: Tensor, number: int) -> Tensor:
     moment that decays by a thousandth in each step would never change.
 
     The pseudo-random numbers depend only on the bits of the values, their positions and the step.
-    Therefore ranks with the same values round in the same way, even after a resume.
+    Therefore, ranks with the same values round in the same way, even after a resume.
     """
     bits = values.float().view(torch.int32)
     indices = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)

@@ -1,7 +1,7 @@
 """Replication of a server's shard on the next server: sending, keeping and restoring the replica.
 
 A server replies to a worker only after the next server has received the worker's message. Both
-servers process messages in the same order. Therefore the replica includes every update that was
+servers process messages in the same order. Therefore, the replica includes every update that was
 confirmed to a worker. A worker whose reply was lost with the server sends its message again.
 """
 

@@ -1,8 +1,8 @@
 """A server's part of the parameters, as a state machine that maps messages to replies without I/O.
 
-Each batch counts only once: pushing a batch that the shard already has changes nothing. Therefore a
-batch whose worker was lost can be computed again without determining which servers already have its
-gradient.
+Each batch counts only once: pushing a batch that the shard already has changes nothing. Therefore,
+a batch whose worker was lost can be computed again without determining which servers already have
+its gradient.
 """
 
 from __future__ import annotations

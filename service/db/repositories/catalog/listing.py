@@ -2,7 +2,7 @@
 
 Each index consists of the filtered column followed by the id, by which the list is ordered. If a
 query contained several states, the database would sort all matches instead of reading them in the
-order of the index. Therefore each state is queried separately, and the results are merged.
+order of the index. Therefore, each state is queried separately, and the results are merged.
 """
 
 from __future__ import annotations

@@ -222,7 +222,8 @@ class JobQuestions:
     def _largest(
         self, choices: Choices, most: int, to_size: Callable[[int], Change]
     ) -> tuple[int, Change, WaitingJob] | None:
-        """Return the largest size up to `most` with a valid document, its change, and the job."""
+        """Return (size, change, changed job) for the largest size up to `most` with a valid
+        document."""
         for size in range(most, max(0, most - MAX_CHECKED), -1):
             change = to_size(size)
             job = choices.resubmit(self.job, change)

@@ -77,7 +77,7 @@ def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
         FixedPoint.of(outside_settings(options, "any", num_elements), options.clients_per_round)
     except ValueError as error:
         raise RoundsError(
-            f"federated.secure_aggregation: {error}; http.max_samples bounds the weights"
+            f"federated.secure_aggregation: {error} (the weights are limited by http.max_samples)"
         ) from error
 
 

@@ -62,7 +62,8 @@ class RoundCollector:
         self._awaited.discard(silo)
 
     def wants(self, silo: int) -> int | None:
-        """Return the round for which the silo has to send an update; None if there is none."""
+        """Return the round for which the silo has to send an update; None if no update is
+        needed."""
         return None if silo in self.updates else self.number
 
     def take(self, silo: int, number: int, update: SiloUpdate) -> bool:
