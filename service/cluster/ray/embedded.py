@@ -296,7 +296,7 @@ class EmbeddedRay:
             if time.monotonic() > deadline + KILL_LIMIT_S:
                 raise EmbeddedRayError(
                     "these processes of the embedded Ray were killed but have not ended: "
-                    "{', '.join(map(str, pids))}; `cat /proc/PID/stack` shows what each process "
+                    f"{', '.join(map(str, pids))}; `cat /proc/PID/stack` shows what each process "
                     "is waiting for"
                 )
             time.sleep(CHECK_S)
