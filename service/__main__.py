@@ -1,8 +1,8 @@
-"""Runs the service's loops without the API, or backs up or restores a home.
+"""Runs the service's loops without the API, or backs up or restores a home (DRAY_HOME).
 
 Without a command, this program runs the loops, such as the scheduler and the reconciler. The API
 runs in other processes, which `python -m api --no-loops` starts. With PostgreSQL, several services
-can run: one of them holds the lease of the loops, and the others wait for the lease. `backup
+can run: one service holds the lease for the loops, and the others wait for the lease. `backup
 DEST.tar` copies the home (DRAY_HOME), even while its service is running; `restore SRC.tar --home
 NEW` restores a copy to a new home.
 """
@@ -46,13 +46,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "backup":
             done = backup(read_settings(), options.dest.absolute())
-            _print_line(f"{done.num_jobs} jobs and {done.num_files} files are in {options.dest}")
+            _print_line(
+                f"backed up {done.num_jobs} jobs and {done.num_files} files to {options.dest}"
+            )
             if not done.has_files:
-                _print_line("the storage is not a folder: copy it separately, after this")
+                _print_line(
+                    "the storage is not a local folder and is not in the backup: copy it "
+                    "separately now"
+                )
         elif options.command == "restore":
             done = restore(options.source, options.home)
-            _print_line(f"{done.num_jobs} jobs and {done.num_files} files are in {options.home}")
-            _print_line("to use it, start the service with DRAY_HOME set to this folder")
+            _print_line(
+                f"restored {done.num_jobs} jobs and {done.num_files} files to {options.home}"
+            )
+            _print_line(
+                "to use the restored home, start the service with DRAY_HOME set to this folder"
+            )
         else:
             asyncio.run(serve())
     except (BackupError, StartRefused, DomainError, ValueError) as error:
@@ -65,11 +74,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="command")
     taking = commands.add_parser("backup", help="copy the home (DRAY_HOME) to a tar file")
-    taking.add_argument("dest", type=Path, help="the file to write, which must not exist")
+    taking.add_argument("dest", type=Path, help="the tar file to write; it must not exist")
     putting = commands.add_parser("restore", help="restore a backup to a new home")
-    putting.add_argument("source", type=Path, help="a file that was written by `backup`")
+    putting.add_argument("source", type=Path, help="a tar file written by `backup`")
     putting.add_argument(
-        "--home", type=Path, required=True, help="a folder that is empty or does not exist"
+        "--home",
+        type=Path,
+        required=True,
+        help="the new home: a folder that is empty or does not exist",
     )
     return parser.parse_args(arguments)
 

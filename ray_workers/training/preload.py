@@ -1,8 +1,9 @@
-"""Imports all modules that training processes need, in the parent that forks these processes.
+"""Imports all modules that training processes need in the parent process from which they are
+forked.
 
 A fork copies only one thread and no CUDA context, so none of these modules may start a thread, use
-a GPU, or open a connection when imported. Modules that are not listed in this file are imported by
-each new process.
+a GPU, or open a connection when imported. Each new process imports the modules that are not listed
+in this file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MODULES = (
 
 
 def preload() -> None:
-    """Import all modules, and read the data set that is included in a library. Does not start
+    """Import all modules, and load the data set that is part of a library. Does not start
     threads.
 
     Raises ImportError if a module is missing. Must be called before numpy is imported, because

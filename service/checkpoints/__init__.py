@@ -1,1 +1,1 @@
-"""The catalogue of checkpoints, and initializing jobs from another job's checkpoint."""
+"""The catalogue of checkpoints, and jobs that start from another job's checkpoint."""

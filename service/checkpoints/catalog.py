@@ -1,5 +1,5 @@
 """Committed checkpoints: their rows in SQL, and their files in the storage. If a rank's report of a
-checkpoint is lost, the files still show that it was committed."""
+checkpoint is lost, the files still show that the checkpoint was committed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
-"""The file that commits a checkpoint, which is written last (`ray_workers.training.checkpoint`)."""
+"""The file that commits a checkpoint. It is written last (see
+`ray_workers.training.checkpoint`)."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""Errors that reading a malformed manifest can raise."""
+"""Exceptions that can be raised when a malformed manifest is read."""
 MAX_FOUND = 100
-"""Maximum number of an attempt's checkpoints that `committed` considers, newest first."""
+"""Number of an attempt's newest checkpoints that `committed` considers."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
-    """Return the number of completed steps when the attempt began to train; None if it never began,
-    or if this number is unknown.
+    """Return the number of steps that were complete when the attempt began to train; None if it
+    never began, or if this number is unknown.
 
-    A script that does not report the step it resumed from is assumed to begin just before the first
-    metric that it reports. Metrics found in its output or files do not count: each series has its
-    own steps.
+    A script that does not report the step from which it resumed is assumed to begin just before the
+    first metric that it reports. Metrics found in the script's output or files are ignored, because
+    each of their series has its own steps.
     """
     if attempt.resume_step is not None:
         return attempt.resume_step
@@ -94,7 +95,7 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
 
 
 def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
-    """List the files that the checkpoint's manifest names, and the manifest itself. Blocking.
+    """Return the files that the checkpoint's manifest lists, and the manifest itself. Blocking.
 
     Raise CheckpointNotFound if the manifest is missing or was changed after the commit. The paths
     in the manifest are checked, because a process that runs user code wrote it.
@@ -116,7 +117,7 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
 
 
 def files_of(manifest: Any) -> list[views.CheckpointFile]:
-    """Return the files that a manifest lists. Raise one of `MALFORMED` if the manifest is
+    """Return the files that a manifest lists. Raise an exception in `MALFORMED` if the manifest is
     malformed."""
     return [
         views.CheckpointFile(
@@ -129,7 +130,7 @@ def files_of(manifest: Any) -> list[views.CheckpointFile]:
 
 
 def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.CheckpointFile, str]:
-    """Return a file of the checkpoint and its key. Raise CheckpointNotFound if the file is
+    """Return a file of the checkpoint and its storage key. Raise CheckpointNotFound if the file is
     missing."""
     for file in files(storage, row):
         if file.path == path:
@@ -139,7 +140,7 @@ def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.Check
             except (BadKey, FileNotFoundError):
                 size = None
             if size != file.size_bytes:
-                raise _broken(row, f"its file {path!r} was deleted or changed after the commit")
+                raise _broken(row, f"the file {path!r} was deleted or changed after the commit")
             return file, key
     raise CheckpointNotFound(
         f"the checkpoint at step {row.step} has no file {path!r}",
@@ -154,10 +155,10 @@ def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
 
 
 def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
-    """Yield a report of each committed checkpoint, newest first, identical to the rank's report.
-    Blocking. Raise StorageUnavailable. A checkpoint counts as committed if its manifest names the
-    same step as its folder, and every file has the size in the manifest. Hashes are compared when
-    ranks load the checkpoint.
+    """Yield a report of each committed checkpoint, newest first. Each report is identical to the
+    rank's report. Blocking. Raise StorageUnavailable. A checkpoint counts as committed if its
+    manifest names the same step as its folder, and every file has the size in the manifest. Hashes
+    are compared when ranks load the checkpoint.
     """
     base = f"{attempt_prefix(job_id, attempt)}/checkpoints"
     folders = [name for name in storage.names(base) if name.startswith("step-")]
@@ -176,7 +177,7 @@ def _report(storage: Storage, key: str, step: int) -> Frame:
     manifest = json.loads(text)
     files = files_of(manifest)
     if manifest["step"] != step:
-        raise ValueError("the manifest is of another step")
+        raise ValueError("the manifest belongs to another step")
     if any(storage.size_bytes(f"{key}/{file.path}") != file.size_bytes for file in files):
         raise ValueError("a file is incomplete")
     body = {

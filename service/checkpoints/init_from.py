@@ -1,10 +1,10 @@
 """Starting a job from another job's checkpoint (`init_from`).
 
-The checkpoint is chosen when the job is submitted, so that it does not depend on how long the job
-waits. The other job can't be deleted before this job has ended, but it can replace its checkpoints
-(`checkpoint.keep`). If the chosen checkpoint was deleted, this job starts from the newest or best
-checkpoint that exists when it starts. If `init_from` names a step, the ranks report instead that
-the checkpoint no longer exists.
+The checkpoint is chosen when the job is submitted, so that the choice does not depend on how long
+the job waits. The other job can't be deleted before this job has ended, but it may replace its
+checkpoints (`checkpoint.keep`). If the chosen checkpoint was deleted, this job starts from the
+newest or best checkpoint that exists at the start. If `init_from` names a step, the ranks report
+instead that the checkpoint no longer exists.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
     job = repository.lock(session, asked.job)
     if job is None or job.deleted_at is not None:
         raise InitFromNotFound(
-            f"there is no job {asked.job} to start from",
+            f"the job {asked.job}, from which this job should start, does not exist",
             pointer="/init_from/job",
             hint="`dray ls` shows the existing jobs",
         )
@@ -94,8 +94,8 @@ def refuse_if_needed(session: Session, job_id: str) -> None:
     named = ", ".join(users[:3]) + (f" and {len(users) - 3} more" if len(users) > 3 else "")
     one = len(users) == 1
     raise CheckpointInUse(
-        f"the job{'' if one else 's'} {named} start{'s' if one else ''} from a checkpoint of "
-        f"{job_id} and {'has' if one else 'have'} not ended",
+        f"the unfinished job{'' if one else 's'} {named} need{'s' if one else ''} a checkpoint of "
+        f"{job_id}",
         hint=f"wait until {'it has' if one else 'they have'} ended, or cancel "
         f"{'it' if one else 'them'}",
     )
@@ -120,7 +120,7 @@ def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
         raise InitFromDiffers(
             f"can't start from the weights of {source.id}: {found.pointer} {found.why}",
             pointer=found.pointer,
-            hint="set it to the earlier value, or start without init_from",
+            hint="use the earlier job's value, or remove init_from",
         )
     found = continuing.difference(before, step, spec) if is_whole else None
     if found is not None:

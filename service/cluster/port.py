@@ -32,21 +32,22 @@ class ClusterNode:
     resources: Mapping[str, float]
     """All resources of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
     available: Mapping[str, float]
-    """The resources that neither dray's jobs nor other programs hold."""
+    """The resources that are not in use by dray's jobs or other programs."""
     accepted: bool
     problem: str | None
-    """Why ranks can't run on the node; None if they can."""
+    """The reason why ranks can't run on the node; None if they can."""
     full: str | None
-    """Why the node can't write reports and temporary files; None if it can. Ranks can run on the
-    node in both cases."""
+    """The reason why the node can't write reports and temporary files; None if it can. Ranks can
+    run on the node in either case."""
     quarantined: tuple[Quarantined, ...] | None
     """Slots of ended attempts that are not available yet, because they have not been cleaned up.
     None before the node has reported."""
     drained_by: float | None
-    """Unix time at which the node will leave, `math.inf` if the time is unknown, None if it won't
-    leave. A node that will leave is not accepted."""
+    """Unix time at which the node will leave; `math.inf` if the time is unknown, and None if the
+    node won't leave. A node that will leave is not accepted."""
     labels: Mapping[str, str]
-    """The node's Ray labels, such as `ray.io/market-type`, without the label with its id."""
+    """The node's Ray labels, such as `ray.io/market-type`, except for the label with the node's
+    id."""
     is_starting: bool
     """Whether the node is not accepted only because it is starting."""
     is_released: bool
@@ -59,21 +60,21 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """The state of the cluster at one time."""
+    """The state of the cluster at a point in time."""
 
     session: str
-    """Identifies the run of the cluster. It changes when the cluster is restarted, and no process
-    of an earlier session is alive."""
+    """Identifies the session of the cluster. It changes when the cluster is restarted. Processes of
+    an earlier session are never alive."""
     address: str
     dashboard_url: str | None
     shared: bool
-    """Whether other programs can use the cluster, so that free slots can disappear."""
+    """Whether other programs can use the cluster. If so, free slots can disappear."""
     nodes: tuple[ClusterNode, ...]
 
 
 @dataclass(frozen=True)
 class AttemptRef:
-    """An attempt, and the nodes on which it was placed."""
+    """An attempt and the nodes on which it was placed."""
 
     job_id: str
     attempt: int
@@ -86,7 +87,7 @@ class Cluster(Protocol):
     ClusterUnavailable."""
 
     async def start(self) -> None:
-        """Begin to connect, without waiting for the connection."""
+        """Start connecting. Does not wait for the connection."""
 
     async def stop(self) -> None:
         """Disconnect from the cluster. Its attempts continue, unless the cluster is embedded."""
@@ -95,8 +96,8 @@ class Cluster(Protocol):
         """Return the nodes and their resources, and prepare new nodes for running ranks."""
 
     async def launch(self, spec: AttemptSpec) -> None:
-        """Start an attempt. If the answer is lost, the attempt is ended, and not launched a second
-        time.
+        """Start an attempt. If the response is lost, the attempt is ended instead of being launched
+        again.
 
         A launch after `give_up` is refused, because the next attempt might already be running.
         """
@@ -119,35 +120,36 @@ class Cluster(Protocol):
         effects. Idempotent: commands with the same `name` count as one command."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
-        """Forget an attempt whose outcome is stored. Idempotent."""
+        """Forget an attempt whose outcome the service has stored. Idempotent."""
 
     async def attempts(self) -> list[AttemptRef]:
-        """Return all attempts of this deployment of which the cluster still has records or
+        """Return all attempts of this deployment for which the cluster still has records or
         slots."""
 
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
     ) -> None:
-        """Request from Ray's autoscaler a cluster that could hold all these bundles if it were
-        empty.
+        """Request a cluster from Ray's autoscaler that would have room for all these bundles if it
+        were empty.
 
-        `bundles` contains pairs of a bundle and a count. A bundle only fits on nodes with its
+        `bundles` contains pairs of a bundle and a count. A bundle fits only on nodes with its
         labels. Without bundles, Ray chooses the size of the cluster. The call also ends dray's own
         processes on the nodes in `released`, because Ray would otherwise never consider these nodes
         idle. If a later call omits a node from `released`, dray's processes are started on it
-        again. Idempotent."""
+        again. Idempotent.
+        """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         """Return a node's progress in preparing the needs of a job, and start the preparation if
         necessary. Idempotent."""
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
-        """Stop preparing these needs on a node, because no job of their owner waits for them any
-        more. If jobs of other owners need them, the preparation continues. Idempotent."""
+        """Stop preparing these needs on a node, because no job of the owner is waiting for them any
+        longer. If jobs of other owners need them, the preparation continues. Idempotent."""
 
     async def kept_jobs(self) -> list[str]:
         """Return the jobs that have a working directory on some node."""
 
     async def drop_jobs(self, job_ids: Sequence[str]) -> None:
-        """Delete the working directories of these deleted jobs on every node that answers.
+        """Delete the working directories of these deleted jobs on every node that responds.
         Idempotent."""

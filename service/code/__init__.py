@@ -1,1 +1,2 @@
-"""Uploaded code of jobs. Code is stored in parts, by hash and separately for each owner."""
+"""Uploaded code of jobs. Uploaded code. It is stored in parts by hash, separately for each
+owner."""

@@ -1,4 +1,4 @@
-"""Checks that a job's program is in the job's code and is Python."""
+"""Checks that a job's program exists in the job's code and is valid Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.code.uploads import CodeUploads, StoredFile, code_not_found
 from service.domain.errors import CodeNotFound, CodeUnfit
 
 LARGEST_PARSED_BYTES = 256 << 10
-"""Maximum size of a file to parse. Parsing takes 2 s per MiB, and blocks the whole process."""
+"""Maximum size of a file to parse. Parsing takes 2 s per MiB and blocks the process."""
 SHOWN = 10
 """Maximum number of files that an error message names."""
 
@@ -47,8 +47,8 @@ async def _why_program_unfit(
     pointer: str,
     framework: Framework,
 ) -> CodeUnfit | None:
-    """Return the reason why the program can't run. `pointer` is the field that names the
-    program."""
+    """Return the reason why the program can't run. `pointer` is the JSON pointer of the field that
+    names the program."""
     path = posixpath.normpath(entrypoint)
     file = next((file for file in files if file.path == path), None)
     if file is None or ".." in entrypoint.split("/"):  # `a/../b` needs a folder `a`
@@ -64,8 +64,8 @@ async def _why_program_unfit(
         return CodeUnfit(f"{path} is not Python: {fault}", pointer=pointer)
     if framework == "mpi" and (line := _imports_mpi4py(source)) is not None:
         return CodeUnfit(
-            f"{path} imports mpi4py in line {line}: its ranks find each other through the daemons "
-            "of mpirun, which dray does not run",
+            f"{path} imports mpi4py in line {line}: mpi4py's ranks find each other through the "
+            "daemons of mpirun, which dray does not run",
             pointer=pointer,
             hint="use torch.distributed, whose gloo backend has MPI's collectives, or "
             "dray.train.hvd",
@@ -74,14 +74,14 @@ async def _why_program_unfit(
 
 
 def code_unfit(identity: str, pointer: str = "/script/code") -> CodeUnfit:
-    """Return the error for a job with code that its owner has not uploaded."""
+    """Return the error for a job whose code has not been uploaded by its owner."""
     missing = code_not_found(identity)
     return CodeUnfit(missing.message, pointer=pointer, hint=missing.hint)
 
 
 def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | None:
-    """Return the reason why the module can't be run, or None. A module that is missing from the
-    code might be in a package on the nodes."""
+    """Return the reason why the module can't be run; None if it can. A module that is missing from
+    the code might be in a package on the nodes."""
     paths = {file.path for file in files}
     top = module.split(".")[0]
     if f"{top}.py" not in paths and not any(path.startswith(f"{top}/") for path in paths):
@@ -90,7 +90,7 @@ def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | Non
     if f"{base}.py" in paths or f"{base}/__main__.py" in paths:
         return None
     return CodeUnfit(
-        f"there is no module {module} in the code: neither {base}.py nor {base}/__main__.py",
+        f"there is no module {module} in the code: it has neither {base}.py nor {base}/__main__.py",
         pointer="/script/module",
         hint=what_there_is(files),
     )

@@ -22,17 +22,18 @@ WHERE = "/model/import"
 async def why_unfit(
     uploads: CodeUploads, spec: JobSpec, owner: str, storage_url: str
 ) -> CodeUnfit | None:
-    """Return the reason why `model.import` can't be trained, or None. A model that is missing from
-    the code might be in a package on the nodes."""
+    """Return the reason why `model.import` can't be trained; None if it can. A model that is
+    missing from the code might be in a package on the nodes."""
     model = spec.model
     if not isinstance(model, Imported):
         return None
     if not storage_url.startswith("file:"):
         return CodeUnfit(
-            "your own model needs storage in a folder: its ranks run your code, so they don't "
-            "get the node's credentials, but the recipe's ranks write the checkpoints",
+            "your own model requires the storage to be a folder: ranks that run your code don't "
+            "get the node's storage credentials, but a recipe's ranks must write the checkpoints",
             pointer=WHERE,
-            hint="train it with a script: dray.train passes files to one of dray's own processes",
+            hint="train the model with a script: dray.train passes checkpoints to a process of "
+            "dray, which writes them",
         )
     if model.code is None:
         return None
@@ -44,7 +45,7 @@ async def why_unfit(
     file = files.get(f"{base}.py") or files.get(f"{base}/__init__.py")
     if file is None:
         return CodeUnfit(
-            f"there is no module {model.module} in the code: neither {base}.py nor "
+            f"there is no module {model.module} in the code: it has neither {base}.py nor "
             f"{base}/__init__.py",
             pointer=WHERE,
             hint=what_there_is(list(files.values())),
@@ -65,7 +66,7 @@ async def why_unfit(
 
 def _names_of(source: bytes) -> set[str] | None:
     """Return the names defined at the top level of a module; None if the module's code might define
-    more names."""
+    additional names."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
 """Use cases for uploads: describe code, upload missing parts, read code.
 
 The parts of one request are stored as one object, called a pack. Once every part is stored, a
-description with the locations of the parts is written next to the packs. From then on, jobs can use
-the code.
+description with the locations of the parts is written next to the packs. Jobs can then use the
+code.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from service.storage.storage import Storage, in_storage_thread
 logger = logging.getLogger(__name__)
 
 KEPT = timedelta(hours=1)
-"""How long unused parts and code are kept, since their upload may still be in progress."""
+"""How long unused parts and code are kept, because their upload may still be in progress."""
 PACKS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A code file in the storage."""
+    """A file of uploaded code in the storage."""
 
     path: str
     size_bytes: int
@@ -57,7 +57,7 @@ class StoredFile:
 
 
 class CodeUploads:
-    """Use cases for uploads. Owners can't see each other's parts, not even whether a part
+    """Use cases for uploads. Owners can't see each other's parts, or find out whether a part
     exists."""
 
     def __init__(
@@ -109,7 +109,10 @@ class CodeUploads:
         if not files:
             raise BadUpload("the list of files is empty", pointer="/files")
         if len(files) > MAX_FILES:
-            raise UploadTooLarge(f"{len(files)} files are more than {MAX_FILES}", pointer="/files")
+            raise UploadTooLarge(
+                f"the list has {len(files)} files, but at most {MAX_FILES} are allowed",
+                pointer="/files",
+            )
         total = 0
         for number, file in enumerate(files):
             pointer = f"/files/{number}"
@@ -117,18 +120,22 @@ class CodeUploads:
                 raise BadUpload(f"the path {file.path[:200]!r} {fault}", pointer=f"{pointer}/path")
             if len(file.parts) != num_parts(file.size_bytes):
                 raise BadUpload(
-                    f"a file of {file.size_bytes} bytes has {num_parts(file.size_bytes)} parts of "
-                    f"{PART_BYTES} bytes, not {len(file.parts)}",
+                    f"a file of {file.size_bytes} bytes must have {num_parts(file.size_bytes)} "
+                    f"parts of up to {PART_BYTES} bytes, not {len(file.parts)}",
                     pointer=f"{pointer}/parts",
                 )
             total += file.size_bytes
         if total > self._limit_bytes:
             raise UploadTooLarge(
-                f"the files total {total} bytes, more than {self._limit_bytes}",
+                f"the files have {total} bytes in total, but at most {self._limit_bytes} bytes "
+                "are allowed",
                 hint="exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
             )
         if (two := collision_in(file.path for file in files)) is not None:
-            raise BadUpload(f"{two[0]!a} and {two[1]!a} can't both be files", pointer="/files")
+            raise BadUpload(
+                f"{two[0]!a} and {two[1]!a} can't both be files: their paths conflict",
+                pointer="/files",
+            )
         return total
 
     async def _complete(
@@ -140,13 +147,13 @@ class CodeUploads:
         locations: Mapping[str, PartLocation],
         now: datetime,
     ) -> CodeRow | None:
-        """Write the description of stored parts. Return None if a part has been deleted in the
+        """Write the description of the stored code. Return None if a part has been deleted in the
         meantime."""
         for number, file in enumerate(files):
             for index, part in enumerate(file.parts):
                 if locations[part].size_bytes != part_size(file.size_bytes, index):
                     raise BadUpload(
-                        f"the size of {file.path!r} does not agree with its parts",
+                        f"size_bytes of {file.path!r} does not match the sizes of its parts",
                         pointer=f"/files/{number}/size_bytes",
                     )
         text = _description(files, locations)
@@ -167,7 +174,7 @@ class CodeUploads:
         packs = {location.pack for location in locations.values()} | {key}
 
         def store(session: Session) -> CodeRow | None:
-            # Read the clock again, since writing the description may have taken long.
+            # Read the clock again, because writing the description may have taken a long time.
             if repository.renew(session, packs, self._clock()) != packs:
                 return None
             return repository.insert_code(session, row, packs)
@@ -175,7 +182,7 @@ class CodeUploads:
         return await self._database.write(store)
 
     async def _write_object(self, key: str, content: bytes, owner: str, now: datetime) -> None:
-        """Write an object. If no code ever uses the object, it is deleted later."""
+        """Write an object. Objects that no code uses are deleted later."""
         await self._database.write(
             lambda session: repository.insert_pack(session, key, owner, len(content), now)
         )
@@ -188,21 +195,26 @@ class CodeUploads:
         """
         for data in parts.values():
             if len(data) > PART_BYTES:
-                raise BadUpload(f"a part of {len(data)} bytes is larger than {PART_BYTES}")
+                raise BadUpload(
+                    f"a part has {len(data)} bytes, but at most {PART_BYTES} bytes are allowed"
+                )
             if not data:
                 raise BadUpload("a part is empty: an empty file has no parts")
         wrong = await asyncio.to_thread(_first_wrong, parts)
         if wrong is not None:
-            raise BadUpload(f"the hash of part {wrong} does not match: it was damaged in transit")
+            raise BadUpload(
+                f"the hash of part {wrong} does not match its content: the part was "
+                "damaged in transit"
+            )
         now = self._clock()
 
         def look(session: Session) -> set[str]:
             refuse_if_full(session)
             if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
                 raise UploadTooLarge(
-                    "too many uploaded parts don't belong to any code",
-                    hint="complete an upload with POST /v1/code, or wait: such parts are deleted "
-                    "an hour after the upload",
+                    "too many uploaded parts don't belong to a completed upload",
+                    hint="complete an upload with POST /v1/code, or wait: parts without code are "
+                    "deleted an hour after they were uploaded",
                 )
             return set(_kept_locations(session, owner, set(parts), now))
 
@@ -240,15 +252,15 @@ class CodeUploads:
         ]
 
     async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """Yield a file's bytes, part by part. Raise StorageUnavailable, also if a part is
-        damaged."""
+        """Yield a file's bytes, part by part. Raise StorageUnavailable if a part can't be read or
+        is damaged."""
         for sha256, location in file.parts:
             yield await self._read(
                 location.pack, sha256, location.start, location.start + location.size_bytes
             )
 
     async def _read(self, key: str, sha256: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read bytes from an object, and verify their hash."""
+        """Read a part from an object, and verify its hash."""
         try:
             data = await in_storage_thread(self._storage.read_bytes, key, start, end)
         except FileNotFoundError:
@@ -258,7 +270,7 @@ class CodeUploads:
         return data
 
     async def sweep(self, now: datetime) -> int:
-        """Delete code and parts that were not used for an hour. Return the number of deleted
+        """Delete code and parts that have not been used for an hour. Return the number of deleted
         objects."""
         before = now - KEPT
 
@@ -286,7 +298,7 @@ def code_not_found(identity: str) -> CodeNotFound:
 def _kept_locations(
     session: Session, owner: str, parts: set[str], now: datetime
 ) -> dict[str, PartLocation]:
-    """Return the locations of those parts that are stored, and restart their retention time."""
+    """Return the locations of the parts that are stored, and restart their retention time."""
     locations = repository.locations(session, owner, parts)
     kept = repository.renew(session, {location.pack for location in locations.values()}, now)
     return {part: location for part, location in locations.items() if location.pack in kept}
@@ -322,6 +334,6 @@ def _description(files: Sequence[FileEntry], locations: Mapping[str, PartLocatio
 
 
 def _folder(owner: str) -> str:
-    """Return the folder for an owner's code. It is a hash, because names can contain any
-    characters."""
+    """Return the folder for an owner's code. The folder's name is a hash, because owners' names can
+    contain any characters."""
     return f"code/{hashlib.sha256(owner.encode()).hexdigest()[:16]}"

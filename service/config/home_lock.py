@@ -1,8 +1,8 @@
-"""The lock on DRAY_HOME, which ensures that only one process uses the home at a time.
+"""The lock on DRAY_HOME, which ensures that only one service uses the home at a time.
 
 The SQLite database must have a single writer, which is also the only process that checkpoints the
 write-ahead log. A second service on the same home would be a second writer. The lock is an `flock`,
-which belongs to the open file. Therefore the lock is released however the process ends, and
+which belongs to the open file. Therefore, the lock is always released when the process ends, and
 programs that the process starts don't inherit it.
 """
 
@@ -21,11 +21,11 @@ LOCK_NAME = "lock"
 
 
 class HomeInUse(StartRefused):
-    """Another process is using this home."""
+    """Raised if another process is using the home."""
 
 
 class HomeUnusable(StartRefused):
-    """The folder can't be used as a home."""
+    """Raised if the folder can't be used as a home."""
 
 
 def write_privately() -> None:
@@ -54,7 +54,7 @@ def make_private(database: Path) -> None:
 
 
 class HomeLock:
-    """A lock that is held from `acquire` to `release`. Can be used as a context manager."""
+    """A lock that is held from `acquire` until `release`. Can be used as a context manager."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -1,6 +1,6 @@
-"""Logging of the service's own processes: text for people, or JSON for programs.
+"""Logging of the service's own processes, as text or as JSON.
 
-The output for a record includes the values of `extra` and, during a request, the request's id.
+The output for each record includes the values of `extra` and, during a request, the request's id.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _NOT_SHOWN = _STANDARD | {"color_message"}
 """Attributes that are not logged. `color_message` is uvicorn's message with terminal escape
 codes."""
 _CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029{DIRECTION}]")
-"""C0, DEL, C1, line separators, and characters that change the direction of text."""
+"""C0 and C1 control characters, DEL, line separators, and characters that change the direction of
+text."""
 
 
 class TextFormatter(logging.Formatter):
-    """Format a record as `time LEVEL logger: message` and its other values, on one line unless
-    there is a traceback.
+    """Format a record as `time LEVEL logger: message`, followed by its other values. The output is
+    one line unless it includes a traceback.
 
     Control characters are escaped, because the log may be shown in a terminal.
     """
@@ -69,7 +70,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    # Ray adds an attribute whose name begins with `_` to every record of a process that imports it.
+    # In every process that imports Ray, Ray adds an attribute whose name begins with `_` to each
+    # record.
     given = {name: value for name, value in vars(record).items() if not name.startswith("_")}
     found = {name: value for name, value in given.items() if name not in _NOT_SHOWN}
     current = request_id.get()
@@ -83,6 +85,6 @@ def configure(log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # `service.db.migrate` logs one line for all migrations; Alembic would log several at each
+    # `service.db.migrate` logs one line for all migrations. Alembic would log several lines at each
     # start.
     logging.getLogger("alembic").setLevel(logging.WARNING)

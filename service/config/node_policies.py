@@ -40,7 +40,7 @@ def environment_policy(settings: Settings, owner: str | None = None) -> Environm
 
 
 def code_of(code: RemoteCode, settings: Settings) -> RemoteCodeRef:
-    """Return the reference with which nodes fetch the code themselves."""
+    """Return the reference from which nodes fetch the code themselves."""
     return RemoteCodeRef(
         **code.model_dump(),
         policy=data_policy(settings),

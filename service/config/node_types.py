@@ -10,17 +10,18 @@ from typing import Any
 from dray.input import units
 
 LABEL = "label:"
-"""Prefix of labels that are represented as resources, `label:KEY=VALUE`. A node has an amount of 1
-of each of its labels, and each worker that requests a label uses `LABEL_SHARE` of it. In Ray, these
+"""Prefix of labels that are represented as resources, `label:KEY=VALUE`. A node has one unit of
+each of its labels, and each worker that requests a label uses `LABEL_SHARE` units. In Ray, these
 resources do not exist."""
 LABEL_SHARE = 0.001
 SILO_LABEL = "dray.io/silo"
-"""Key of the label of nodes with a silo's data. Such nodes run only ranks of silos. The node's
-agent reports the label if the silo's owner has set a data source; the owner can also label the node
-in Ray."""
+"""Key of the label that marks nodes with a silo's data. Such nodes run only ranks of silos. The
+node's agent reports the label if the silo's owner has set a data source. The owner can also add the
+label in Ray."""
 OPEN = "open to all jobs"
-"""A resource that is 0 on nodes with a silo's data, and missing, which means unlimited, on all
-other nodes. All workers except ranks of silos require the resource, but don't use up any of it."""
+"""A resource whose amount is 0 on nodes with a silo's data. All other nodes lack the resource,
+which means that it is unlimited. All workers except ranks of silos require the resource, but don't
+use any of it."""
 NODE_LEVEL = "node"
 """The topology level at which each node is a separate domain."""
 MAX_NODES = 1000
@@ -38,7 +39,7 @@ class NodeType:
     """A type of node."""
 
     resources: Mapping[str, float]
-    """Resources of each node, by Ray's names, including its labels."""
+    """Resources of each node by Ray's names, including the node's labels."""
     most: int
     """Maximum number of nodes of this type that exist at the same time."""
 
@@ -59,7 +60,7 @@ def without_labels(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def labels_in(resources: Mapping[str, float]) -> dict[str, str]:
-    """Return the labels among the resources of a node or a worker."""
+    """Return the labels that the resources of a node or a worker contain."""
     named = (name.removeprefix(LABEL) for name in resources if name.startswith(LABEL))
     return dict(name.split("=", 1) for name in named)
 
@@ -77,10 +78,12 @@ def parse(value: Any) -> Any:
 def _node_type(entry: str) -> NodeType:
     found = _ENTRY.fullmatch(entry)
     if found is None:
-        raise ValueError(f"{entry!r} is not a number of nodes with resources, as in {EXAMPLE}")
+        raise ValueError(
+            f"{entry!r} is not a number of nodes followed by resources, as in {EXAMPLE}"
+        )
     resources = dict(_resource(word) for word in found["resources"].split())
     if not resources.get("CPU"):
-        raise ValueError(f"{entry!r} has no CPU, but every worker needs one")
+        raise ValueError(f"{entry!r} has no CPU, but every worker needs a CPU")
     return NodeType({**resources, **resources_of_node(labels_in(resources))}, int(found["most"]))
 
 
@@ -90,8 +93,8 @@ def _resource(word: str) -> tuple[str, float]:
     found = _RESOURCE.fullmatch(word)
     if found is None:
         raise ValueError(
-            f"{word!r} is not a resource: write CPU, GPU, memory or accelerator_type:NAME, "
-            f"`=` and an amount, as in {EXAMPLE}; or label:KEY=VALUE"
+            f"{word!r} is not a resource: write NAME=AMOUNT, where NAME is CPU, GPU, memory or "
+            f"accelerator_type:NAME, as in {EXAMPLE}; or write label:KEY=VALUE"
         )
     name, amount = found["name"], found["amount"]
     if name == "memory" and not amount.isdigit():

@@ -41,7 +41,7 @@ def _addresses(given: tuple[str, ...] | None) -> tuple[str, ...] | None:
         try:
             ipaddress.ip_network(one)
         except ValueError as error:
-            message = f"names {one!r}, which is neither an address nor a network: {error}"
+            message = f"contains {one!r}, which is neither an address nor a network: {error}"
             raise ValueError(message) from None
     return given
 
@@ -50,7 +50,9 @@ def _distinct_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(levels)) < len(levels):
         raise ValueError("names a level twice")
     if NODE_LEVEL in levels:
-        raise ValueError(f"names {NODE_LEVEL!r}, which is always the last level: remove it")
+        raise ValueError(
+            f"contains {NODE_LEVEL!r}, which is always added as the last level: remove it"
+        )
     return levels
 
 
@@ -84,7 +86,7 @@ Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
 NodeTypes = Annotated[tuple[node_types.NodeType, ...], NoDecode, BeforeValidator(node_types.parse)]
 
 EMBEDDED = "local"
-"""The value of `ray_address` with which the service runs its own Ray."""
+"""The value of `ray_address` that makes the service run its own Ray."""
 
 
 class Settings(BaseSettings):
@@ -103,8 +105,8 @@ class Settings(BaseSettings):
     """Folder with the database, the storage and the state of the embedded Ray. Only one service can
     use the folder at a time."""
     host: str = "127.0.0.1"
-    """Address to listen on. An address that other machines can reach requires
-    `DRAY_TOKENS_FILE`."""
+    """Address to listen on. If other machines can reach the address, `DRAY_TOKENS_FILE` is
+    required."""
     port: int = Field(8420, ge=0, le=65535)
     """Port to listen on; 0 selects a free port."""
     database_url: str = Field("", repr=False)
@@ -129,22 +131,22 @@ class Settings(BaseSettings):
     """URL of a silo's data, set on the silo's node of a cluster. A service with the embedded Ray
     does not start with this setting, because its only node could then run only ranks of silos."""
     local_slots: int | None = Field(None, ge=1)
-    """Number of one-CPU workers for which the embedded Ray has slots on a machine without a GPU; by
-    default the number of CPUs."""
+    """Number of one-CPU workers for which the embedded Ray has slots on a machine without a GPU.
+    The default is the number of CPUs."""
     tokens_file: Path | None = None
-    """File with the callers' tokens, one `name:sha256-of-the-token` per line. `:admin` at the end
-    of a line makes the caller an admin, who can change queues. Changes to the file take effect
-    immediately. All of dray's processes need this setting."""
+    """File with the callers' tokens, one `name:sha256-of-the-token` per line. If `:admin` is
+    appended to a line, the caller is an admin, who can change queues. Changes to the file take
+    effect immediately. All of dray's processes need this setting."""
     open_to_local_users: bool = False
-    """Whether, without a tokens file, every user of this machine can call the service, and thereby
-    run programs as the service's user. If false, other users need the token in the home."""
+    """Whether every user of this machine can call a service without a tokens file, and thereby run
+    programs as the service's user. If false, other users need the token in the home."""
     prices_file: Path | None = None
     """YAML or JSON file with the prices of slots. Changes to the file take effect within
     seconds."""
 
     mlflow_tracking_uri: str | None = Field(None, repr=False)
-    """Address of an MLflow server to which every job is exported as a run. It can contain a
-    password."""
+    """Address of an MLflow server to which every job is exported as a run. The address can contain
+    a password."""
 
     allowed_hosts: HostNames = None
     """Comma-separated host names, without ports, under which the server answers in addition to
@@ -157,7 +159,8 @@ class Settings(BaseSettings):
 
     forwarded_allow_ips: Addresses = None
     """Addresses and networks (CIDR) of proxies in front of the server. In requests from these
-    proxies, `X-Forwarded-For` is trusted to name the caller. If unset, the header is ignored."""
+    proxies, the header `X-Forwarded-For` is trusted to identify the caller. If unset, the header is
+    ignored."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
     """Address of the server for links in messages. The default is its host and port."""
@@ -166,11 +169,11 @@ class Settings(BaseSettings):
     plain `http://`."""
 
     rank_env: VariableNames = ()
-    """Names of environment variables that are passed to ranks in addition to the allow-list. Only
-    for the embedded Ray, because the nodes of a cluster have their own environments."""
+    """Names of environment variables that are passed to ranks in addition to the allow-list.
+    Only for the embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
     """Folders on the nodes from which `file://` data may be read. If unset, all folders are allowed
-    if there is no tokens file, and none if there is one."""
+    without a tokens file, and no folders with a tokens file."""
     data_private_hosts: Hosts = None
     """Private names, addresses and networks (CIDR) from which data may be fetched."""
     data_cache_dir: Path | None = None
@@ -184,7 +187,7 @@ class Settings(BaseSettings):
     environment_limit_bytes: int = Field(20 << 30, ge=1 << 20)
     """Maximum bytes of all environments on a machine, including the installer's cache."""
     environment_build_limit_s: float = Field(1800.0, gt=0)
-    """Maximum seconds that building an environment on a node may take."""
+    """Maximum time in seconds for building an environment on a node."""
     s3_endpoint_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+/?$")
     """Server for `s3://` data, if it is not AWS."""
 
@@ -210,18 +213,19 @@ class Settings(BaseSettings):
     received them."""
     output_limit_bytes: int = Field(100 << 30, ge=1 << 20)
     """Maximum bytes of the files in an attempt's output folders, and of the artifacts that one rank
-    saves. Holes in sparse files count, since they are uploaded too."""
+    saves. Holes in sparse files count, because they are also uploaded."""
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
-    """Seconds between samples of the resource usage of ranks and nodes, at least 10; 0 disables
-    sampling."""
+    """Seconds between samples of the resource usage of ranks and nodes; at least 10, or 0 to
+    disable sampling."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """Number of days after which finished jobs are deleted. If unset or 0, they are kept."""
-    retention_jobs: int | None = Field(None, ge=0)
-    """Number of finished jobs to keep per project; older jobs are deleted. If unset or 0, all are
+    """Number of days after which finished jobs are deleted. If unset or 0, finished jobs are
     kept."""
+    retention_jobs: int | None = Field(None, ge=0)
+    """Number of finished jobs to keep per project; older jobs are deleted. If unset or 0, all
+    finished jobs are kept."""
     storage_quota_bytes: int | None = Field(None, ge=1)
-    """Maximum total bytes of checkpoints, artifacts and logs. Once the quota is reached, no job is
-    accepted or started until jobs are deleted; running jobs continue."""
+    """Maximum total bytes of checkpoints, artifacts and logs. Once this quota is reached, no job is
+    accepted or started until jobs are deleted. Running jobs continue."""
     min_free_bytes: int | None = Field(None, ge=1)
     """Minimum free bytes on the disks of the storage and the database. With less free space, no job
     is accepted or started."""
@@ -236,9 +240,9 @@ class Settings(BaseSettings):
     """Seconds that a preempted job has to save a checkpoint, unless the request sets a different
     time."""
     elastic_sizing: bool = True
-    """Whether the numbers of workers of elastic recipes are chosen by their reported step times. If
-    false, elastic recipes get free slots like other jobs, and never release a worker because
-    another job would gain more from it."""
+    """Whether the scheduler chooses the numbers of workers of elastic recipes based on reported
+    step times. If false, elastic recipes get free slots like other jobs, and never release a worker
+    because another job would gain more from it."""
     min_run_s: float = Field(300.0, ge=0, le=7 * 24 * 3600)
     """Minimum seconds that a job holds its slots before the scheduler can preempt or shrink it."""
     silence_limit_s: float = Field(60.0, ge=1, le=3600)
@@ -256,7 +260,8 @@ class Settings(BaseSettings):
     ) -> tuple[node_types.NodeType, ...]:
         if types and info.data.get("ray_address") == EMBEDDED:
             raise ValueError(
-                "the embedded Ray has no autoscaler: unset it, or set DRAY_RAY_ADDRESS to a cluster"
+                "the embedded Ray has no autoscaler: unset DRAY_AUTOSCALE_NODES, or set "
+                "DRAY_RAY_ADDRESS to a cluster"
             )
         return types
 
@@ -265,8 +270,9 @@ class Settings(BaseSettings):
     def _is_of_a_cluster(cls, source: str | None, info: ValidationInfo) -> str | None:
         if source and info.data.get("ray_address") == EMBEDDED:
             raise ValueError(
-                "a node with a silo's data runs only ranks of silos, and the embedded Ray has a "
-                "single node: unset it here, and set it where Ray is started on the silo's node"
+                "a node with a silo's data runs only ranks of silos, but the embedded Ray has a "
+                "single node: unset DRAY_SILO_SOURCE here, and set it where Ray is started on the "
+                "silo's node"
             )
         return source
 
@@ -286,7 +292,7 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """Read the settings. Raise StartRefused, which names the first invalid setting."""
+    """Read the settings. Raise StartRefused with a message about the first invalid setting."""
     try:
         return Settings()
     except ValidationError as error:

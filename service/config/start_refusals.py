@@ -6,7 +6,7 @@ import errno
 
 _REASONS = {
     errno.EEXIST: "is not a folder",
-    errno.ENOTDIR: "is a file, or below one",
+    errno.ENOTDIR: "is a file, or its path contains a file instead of a folder",
     errno.EACCES: "can't be read and written by this user",
     errno.EPERM: "can't be changed by this user",
     errno.EROFS: "is on a read-only file system",
@@ -17,9 +17,9 @@ _REASONS = {
 
 
 class StartRefused(Exception):
-    """The service can't start; the message states what to do."""
+    """Raised if the service can't start. The message states what to do."""
 
 
 def reason_of(error: OSError) -> str:
-    """Return the system's error as a phrase to put after the name of a file."""
+    """Return the system's error as a phrase that follows the name of a file."""
     return _REASONS.get(error.errno or 0) or f"can't be used ({error.strerror or error})"

@@ -1,7 +1,7 @@
 """The file with the callers' tokens, and the token that the service writes when it first starts.
 
-The file has a line `name:sha256-of-the-token` for each caller, followed by `:admin` if the caller
-may change queues; `#` begins a comment. Changes to the file take effect immediately.
+The file has one line per caller: `name:sha256-of-the-token`, followed by `:admin` if the caller may
+change queues. A `#` begins a comment. Changes to the file take effect immediately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOCAL_OWNER = "default"
 
 
 class BadTokensFile(StartRefused):
-    """DRAY_TOKENS_FILE can't be read or has an invalid line."""
+    """Raised if DRAY_TOKENS_FILE can't be read or has an invalid line."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def load_tokens(path: Path) -> Tokens:
     if mistakes:
         raise BadTokensFile(mistakes[0])
     if not tokens:
-        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} has no callers: add a line for each caller")
+        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} lists no callers: add a line for each caller")
     return tokens
 
 
@@ -76,10 +76,10 @@ def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
 
 
 class TokensFile:
-    """The current content of the tokens file.
+    """The current content of the tokens file, which is read again after a change.
 
-    If a change makes lines invalid while a process runs, these lines are ignored and all other
-    lines apply. A removed token is therefore always refused.
+    If a change makes lines invalid while a process runs, these lines are ignored, and all other
+    lines apply. A token that is removed from the file is therefore always refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,22 +94,22 @@ class TokensFile:
         if version != self._seen:
             self._tokens, mistakes = read_tokens(self._path)
             for mistake in mistakes:
-                logger.error("an invalid line of DRAY_TOKENS_FILE is ignored: %s", mistake)
-            # A file that was just written can change again within the resolution of its mtime.
+                logger.error("ignoring an invalid line in DRAY_TOKENS_FILE: %s", mistake)
+            # If a file was just written, another change might not change its mtime.
             is_settled = abs(time.time_ns() - stat.st_mtime_ns) > SETTLED_NS
             self._seen = version if is_settled else None
         return self._tokens
 
 
 class HomeTokenUnusable(StartRefused):
-    """The token file can't be used or created."""
+    """Raised if the token file in the home can't be used or created."""
 
 
 def ensure(home: Path) -> str:
     """Return the token in the home, and create the token if it is missing. Raise HomeTokenUnusable.
 
     The file appears only when it is complete, and never replaces another file. If two services
-    start at the same time, both use the token of the first.
+    start at the same time, both use the token that was written first.
     """
     path = home_token.path_in(home)
     try:

@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_PER_HOUR = 1e9
 SETTLED_NS = 1_000_000_000
-"""A file that was changed within this time is read again, since a further change might not change
+"""A file that was changed within this time is read again, because another change might not change
 its timestamp."""
 
 
@@ -52,8 +52,8 @@ NodeLabels = Annotated[
     dict[LabelName, Annotated[str, StringConstraints(max_length=255), AfterValidator(_plain)]],
     Field(max_length=64),
 ]
-"""Labels of Ray nodes. A key is a prefix of up to 253 characters, a slash, and a name of up to
-63."""
+"""Labels of Ray nodes. A key consists of a prefix of up to 253 characters, a slash, and a name of
+up to 63 characters."""
 
 
 class PriceEntry(Document):
@@ -76,9 +76,9 @@ class PriceList(Document):
             late, early = found
             raise wrong(
                 f"/prices/{late}",
-                "never applies: the first rule whose labels a node has is used, and "
-                f"prices/{early} comes first and applies to all the same nodes; put the rule "
-                "with more labels first",
+                "never applies, because the first rule that matches a node is used, and "
+                f"prices/{early} matches all nodes that this rule matches: put the rule with more "
+                "labels first",
             )
         return self
 
@@ -88,11 +88,11 @@ class PriceList(Document):
 
 
 class BadPricesFile(StartRefused):
-    """DRAY_PRICES_FILE can't be read or is invalid."""
+    """Raised if DRAY_PRICES_FILE can't be read or is invalid."""
 
 
 def load_prices(path: Path) -> Prices:
-    """Read the prices file. Raise BadPricesFile, which names the invalid field and the error."""
+    """Read the prices file. Raise BadPricesFile with a message about the invalid field."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -107,7 +107,7 @@ def load_prices(path: Path) -> Prices:
 
 
 def parse(text: str, source: str) -> Prices:
-    """Parse prices. Raise BadPricesFile, which names `source`, if the text is invalid."""
+    """Parse prices. Raise BadPricesFile, whose message names `source`, if the text is invalid."""
     try:
         document: Any = parse_yaml(text, source=source)
     except SpecError as error:
@@ -115,7 +115,9 @@ def parse(text: str, source: str) -> Prices:
     except ValueError:  # a number with more digits than int() accepts
         raise BadPricesFile(f"{source}: a number has more than 4,300 digits") from None
     if not isinstance(document, dict):
-        raise BadPricesFile(f"{source}: must contain `currency`, such as EUR, and a list `prices`")
+        raise BadPricesFile(
+            f"{source}: the file must contain `currency`, such as EUR, and a list `prices`"
+        )
     try:
         check_values(document)
         return check_as(PriceList, document).as_prices()
@@ -138,7 +140,8 @@ class PricesFile:
         self._problem: str | None = None
 
     def current(self) -> Prices | None:
-        """Return the prices, after reading a changed file; None if the deployment has no prices."""
+        """Return the prices; None if the deployment has no prices. If the file has changed, it is
+        read first."""
         if self._path is not None:
             with self._lock:
                 self._refresh(self._path)
@@ -146,8 +149,8 @@ class PricesFile:
 
     @property
     def problem(self) -> str | None:
-        """The error in the changed file. While there is an error, the previous prices still
-        apply."""
+        """The error in the changed file; None if there is none. While there is an error, the
+        previous prices still apply."""
         return self._problem
 
     def _refresh(self, path: Path) -> None:

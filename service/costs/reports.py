@@ -43,10 +43,10 @@ class Costs:
         until: datetime | None = None,
         owner: str | None = None,
     ) -> views.CostReport:
-        """Report the cost of each user or queue, highest first.
+        """Report the cost of each user or queue, with the highest cost first.
 
         `since` and `until` default to the beginning of this month (in UTC) and the current time. If
-        `owner` is given, only this user's jobs count.
+        `owner` is given, only this user's jobs are included.
         """
         now = self._clock()
         since, until = since or month_of(now), until or now
@@ -70,7 +70,7 @@ class Costs:
 
     def _warnings(self, session: Session, prices: Prices | None) -> list[views.Reason]:
         if prices is None:
-            message = "there are no prices: the operator can set DRAY_PRICES_FILE"
+            message = "there are no prices: the operator can set them with DRAY_PRICES_FILE"
             return [views.Reason(code="no_prices", message=message)]
         found = []
         if self._prices.problem is not None:
@@ -115,7 +115,7 @@ def _as_views(prices: Prices) -> list[views.Price]:
 
 
 def _without_price(prices: Prices, nodes: list[NodeRow]) -> list[str]:
-    """Return the host names of nodes that run ranks but have no price."""
+    """Return the host names of nodes that can run ranks but have no price."""
     return [
         node.hostname
         for node in nodes

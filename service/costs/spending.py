@@ -36,7 +36,7 @@ def of_queues(
 
 
 class UsedUpBudgets:
-    """The queues whose budget is used up, read periodically. Not thread-safe."""
+    """The queues whose budget is used up. The database is read periodically. Not thread-safe."""
 
     def __init__(self, prices: PricesFile) -> None:
         self._prices = prices
@@ -45,7 +45,7 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """Return the reason why no job starts, for each queue whose budget is used up."""
+        """Return the reason why no job starts in each queue whose budget is used up."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
@@ -68,8 +68,8 @@ def charge(
 ) -> None:
     """Store the cost of the attempt up to `until`.
 
-    `prices` apply to the attempt's entire time, and are None if the deployment has no prices. A
-    price change therefore affects live attempts, but not attempts that have ended.
+    `prices` apply to the attempt's entire time; None if the deployment has no prices. A price
+    change therefore also affects the past time of live attempts, but not attempts that have ended.
     """
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:

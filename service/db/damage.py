@@ -11,15 +11,15 @@ from sqlalchemy.exc import DBAPIError
 from service.config.start_refusals import StartRefused, reason_of
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_WHAT_TO_DO = "restore its home folder from a backup, or move it away to start without its jobs"
+_WHAT_TO_DO = "restore the home folder from a backup, or move it away to start without its jobs"
 
 
 class DatabaseUnusable(StartRefused):
-    """The service can't start, because its database can't be used."""
+    """Raised if the service can't start because its database can't be used."""
 
 
 def is_damage(error: DBAPIError) -> bool:
-    """Whether the SQLite file is damaged, so that retrying is pointless."""
+    """Whether the SQLite file is damaged, in which case retrying is pointless."""
     return _code(error) in _DAMAGED
 
 
@@ -33,29 +33,29 @@ def sentence(url: URL, error: DBAPIError) -> str:
     if is_damage(error):
         return f"the database {path} is damaged ({cause}): {_WHAT_TO_DO}"
     if path.is_dir():
-        return f"the database {path} is a folder instead of a file: move it away"
+        return f"the database {path} is a folder instead of a file: move the folder away"
     if _code(error) == sqlite3.SQLITE_FULL:
         return f"the database {path} is on a full disk: free some space"
-    return f"the database {path} can't be used ({cause}): let this user read and write it"
+    return f"the database {path} can't be used ({cause}): give this user read and write access"
 
 
 def refuse_emptied(url: URL, used_storage: Path | None) -> None:
     """Raise DatabaseUnusable if the SQLite file was emptied.
 
-    SQLite opens an empty file as a new database. The database really is new only if the service
-    never used it. In that case, `used_storage`, the file that the service writes to its storage, is
-    also missing.
+    SQLite opens an empty file as a new database. But the database is really new only if the service
+    has never used it. In that case, `used_storage`, a file that the service writes to its storage,
+    is also missing.
     """
     if url.get_backend_name() != "sqlite" or used_storage is None:
         return
     path = Path(url.database or "")
     if path.is_file() and not path.stat().st_size and used_storage.exists():
-        raise DatabaseUnusable(f"the database {path} is damaged (it is empty): {_WHAT_TO_DO}")
+        raise DatabaseUnusable(f"the database {path} is damaged (the file is empty): {_WHAT_TO_DO}")
 
 
 def unusable_folder(path: Path, error: OSError) -> DatabaseUnusable:
     return DatabaseUnusable(
-        f"the folder of the database, {path}, {reason_of(error)}: change DRAY_DATABASE_URL"
+        f"the database's folder {path} {reason_of(error)}: change DRAY_DATABASE_URL"
     )
 
 

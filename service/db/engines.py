@@ -14,8 +14,8 @@ from service.db.types import from_json
 THREADS = 8
 BUSY_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 30_000
-"""Time after which PostgreSQL aborts an idle transaction, so that a process that was stopped during
-a transaction does not hold its locks forever."""
+"""Time after which PostgreSQL aborts an idle transaction. Otherwise, a process that is suspended
+during a transaction would hold its locks indefinitely."""
 
 
 VANISHED_HOST = {
@@ -30,8 +30,8 @@ the network, to about a minute. Without them, it can take hours. The URL can set
 
 
 def normalise_url(url: str) -> URL:
-    """Parse a URL of SQLite or PostgreSQL, for which psycopg 3 is used. Raises ValueError for other
-    databases."""
+    """Parse a URL of SQLite or PostgreSQL (with psycopg 3 as the driver). Raises ValueError for
+    other databases."""
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]
     if backend in ("postgresql", "postgres"):
@@ -40,8 +40,8 @@ def normalise_url(url: str) -> URL:
     if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
         return parsed
     raise ValueError(
-        f"DRAY_DATABASE_URL names {parsed.drivername!r}: use sqlite:////path/to/file or "
-        "postgresql://user@host/database"
+        f"DRAY_DATABASE_URL uses {parsed.drivername!r}, which is not supported: use "
+        "sqlite:////path/to/file or postgresql://user@host/database"
     )
 
 
@@ -85,6 +85,6 @@ def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     # A listener for SQLAlchemy's `begin` event would be slower, because an engine with listeners
-    # looks them up for each statement.
+    # looks up the listeners for each statement.
     engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
     return engine

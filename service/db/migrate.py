@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 ADVISORY_LOCK = 0x64726179
-"""Key of the lock with which processes that start at the same time migrate one after another. The
-number is arbitrary."""
+"""Key of the lock that prevents processes that start at the same time from migrating concurrently.
+The number is arbitrary."""
 
 
 FIRST = "0042"
@@ -31,11 +31,11 @@ LAST_BEFORE = "1beec0b5"
 
 
 class SchemaTooNew(StartRefused):
-    """The database was migrated by a newer version of dray."""
+    """Raised if the database was migrated by a newer version of dray."""
 
 
 class SchemaTooOld(StartRefused):
-    """The database has a revision that is older than `FIRST`."""
+    """Raised if the database has a revision that is older than `FIRST`."""
 
 
 def alembic_config(connection: Connection) -> Config:
@@ -48,8 +48,8 @@ def alembic_config(connection: Connection) -> Config:
 def migrate(database: Database) -> None:
     """Upgrade to the latest revision in one transaction.
 
-    Raises SchemaTooNew if the database has a newer revision, SchemaTooOld if it has a revision that
-    is too old to upgrade, and DatabaseUnusable if it is not a database or does not respond.
+    Raises SchemaTooNew if the database's revision is newer, SchemaTooOld if it is too old to
+    upgrade, and DatabaseUnusable if the file is not a database or the server does not respond.
     """
     try:
         _migrate(database)
@@ -68,16 +68,16 @@ def _migrate(database: Database) -> None:
             at = f"the database {database.url.render_as_string()} is at revision {current}"
             if current < FIRST:
                 raise SchemaTooOld(
-                    f"{at}, but this version of dray can only upgrade from {FIRST}: start dray at "
-                    f"commit {LAST_BEFORE} once to upgrade to {FIRST}"
+                    f"{at}, but this version of dray can only upgrade from revision {FIRST}: "
+                    f"first start dray at commit {LAST_BEFORE} once to upgrade to revision {FIRST}"
                 )
             raise SchemaTooNew(
                 f"{at}, which is unknown to this version of dray: run the newer version that "
-                "migrated it, or restore an earlier backup"
+                "migrated the database, or restore an earlier backup"
             )
         head = ScriptDirectory.from_config(config).get_current_head()
         if current is None:
-            logger.info("creating the database schema, revision %s", head)
+            logger.info("creating the database schema at revision %s", head)
         elif current != head:
             logger.info("migrating the database from revision %s to %s", current, head)
         command.upgrade(config, "head")

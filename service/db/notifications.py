@@ -1,10 +1,10 @@
 """Signals that wake waiting tasks in this process and, through PostgreSQL, in other processes.
 
-A signal only means that something about a topic might have changed; the woken task then reads the
-database. Every task also reads the database again when its wait times out, so a lost signal causes
-a short delay but no error. A signal is sent after its transaction has been committed: within the
-transaction, NOTIFY would need another round trip, and PostgreSQL serialises the commits of
-transactions with NOTIFY.
+A signal means only that something about a topic might have changed; a task that is woken by a
+signal then reads the database. Every task also reads the database when its wait times out, so a
+lost signal causes a short delay but no error. A signal is sent after its transaction has been
+committed. Within the transaction, NOTIFY would need another round trip, and PostgreSQL serialises
+the commits of transactions that use NOTIFY.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def events_of(job_id: str) -> str:
     """Return the topic of a job's events.
 
     The job id itself is the topic for everything about the job, including metrics and log lines.
-    This separate topic keeps tasks that wait for an event from waking up for each stored step.
+    This separate topic prevents tasks that wait for an event from being woken for each stored step.
     """
     return f"{job_id}/events"
 
@@ -50,20 +50,21 @@ CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0
 LAST_WORDS_S = 5.0
-"""Maximum time in seconds that an exiting process waits for each of these threads, for example
-until it has sent a last NOTIFY."""
+"""Maximum time in seconds that an exiting process waits for each of these threads to finish, for
+example to send a last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
 """Pause between NOTIFY statements, in seconds. The topics of all transactions that commit during a
 pause are sent with the next statement."""
 MAX_PAYLOAD = 7999
 """Maximum size of a NOTIFY message in PostgreSQL, in bytes."""
 LOOK_AGAIN_S = 5.0
-"""Time in seconds after which a task with a waiting caller reads the database without a signal,
-because a process might have been killed before it sent the signal."""
+"""Time in seconds after which a task whose caller is waiting reads the database even without a
+signal, because a process might have been killed before it sent the signal."""
 
 
 class Subscription:
-    """A subscription to topics. It receives every signal that is published after it was opened."""
+    """A subscription to topics. It receives every signal that is published after the subscription
+    was opened."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
         self._signals = signals
@@ -71,19 +72,19 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._is_woken = False
-        """Whether the event is set or about to be set. Needless system calls to wake the loop are
-        thereby avoided."""
+        """Whether the event is set or about to be set. This avoids unnecessary system calls to wake
+        the loop."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Wait until a topic is published. Returns True if one was published since the last call,
-        or False after `timeout_s`."""
+        """Wait until a topic is published. Returns True if a topic was published since the last
+        call, or False after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
             return False
-        # This must precede `clear`. Otherwise, a `wake` between both statements would be lost; in
-        # this order, it only sets the event again.
+        # This must precede `clear`. Otherwise, a `wake` between the two statements would be lost.
+        # In this order, such a `wake` only sets the event again.
         self._is_woken = False
         self._event.clear()
         return True
@@ -122,7 +123,7 @@ class Signals:
         """Subscribe to topics: `with signals.subscribe(a, b) as woken: ...; await
         woken.wait(timeout_s)`.
 
-        Callers must read the state after subscribing and before waiting.
+        Callers must read the database after subscribing and before waiting.
         """
         return Subscription(self, topics)
 
@@ -154,7 +155,7 @@ class Signals:
 
 
 class PostgresAnnouncer:
-    """A thread that sends the topics published in this process to other processes, by NOTIFY.
+    """A thread that uses NOTIFY to send the topics published in this process to other processes.
 
     The thread starts with the first topic. While the database does not respond, topics are queued.
     """
@@ -168,7 +169,8 @@ class PostgresAnnouncer:
         self._thread = threading.Thread(target=self._run, name="dray-announce", daemon=True)
         self.mark = f"from:{secrets.token_hex(8)}"
         """A word in each message that identifies the sender. The backend process id that PostgreSQL
-        adds to messages does not, because such ids are reused and change with each connection."""
+        adds to messages can't identify the sender, because such ids are reused and change with each
+        connection."""
 
     def announce(self, topics: Collection[str]) -> None:
         """Queue topics to be sent. Can be called from any thread."""
@@ -181,7 +183,7 @@ class PostgresAnnouncer:
         self._woken.set()
 
     def stop(self) -> None:
-        """Send the queued topics if the database responds, and end the thread."""
+        """Send the queued topics if the database responds, and stop the thread."""
         self._stop.set()
         self._woken.set()
         if self._thread.ident is not None:
@@ -194,7 +196,7 @@ class PostgresAnnouncer:
                 with psycopg.connect(self._conninfo, autocommit=True) as connection:
                     self._send_all(connection)
             except psycopg.Error as error:
-                logger.warning("can't notify other processes, will retry: %s", error)
+                logger.warning("can't notify other processes; retrying: %s", error)
                 if is_last:
                     return
                 self._stop.wait(RECONNECT_S)
@@ -217,7 +219,8 @@ class PostgresAnnouncer:
 
 
 def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
-    """Yield messages of at most MAX_PAYLOAD bytes: the mark, then topics, separated by spaces."""
+    """Yield messages of at most MAX_PAYLOAD bytes. A message consists of the mark and topics,
+    separated by spaces."""
     payload = mark
     for topic in topics:
         if len(payload) + 1 + len(topic) > MAX_PAYLOAD:
@@ -229,10 +232,10 @@ def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
 
 
 class PostgresListener:
-    """A thread that receives the NOTIFY messages of other processes and publishes their topics.
+    """A thread that receives NOTIFY messages from other processes and publishes their topics.
     Messages that `own` has sent are ignored.
 
-    After a reconnection, it wakes all subscribers, because signals might have been missed.
+    After reconnecting, the thread wakes all subscribers, because signals might have been missed.
     """
 
     def __init__(self, conninfo: str, signals: Signals, own: PostgresAnnouncer) -> None:
@@ -248,7 +251,7 @@ class PostgresListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, unless it is blocked by a database that does not respond."""
+        """Stop the thread, unless it is blocked by a database that does not respond."""
         self._stop.set()
         self._thread.join(LAST_WORDS_S)
 
@@ -262,7 +265,7 @@ class PostgresListener:
                     for topic in self._topics(connection):
                         self._signals.publish(topic)
             except psycopg.Error as error:
-                logger.warning("lost the connection for notifications, will reconnect: %s", error)
+                logger.warning("lost the connection for notifications; reconnecting: %s", error)
                 self._stop.wait(RECONNECT_S)
             finally:
                 self.listening.clear()

@@ -1,8 +1,8 @@
 """Transactions on SQLite and PostgreSQL.
 
-`write` and `read` run a function of a Session as exactly one transaction, in a thread. The function
-can be run again after a lost connection or a deadlock, even though the first commit might have
-succeeded. The function must allow for that, so every write is a compare-and-set.
+`write` and `read` run a function of a Session as exactly one transaction, in a thread. After a lost
+connection or a deadlock, the function may be run again, even though the first commit might have
+succeeded. Therefore, every write must be a compare-and-set.
 
 SQLite has one writing connection behind a lock, and only this connection checkpoints the
 write-ahead log; readers have separate, read-only connections. Each commit is synced to disk
@@ -55,14 +55,14 @@ MAX_SHARED_WRITES = 50
 MAX_SHARED_S = 0.05
 """On SQLite, up to MAX_SHARED_WRITES writes that run within MAX_SHARED_S seconds share a commit."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
-"""SQLSTATEs that are retried: serialization failure, deadlock, server stopping or starting, lock
-not available, idle transaction."""
+"""SQLSTATEs after which a transaction is retried: serialization failure, deadlock, server stopping
+or starting, lock not available, idle transaction."""
 
 OF_VALUES = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(AssertionError, RecursionError, StatementError),
 )
-"""Types of errors that unexpected values can cause when they are processed or stored."""
+"""Types of exceptions that can be raised when unexpected values are processed or stored."""
 
 _TOPICS = "topics"
 _TOUCHED = "touched"
@@ -77,8 +77,8 @@ def notify(session: Session, *topics: str) -> None:
 
 
 def touch(session: Session, *job_ids: str) -> None:
-    """Declare that this transaction affects only responses about these jobs and about jobs whose
-    topics it notifies. Does not wake any task."""
+    """Declare that this transaction affects only responses about these jobs, and about jobs whose
+    topics are passed to `notify`. Does not wake any task."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
 
 
@@ -105,18 +105,18 @@ def utc_now() -> datetime:
 
 
 class Database:
-    """The connections to the database, and the threads that use them."""
+    """The connections to the database, and the threads that use the connections."""
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self.clock = clock
-        """The clock of this process. For decisions that involve times written by other processes,
+        """The clock of this process. To make decisions based on times that other processes wrote,
         use `time` instead."""
         self.url = normalise_url(url)
         self.signals = Signals()
         self.meter = Meter()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.damage: str | None = None
-        """A message about the damage, once a statement has found the database to be damaged."""
+        """A message about the damage; None until a statement finds that the database is damaged."""
         self._announcer: PostgresAnnouncer | None = None
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
@@ -128,8 +128,8 @@ class Database:
             self._read_engine = sqlite_engine(self.url, writes=False)
             self._near_engine = sqlite_engine(self.url, writes=False, pool_size=1)
         else:
-            # `pool_pre_ping` would add a round trip to each transaction. Instead, a lost connection
-            # invalidates the pool, and `_retrying` gets a new connection.
+            # `pool_pre_ping` would add a round trip to each transaction. Without it, a lost
+            # connection invalidates the pool, and `_retrying` gets a new connection.
             self.engine = create_engine(
                 self.url,
                 pool_size=THREADS,
@@ -139,7 +139,7 @@ class Database:
             self._read_engine = self.engine
             self._announcer = PostgresAnnouncer(self._conninfo)
             limit_idling(self.engine)
-            # A single statement is consistent without BEGIN and COMMIT.
+            # A single statement is consistent even without BEGIN and COMMIT.
             self._near_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-db-read")
         self._writers = ThreadPoolExecutor(
@@ -147,7 +147,7 @@ class Database:
         )
 
     def time(self, session: Session) -> datetime:
-        """Return the current time of the database server, or on SQLite, of this process."""
+        """Return the current time of the database server or (on SQLite) of this process."""
         return self.clock() if self.is_sqlite else server_now(session)
 
     async def read(self, work: Work[T]) -> T:
@@ -193,15 +193,16 @@ class Database:
     def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
         """Call `watcher` after each commit of this process, before the writer continues.
 
-        Its argument is the set of jobs that the transaction touched or whose topics it notified,
-        because responses about these jobs might have changed. The argument is None if the
-        transaction neither touched jobs nor notified topics, because any response might have
-        changed.
+        The argument of `watcher` is the set of jobs about which responses might have changed: the
+        jobs passed to `touch`, and the jobs whose topics were passed to `notify`. The argument is
+        None if `touch` was not called and no job's topic was passed to `notify`, because any
+        response might have changed.
         """
         self._watchers.append(watcher)
 
     def listen(self) -> None:
-        """Start publishing the signals of other processes (PostgreSQL only), until `close`."""
+        """Start publishing the signals of other processes until `close` is called (PostgreSQL
+        only)."""
         if self._announcer is None or self._listener is not None:
             return
         self._listener = PostgresListener(self._conninfo, self.signals, own=self._announcer)
@@ -217,7 +218,8 @@ class Database:
         return self._listener
 
     def close(self) -> None:
-        """Wait for running transactions, then close all connections, the writer's last."""
+        """Wait for running transactions, and then close all connections. The writer's connection is
+        closed last."""
         if self._listener is not None:
             self._listener.stop()
         self._readers.shutdown()
@@ -257,7 +259,7 @@ class Database:
             self.meter.add_all(cells)
 
     def _write_queued(self) -> None:
-        """Perform at least one queued write on SQLite, if there are any. Called once for each
+        """Perform at least one queued write on SQLite, if any write is queued. Called once for each
         queued write."""
         with self._write_lock:
             taken: list[_Queued[Any]] = []
@@ -274,11 +276,11 @@ class Database:
         return self._retrying(lambda: self._write_once(work))
 
     def _write_shared(self, taken: Sequence[_Queued[Any]]) -> bool:
-        """Perform as many writes in one transaction as fit within MAX_SHARED_S, and put the others
-        back into the queue.
+        """Perform as many writes in one transaction as fit within MAX_SHARED_S, and put the
+        remaining writes back into the queue.
 
-        Returns False after a database error. All writes of the transaction are then rolled back,
-        and each must run in its own transaction.
+        Returns False after a database error. In that case, all writes of the transaction are rolled
+        back, and each write must run in its own transaction.
         """
         until = time.monotonic() + MAX_SHARED_S
         written: list[tuple[_Queued[Any], Any, Session]] = []
@@ -295,7 +297,7 @@ class Database:
                     except Exception as error:
                         failed.append((queued, error))
         except Exception as error:
-            logger.warning("%d writes are retried one by one: %r", len(taken), error)
+            logger.warning("retrying %d writes one by one: %r", len(taken), error)
             return False
         self._queued.extendleft(reversed(taken[len(written) + len(failed) :]))
         for queued, result, session in written:
@@ -338,8 +340,8 @@ class _Queued(Generic[T]):
         self.answer: Future[T] = Future()
 
     def is_wanted(self) -> bool:
-        """Return whether the caller is still waiting. If it is, it can't cancel the write any
-        more."""
+        """Return whether the caller is still waiting. If it is, it can no longer cancel the
+        write."""
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
 
     def settle(self, write: Callable[[Work[T]], T]) -> None:
@@ -350,7 +352,7 @@ class _Queued(Generic[T]):
 
 
 class _OneTransaction(Session):
-    """A session for a single transaction, which looks up its connection only once."""
+    """A session for a single transaction. It looks up its connection only once."""
 
     _found: Connection | None = None
 

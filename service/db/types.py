@@ -68,7 +68,7 @@ class StateType(TypeDecorator[JobState]):
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse JSON like `json.loads`, but in half the time. Speed matters, since rows have many JSON
+    """Parse JSON like `json.loads`, but in half the time. Speed matters because rows have many JSON
     columns."""
     try:
         return pydantic_core.from_json(text)
@@ -77,7 +77,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def storable(text: str) -> bool:
-    """Whether the text can be stored: PostgreSQL accepts neither NUL nor surrogates."""
+    """Whether the string can be stored: PostgreSQL accepts neither NUL nor surrogates."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 

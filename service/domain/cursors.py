@@ -1,5 +1,4 @@
-"""Opaque cursors: positions in a listing, encoded as strings that only the same listing can
-decode."""
+"""Opaque cursors: positions in a listing, encoded as strings that only this listing can decode."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ def encode_cursor(scope: str, position: Any) -> str:
 
 
 def decode_cursor(scope: str, cursor: str) -> Any:
-    """Return the place that was passed to `encode_cursor` with the same scope. Raises BadCursor if
-    the cursor is invalid.
+    """Return the position that was passed to `encode_cursor` with the same scope. Raises BadCursor
+    if the cursor is invalid.
 
-    The checksum detects damaged cursors and cursors of other listings. A forged cursor grants no
-    access, so it is harmless as long as it doesn't cause a server error.
+    The checksum detects damaged cursors and cursors of other listings. A forged cursor doesn't
+    grant access to anything, so it is harmless as long as it doesn't cause a server error.
     """
     try:
         if len(cursor) > _MAX_CURSOR_CHARS:

@@ -20,7 +20,8 @@ UPCASTS: Mapping[int, Callable[[Document], Document]] = {}
 
 
 class DocumentRefused(Exception):
-    """A job stored by another release can't run, because the validation rules have changed."""
+    """Raised if a job that another release stored can't run because the validation rules have
+    changed."""
 
 
 def read(spec: Mapping[str, Any]) -> JobSpec:
@@ -29,7 +30,9 @@ def read(spec: Mapping[str, Any]) -> JobSpec:
         return check(upcast(spec))
     except Fault as fault:
         prefix = f"{fault.pointer} " if fault.pointer else ""
-        raise DocumentRefused(f"this release of dray rejects it: {prefix}{fault.detail}") from None
+        raise DocumentRefused(
+            f"this release of dray rejects the job document: {prefix}{fault.detail}"
+        ) from None
     except ValueError as error:
         raise DocumentRefused(str(error)) from None
 
@@ -55,8 +58,8 @@ class CheckedDocument:
 MAX_SEED = 2**63
 """Exclusive upper bound of seeds."""
 MAX_REMEMBERED = 256
-"""Maximum number of cached validations. Validations are cached because a validation takes longer
-than the rest of a claim."""
+"""Maximum number of cached validations. They are cached because validating a document takes longer
+than everything else in a claim."""
 
 
 def checked(spec: Mapping[str, Any]) -> CheckedDocument:

@@ -66,7 +66,7 @@ class ClientNotFound(NotFound, code="client_not_found"): ...
 
 
 class JoinTokenUnknown(DomainError, code="unauthorized"):
-    """The token does not belong to a client of this job, or has been revoked."""
+    """The token does not belong to any client of this job, or has been revoked."""
 
 
 class Conflict(DomainError, code="conflict"): ...
@@ -206,4 +206,4 @@ class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
 
 class FolderSpoilt(StorageUnavailable):
     """The storage works, but the folder of a job is unusable: it contains a file where a folder
-    should be or a link that leads outside, or permissions are missing."""
+    should be, or a link that leads outside, or permissions are missing."""

@@ -15,13 +15,13 @@ SYNC_PLAN = "sync_plan"
 REMARKS: Final[Mapping[str, str]] = {
     "budget": "The budget of the queue is exhausted, or is available again.",
     "changing_batch": "The group continues with a different global batch size on the same slots.",
-    "checkpoints_found": "The service found committed checkpoints that no rank had reported.",
-    "clients_left_out": "Clients of a federated job cheated and are excluded from further rounds.",
+    "checkpoints_found": "The service found committed checkpoints that had not been reported by "
+    "any rank.",
+    "clients_left_out": "Clients of a federated job cheated, and are excluded from later rounds.",
     "divergence": "The training is diverging: a monitored value is not finite.",
     "drill": "A drill is waiting for its step, has injected its fault, has passed or has failed.",
     "environment": (
-        "The nodes are preparing the packages and the code of the job, or have "
-        "finished preparing them."
+        "The nodes are preparing the job's packages and code, or have finished doing so."
     ),
     "error": "A rank ended with an error. The code identifies the cause.",
     "frames_refused": "A rank sent a malformed report, which was not stored.",
@@ -34,23 +34,25 @@ REMARKS: Final[Mapping[str, str]] = {
     "log_refused": (
         "The log can't be written to the storage because of a file in the job's own folder."
     ),
-    "metric_keys_limit": "The job reports too many different metrics. The newest are not stored.",
+    "metric_keys_limit": "The job reports too many different metrics. The newest metrics are not "
+    "stored.",
     "metric_steps_repeated": "A metric was reported again for a step that already has a value.",
     "preempting": "The job was asked to save a checkpoint and release its slots.",
     "queue": "A user held, released or moved the waiting job, or changed its priority.",
     "recall_unanswered": "The group did not release the slots that it was asked to release.",
     "regrouped": "The group is training again after it lost a rank.",
     "regrouping": "The group lost a rank while it was recovering from the loss of another rank.",
-    "reports_left_out": "A reply was stored without the ranks' reports.",
+    "reports_left_out": "Reports of the ranks were left out, because they could not be stored.",
     "resized": "The group is training with a different number of workers.",
     "resumed": "The attempt resumed from a checkpoint.",
     "round_broken": "A round of secure aggregation could not be completed and starts again.",
     "shrinking": "The group was asked to release slots for a waiting job.",
     "silence": "One of dray's processes on the cluster is not responding, or is responding again.",
-    "slot_quarantined": "A slot is not clean after the job, and is withheld from other jobs.",
-    "slot_released": "A withheld slot is clean again.",
+    "slot_quarantined": "A slot could not be cleaned up after the job, and is withheld from other "
+    "jobs.",
+    "slot_released": "A withheld slot has been cleaned up and is available again.",
     "stragglers": "Some ranks are slower than the other ranks.",
     "waiting": "The end of the attempt is delayed, for example by the storage.",
-    "webhook": "A webhook was disabled, because it accepted no messages for a day.",
+    "webhook": "A webhook was disabled, because it had not accepted a message for a day.",
 }
-"""Types of events that don't change the job's state -> their meaning."""
+"""Maps each type of event that doesn't change the job's state to its meaning."""

@@ -30,7 +30,7 @@ def _milliseconds(at: datetime) -> int:
 
 
 class _Sequence:
-    """Generates the number parts of this process's ids. They are random, but increase within a
+    """Generates the numbers in this process's ids. The numbers are random, but increase within a
     millisecond."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ def new_job_id(now: datetime) -> str:
     """Return `job-` and 26 characters: 48 bits that encode the time in milliseconds, then 80 bits
     that are mostly random.
 
-    Ids that one process creates for the same `now` are increasing.
+    Ids that a process creates for the same `now` are increasing.
     """
     milliseconds = _milliseconds(now)
     return f"job-{_base32(milliseconds, 10)}{_base32(_sequence.next(milliseconds), 16)}"

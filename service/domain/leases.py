@@ -1,9 +1,9 @@
 """The lease that decides which of several processes runs the loops.
 
 A lease is valid for a limited time and is renewed well before it expires. Each time a process
-acquires the lease, its term increases. The term is the fencing token for all writes of the loops:
+acquires the lease, its term increases. The term is the fencing token for all writes by the loops:
 if a process is suspended until its lease has expired, its next write is rejected. All times are
-from the database's clock, so the clocks of the processes don't matter.
+from the database's clock, so the processes' clocks don't matter.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def taken(found: Lease | None, holder: str, now: datetime, held_for: timedelta) 
     """Return the lease that `holder` acquires, always with a new term; None while another process
     has the lease.
 
-    A `holder` that already has the lease can acquire it again, because it might not have received
-    the reply to its first request.
+    A process that already has the lease can acquire it again, because it might not have received
+    the response to its first request.
     """
     if found is not None and found.holder != holder and not found.is_over(now):
         return None

@@ -1,7 +1,7 @@
 """Counters and histograms of the service itself, for Prometheus.
 
 Each process collects sums and periodically adds them to the totals in the database, which every
-process can read. Therefore the metrics also cover loops that run in other processes, and restarts
+process can read. Therefore, the metrics also cover loops that run in other processes, and restarts
 don't reset them.
 """
 
@@ -19,8 +19,8 @@ from dray.views import JobState
 
 COUNT: Final = "count"
 SUM: Final = "sum"
-"""Sum of the observed values. The other parts of a metric are `COUNT` and the upper bounds of the
-buckets."""
+"""Part of a metric that contains the sum of the observed values. The other parts are `COUNT` and
+the upper bounds of the buckets."""
 BEYOND: Final = "+Inf"
 
 Cell = tuple[str, str, str]
@@ -42,7 +42,7 @@ class ServiceMetric:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """The buckets, in increasing order."""
+        """The names of the buckets, in increasing order."""
         return (*(f"{bound:g}" for bound in self.bounds), BEYOND)
 
 
@@ -71,7 +71,7 @@ JOB_START = ServiceMetric(
 )
 RECOVERY = ServiceMetric(
     "dray_recovery_seconds",
-    "Time without training after a fault, until the group or the next attempt was training again.",
+    "Time from a fault until the group or the next attempt was training again.",
     "how",
     ("in_place", "restart"),
     bounds=_LONG,
@@ -96,7 +96,7 @@ METRICS: Final = (
 
 
 class Meter:
-    """Sums of this process since the last `take`. Thread-safe."""
+    """This process's sums since the last `take`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,5 @@
-"""A job's progress, and the range of its expected end times, estimated from measured paces.
+"""A job's progress, and the range of its expected end times, which is estimated from measured
+paces.
 
 A mark is a time in seconds and the step that was reached at this time. A few marks are stored with
 the job's progress, spread evenly over the training time of the attempt.
@@ -13,20 +14,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 RATES: Final = ("samples_per_s", "earliest_end_at", "latest_end_at", "marks")
-"""Fields of the progress that are only valid while the job is training."""
+"""Fields of the progress that are valid only while the job is training."""
 MAX_MARKS = 24
 MIN_INTERVALS = 4
-"""A job has no expected end if it has fewer measured paces than this, or if they span less than
-`MIN_S`."""
+"""A job has no expected end if it has fewer measured paces than this number, or if they span less
+than `MIN_S` seconds."""
 MIN_S = 5.0
 SURE = 1.3
-"""Error of the mean step time that the range covers, in standard deviations."""
+"""Error of the mean step time, in standard deviations, that the range covers."""
 FEW = 4.0
 """The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
 uncertain."""
 MARGIN = 0.1
-"""Fraction by which each side of the range is widened each time the number of steps doubles, from
-the measured steps to all steps of the job. This margin covers evaluations, checkpoints and
+"""Fraction by which each side of the range is widened for each doubling from the number of measured
+steps to the job's total number of steps. This margin covers evaluations, checkpoints and
 neighbouring jobs that have not occurred yet."""
 MAX_TREND = 2.0
 """Maximum factor by which an extrapolated trend can change the pace."""
@@ -37,7 +38,7 @@ FARTHEST_S = 365 * 86400.0
 
 
 class Mark(NamedTuple):
-    """A step and the time at which it was reached."""
+    """A step, and the time at which it was reached."""
 
     at_s: float
     step: int
@@ -50,18 +51,18 @@ class TimeLeft(NamedTuple):
     latest_s: float
 
     def at(self, share: float) -> float:
-        """Return the remaining time at a position in the range, from 0 (shortest) to 1
-        (longest)."""
+        """Return the remaining time at a position in the range, where 0 is the shortest and 1 the
+        longest time."""
         return self.earliest_s + share * (self.latest_s - self.earliest_s)
 
 
 def without_rates(progress: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the progress without the fields that are only valid while the job is training."""
+    """Return the progress without the fields that are valid only while the job is training."""
     return {**progress, **dict.fromkeys(RATES)} if progress else None
 
 
 def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
-    """Return the marks with a new mark added. If the job has returned to an earlier step, only the
+    """Return the marks with a new mark added. If the job has gone back to an earlier step, only the
     new mark is kept."""
     if marks and new.step < marks[-1].step:
         return [new]
@@ -89,8 +90,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # Extrapolate by the distance from the middle of the newer half to the middle of the remaining
-    # steps. The unit is half of the measured steps.
+    # Extrapolate the trend from the middle of the newer half to the middle of the remaining steps.
+    # The unit of this distance is half of the measured steps.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(step_s * left for step_s in steps_s))
@@ -102,7 +103,7 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
 def end_between(
     marks: Sequence[Mark], total_steps: int, at_the_latest: datetime | None
 ) -> tuple[datetime, datetime] | None:
-    """Return the earliest and the latest expected end of a job; None if unknown. at_the_latest: the
+    """Return the earliest and latest expected end of a job; None if unknown. at_the_latest: the
     time at which `max_runtime_s` ends the job."""
     left = seconds_left(marks, total_steps)
     if left is None or left.latest_s > FARTHEST_S:

@@ -1,4 +1,5 @@
-"""A rank's copy of the model, and the computation of the gradient, which is equal on all ranks."""
+"""A rank's copy of the model, and the computation of the gradient, which is the same on all
+ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +20,11 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 class Objective(nn.Module):
-    """The model with its loss function, and a slot that transports the loss together with the
-    gradients. The slot is a parameter that is always 1 and does not belong to an optimizer. The
-    objective is `loss * slot`. Therefore the gradient of the model's parameters is the gradient of
-    the loss, and the slot's gradient is the loss itself, so the all-reduce of the gradients also
-    sums the loss. A separate all-reduce for the loss would take a tenth of the time of a small step
-    on CPU.
+    """The model with its loss function, and a slot that carries the loss along with the gradients.
+    The slot is a parameter that is always 1 and does not belong to an optimizer. The objective is
+    `loss * slot`. Therefore, the gradient of the model's parameters is the gradient of the loss,
+    and the slot's gradient is the loss itself, so the all-reduce of the gradients also sums the
+    loss. On CPU, a separate all-reduce for the loss would take a tenth of the time of a small step.
     """
 
     def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
@@ -42,8 +42,8 @@ class Objective(nn.Module):
 
 
 def roots_of(share: Share, root: Tensor) -> Iterator[Tensor]:
-    """Yield the gradient at the root for each piece of a share. The gradient is zero for pieces
-    that don't count."""
+    """Yield the initial gradient of the backward pass for each piece of a share. This gradient is
+    zero for pieces that don't count."""
     nothing = torch.zeros_like(root)
     return (root if share.counts(piece) else nothing for piece in range(len(share.micro_batches)))
 
@@ -63,7 +63,7 @@ class Pass:
     shares: Sequence[Share]
     """This rank's shares."""
     scale: Tensor | None = None
-    """Factor by which the gradients and the transported loss are multiplied; None for 1."""
+    """Factor by which the gradients and the loss in the slot are multiplied; None for 1."""
     prepare: Callable[[int], None] = lambda _: None
     """Called before each share is computed, with the number of the share's batch."""
     before_exchange: Callable[[], None] = lambda: None
@@ -77,7 +77,7 @@ class Pass:
 
 
 class GradientEngine:
-    """Computes the exact gradient of a global batch, which is equal on every rank.
+    """Computes the exact gradient of a global batch, which is the same on every rank.
 
     The engine outlives the groups that its rank joins: `form` wraps the model, and `disband`
     unwraps it.
@@ -86,8 +86,8 @@ class GradientEngine:
     uses_ddp = True
     """Whether torch's DDP exchanges the gradients."""
     has_samples = True
-    """Whether the last gradient was computed from any samples. If there were no samples, the rank
-    skips the step, because momentum and weight decay would still change its weights."""
+    """Whether the last gradient was computed from any samples. Without samples, the rank skips the
+    step, because momentum and weight decay would change its weights even so."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._world_size, model = 1, parts.model
@@ -149,9 +149,9 @@ class GradientEngine:
     def _exchange(
         self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
     ) -> None:
-        # DDP divides by the world size, so the weight is multiplied by it. This factor is the
-        # initial gradient at the root, which needs no extra operation and also applies it to the
-        # slot.
+        # DDP divides by the world size, so the weight is multiplied by it. The factor is passed as
+        # the initial gradient of the backward pass, which needs no extra operation and also scales
+        # the slot.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale
@@ -188,7 +188,7 @@ class GradientEngine:
         return norm
 
     def step_metrics(self) -> dict[str, float]:
-        """Return additional metrics of the step whose gradient was computed last."""
+        """Return additional metrics of the latest step."""
         return {}
 
     def forget_gradients(self) -> None:
@@ -201,9 +201,9 @@ class GradientEngine:
         """Run a backward pass, so that DDP sorts its buckets before the first step. A collective.
         After its first backward pass, DDP sorts the gradients into new buckets, in the order in
         which they became ready. In a ring all-reduce with more than two ranks, the position of a
-        gradient determines the order in which the ranks' parts are added. Without this pass, whose
-        gradients are discarded, the first step after a resume would add the parts in a different
-        order than an uninterrupted run.
+        gradient determines the order in which the ranks' gradients are added. Without this pass,
+        whose gradients are discarded, the first step after a resume would add the gradients in a
+        different order than an uninterrupted run.
         """
         if self._ddp is not None:
             (mine,) = shares()

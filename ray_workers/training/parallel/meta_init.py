@@ -1,7 +1,7 @@
 """The initial values of a model. They depend only on the seed, not on how the model is divided. A
 model is first created without values, on torch's meta device. Then each module draws all its values
 from a generator seeded by (seed, module name), and each rank keeps its part of the values.
-Therefore a rank never holds more than one complete module.
+Therefore, a rank never holds more than one complete module.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ray_workers.training.parallel.dtensor import local, part_of
 
 @torch.no_grad()
 def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
-    """Initialise parameters that are on the meta device with values on `device`, in place.
+    """Replace parameters on the meta device with initialised parameters on `device`, in place.
 
-    Every module with its own parameters draws them in `reset_parameters`, which also fills its
-    buffers on the meta device. Other buffers already have values.
+    Every module with its own parameters draws them in `reset_parameters`, which also fills buffers
+    that are on the meta device. Other buffers already have values.
 
     A user's own model already has values, so it is only moved to `device`.
     """

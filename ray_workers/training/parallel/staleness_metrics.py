@@ -1,4 +1,4 @@
-"""Staleness metrics, with the same names for every kind of `sync` with stale updates."""
+"""Staleness metrics. Their names are the same for every kind of `sync` with stale updates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ray_workers.shared.contracts import STALENESS_COUNT, STALENESS_MAX, STALENE
 
 PERCENTILES = (50, 95, 99)
 TOPS = (0, *(2**power for power in range(8)))
-"""Upper bounds of the histogram's buckets. The last bucket has no upper bound, so it is not
-listed."""
+"""Upper bounds of the histogram's buckets, except for the last bucket, which has no upper bound."""
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
@@ -40,7 +39,8 @@ def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
 
 
 def _bucket(staleness: int) -> str:
-    """Return the name of the bucket for a staleness. Leading zeros make names sort numerically."""
+    """Return the name of the bucket for a staleness. Names have leading zeros, so that they sort
+    numerically."""
     at = bisect.bisect_left(TOPS, staleness)
     low = TOPS[at - 1] + 1 if at else 0
     if at == len(TOPS):

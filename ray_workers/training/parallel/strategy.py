@@ -52,15 +52,15 @@ class StrategyContext:
     rounds_url: str
     """`RankTask.rounds_url`."""
     worker_index: int = 0
-    """Index of the worker, which is its first rank and does not change during the attempt."""
+    """Index of the worker: its first rank. The index doesn't change during the attempt."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context manager for the forward pass."""
         return autocast(self.spec.train.precision, self.device)
 
     def engine_parts(self, model: nn.Module | None = None) -> EngineParts:
-        """Initialise a model (by default the workload's) on the device, prepare its blocks
-        according to the document, and return the model with its loss function."""
+        """Initialise a model (by default, the workload's model) on the device, prepare its blocks
+        as the document specifies, and return the model with its loss function."""
         model = self.workload.model if model is None else model
         materialise(model, self.device, self.spec.train.seed)
         prepare_blocks(model, self.spec.train)
@@ -69,27 +69,26 @@ class StrategyContext:
 
 @dataclass(frozen=True)
 class DataPart:
-    """The part of every global batch, or of an evaluation, that a rank computes."""
+    """The part of each global batch or of an evaluation that a rank computes."""
 
     shares: range
     """Indices of the rank's shares among `num_shares`."""
     num_shares: int
     is_on_demand: bool = False
     """Whether the rank gets its shares of a global batch during the step
-    (`Strategy.optimizer_steps`). If so, `shares` only applies to evaluations."""
+    (`Strategy.optimizer_steps`). If so, `shares` applies only to evaluations."""
     is_even: bool = False
-    """Whether ranks compute their pieces together, so that all ranks need the same number of
-    pieces."""
+    """Whether ranks compute their pieces together, and therefore need the same number of pieces."""
     micro_batch_size: int | None = None
     """Maximum number of samples in a piece; None for the document's limit."""
     weight: float = 1.0
     """Weight of this rank's losses in the sum over all ranks. The weights of ranks that evaluate
-    the same samples add up to 1."""
+    the same samples sum to 1."""
 
 
 class Update(Protocol):
-    """Performs the optimizer step. An implementation is an `OptimizerStep`, or calls the servers
-    that have the optimizer."""
+    """Performs the optimizer step. An implementation is either an `OptimizerStep`, or calls the
+    servers that have the optimizer."""
 
     @property
     def weights(self) -> nn.Module:
@@ -106,11 +105,12 @@ class Update(Protocol):
 class Strategy(ABC):
     """Owns the model, its gradient engine (`gradients`) and the optimizer step (`update`).
 
-    In each group that the rank joins, the loop calls `join_group`, `sync_progress`, `load` if
+    For each group that the rank joins, the loop calls `join_group`, `sync_progress`, `load` if
     necessary, and `prepare`. These methods, `after_step`, `consolidate`, `judging` and `predict`
     are collectives. When the group breaks, the loop calls `leave_group`.
 
-    Subclasses override methods as needed, and call the methods of the base class."""
+    Subclasses override methods as needed, and call the methods of the base class.
+    """
 
     saves_alone = True
     """Whether rank 0 can save a complete checkpoint without the other ranks."""
@@ -123,7 +123,8 @@ class Strategy(ABC):
     rank = 0
     world_size = 1
     coordinates: tuple[int, ...] = ()
-    """The rank's position among the ranks that share a model. Random numbers depend on it."""
+    """The rank's position among the ranks that share a model. Random numbers depend on this
+    position."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -144,7 +145,7 @@ class Strategy(ABC):
         """Return this rank's part of each global batch."""
 
     def evaluated_part(self) -> DataPart:
-        """Return this rank's part of an evaluation."""
+        """Return the part of an evaluation that this rank computes."""
         return self.data_part()
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
@@ -172,11 +173,11 @@ class Strategy(ABC):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Agree on the furthest progress among all ranks. Return this progress and, on ranks that
-        have not reached it, its state. The progress is `progress.NOTHING` if no rank has a state
-        yet.
+        """Determine the furthest progress of any rank, on all ranks. Return this progress and, on
+        ranks that have not reached it, the state at this progress. The progress is
+        `progress.NOTHING` if no rank has a state yet.
 
-        state: returns the state that those ranks need for `load`.
+        state: returns the state that ranks with less progress need for `load`.
         """
 
     def compare_copies(self) -> None:  # noqa: B027
@@ -192,7 +193,7 @@ class Strategy(ABC):
 
     def optimizer_steps(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
         """Iterate over groups of the shares that this rank computes in a step. An optimizer step
-        follows each group. There is only one group, unless ranks train at their own speed."""
+        follows each group. There is only one group unless ranks train at their own speeds."""
         yield shares
 
     def leave_group(self) -> None:
@@ -216,7 +217,8 @@ class Strategy(ABC):
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Switch the model to evaluation mode, so that `predict` can be called. A collective."""
+        """Context manager that switches the model to evaluation mode, so that `predict` can be
+        called. A collective."""
         judged = self.update.weights
         was_training = judged.training
         judged.eval()
@@ -230,7 +232,7 @@ class Strategy(ABC):
         return {}
 
     def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return this rank's part of (inputs, targets) of samples that several ranks compute
+        """Return this rank's part of the (inputs, targets) of samples that several ranks compute
         together."""
         return samples
 
@@ -247,7 +249,7 @@ class Strategy(ABC):
         """Load a complete state, as returned by `state`."""
 
     def peer_state_dict(self) -> dict[str, Any]:
-        """Return the state for a rank that joins the group and has the same parts."""
+        """Return the state for a rank with the same parts that joins the group."""
         return self.state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:

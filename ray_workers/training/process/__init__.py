@@ -1,1 +1,1 @@
-"""The process of a rank, from start to exit code."""
+"""The process of a rank, from its start to its exit code."""

@@ -27,7 +27,7 @@ from ray_workers.training.core.failure_reason import (
 )
 
 MAX_TRACEBACK_CHARS = 32_000
-CONSEQUENCE = "a consequence: another rank ended, hung or could not be reached"
+CONSEQUENCE = "a consequence of another failure: another rank ended, hung or could not be reached"
 """Appended to the traceback and the reason of a rank whose error is not the root cause."""
 
 
@@ -51,7 +51,7 @@ class RankEnd:
     task: RankTask
     cause_of: Callable[[BaseException], Cause]
     masked: Callable[[str], str]
-    """Removes the values of secrets from a text."""
+    """Removes the values of secrets from a string."""
     has_code: bool
     """Whether the job has uploaded code."""
 
@@ -69,7 +69,7 @@ class RankEnd:
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
 
     def after_exit(self, leaving: SystemExit) -> int:
-        """Return the code with which Python would exit. If it is not 0, also write an ERROR
+        """Return the code with which Python would exit. If the code is not 0, also write an ERROR
         frame."""
         if isinstance(leaving, Left):
             return LEFT_EXIT_CODE
@@ -78,7 +78,8 @@ class RankEnd:
             return 0
         raised_at = time.time()
         _print(words_of(leaving))
-        # An exit while handling an error caused by a lost peer is also a consequence of that loss.
+        # If the script exits while handling an error that a lost peer caused, the exit is also a
+        # consequence of the loss.
         is_secondary_failure = any(
             self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving)
         )
@@ -93,8 +94,8 @@ class RankEnd:
         return status
 
     def _marked(self, reason: str) -> str:
-        """Mark the reason of an error caused by the end of another rank, and log a message about
-        it."""
+        """Mark the reason as a consequence of another rank's failure, and print a message that
+        states this."""
         if self.task.world_size == 1:
             return reason
         _print(f"dray: the error above is {CONSEQUENCE}\n")
@@ -115,4 +116,4 @@ class RankEnd:
             )
             train.emit(report.KIND, report.body())
         except OSError as failed:
-            _print(f"dray: the error could not be reported: {failed}\n")
+            _print(f"dray: can't report the error: {failed}\n")

@@ -1,8 +1,8 @@
 """Runs a rank of a script in a new interpreter, for example because its environment has a different
 version of torch from the one imported by the forkserver.
 
-All modules imported here belong to the standard library or to dray, and these modules of dray
-import no other packages, so that the script uses only the packages in its environment.
+This module imports only the standard library and modules of dray that don't import other packages,
+so that the script uses only the packages in its environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from ray_workers.training.process.ending import RankEnd, flush_output
 from ray_workers.training.scripts.script import Program, run_script
 
 TASK_FD = "DRAY_FRESH_TASK_FD"
-"""Variable with the descriptor from which this interpreter reads its program and task."""
+"""Environment variable with the file descriptor from which this interpreter reads its program and
+task."""
 
 
 def main() -> int:
@@ -89,8 +90,8 @@ def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:
 
 def _cause_of(error: BaseException) -> Cause:
     if "torch" in sys.modules:
-        # The imported module recognises torch's errors, but other versions of torch may lack names
-        # that it imports.
+        # The imported module recognises torch's errors, but other versions of torch might lack
+        # names that the module imports.
         try:
             from ray_workers.training.core.errors import cause_of
 

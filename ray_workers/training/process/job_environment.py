@@ -26,8 +26,9 @@ from ray_workers.training.scripts.script import Program
 
 
 class EnvironmentMissingError(StorageError):
-    """The environment or a secret is no longer on this node, for example because the node's
-    packages have changed. The scheduler prepares the environment again for the next attempt."""
+    """Raised if the environment or a secret is no longer on this node, for example because the
+    node's packages have changed. The scheduler prepares the environment again for the next
+    attempt."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,17 @@ class FreshTask:
 
 _masker = Masker({})
 _held: list[int] = []
-"""Descriptors that prevent environments from being removed until this process ends."""
+"""File descriptors that prevent environments from being removed until this process exits."""
 
 
 def masked(text: str) -> str:
-    """Return the text with the values of this rank's secrets removed."""
+    """Return the string without the values of this rank's secrets."""
     return _masker.text(text)
 
 
 def enter(task: RankTask, environment: Environment | None, program: Program | None) -> None:
-    """Make the job's packages and secrets available in this process; the variables of
-    `environment.env` are already set. Does not return if the script needs a new interpreter.
+    """Make the job's packages and secrets available in this process. The variables of
+    `environment.env` must already be set. Does not return if the script needs a new interpreter.
 
     Raises EnvironmentMissingError if the prepared environment or secrets are no longer on the node.
     """
@@ -82,7 +83,7 @@ def enter(task: RankTask, environment: Environment | None, program: Program | No
 
 
 def _held_record(root: Path, key: str) -> overlay.EnvironmentRecord:
-    """Find the environment, and prevent it from being removed from now on."""
+    """Find the environment, and prevent it from being removed until this process exits."""
     record = overlay.find(root, key)
     try:
         if record is None:
@@ -94,7 +95,8 @@ def _held_record(root: Path, key: str) -> overlay.EnvironmentRecord:
 
 
 def _start_fresh(task: RankTask, environment: Environment, program: Program) -> NoReturn:
-    """Replace this process with a new interpreter that has the same output and the same parent."""
+    """Replace this process with a new interpreter that has the same output streams and the same
+    parent."""
     fresh = FreshTask(program, task.to_json(), tuple(environment.secrets))
     sent = os.memfd_create("task", 0)  # not closed by exec
     with open(sent, "wb", closefd=False) as file:

@@ -39,7 +39,8 @@ from ray_workers.training.scripts import frameworks
 from ray_workers.training.scripts.script import Program, run_script
 
 MAX_RESUME_REFS = 20
-"""Maximum number of checkpoints passed to a script, in case the latest ones are damaged."""
+"""Maximum number of checkpoints passed to a script. The older ones are used if newer ones are
+damaged."""
 
 
 def main(task: RankTask) -> int:
@@ -47,8 +48,8 @@ def main(task: RankTask) -> int:
     process, because it changes the environment, the seeds, and, for a script, `sys.argv` and
     `sys.path`.
 
-    The exit code is 0 only after all reports of the rank have been written to the node's disk. An
-    error is printed to standard error and written to the spool as an ERROR frame.
+    The exit code is 0 only after all reports of the rank have been written to the node's disk.
+    Errors are printed to standard error and written to the spool as an ERROR frame.
     """
     end = RankEnd(task, cause_of, job_environment.masked, _has_code(task))
     try:
@@ -72,8 +73,8 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
         if program is not None:
             if 0 < (share := spec.resources.gpus_per_worker) < 1:
                 compat_torch.cap_memory_when_used(share)
-            # The forkserver's random generators are the same in each process that it forks. A
-            # process that replaces this rank generates the same numbers.
+            # The forkserver's random generators have the same state in each process that it forks.
+            # A process that replaces this rank generates the same numbers.
             seed_from("rank", task.job_id, task.attempt, task.rank)
             run_script(program, task, page)
         else:
@@ -95,10 +96,10 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     """Return the variables of a rank: the variables that torchrun sets, so that scripts for
     torchrun work unchanged, followed by dray's own variables and the variables of the task.
 
-    As with torchrun, the rendezvous store is served outside the ranks; with
-    TORCHELASTIC_USE_AGENT_STORE, `init_process_group` joins it, and no rank starts another one.
-    With one visible GPU per process, LOCAL_RANK is the index of this GPU, 0, as with torchrun's
-    `--virtual-local-rank`.
+    As with torchrun, the rendezvous store runs outside the ranks. Because of
+    TORCHELASTIC_USE_AGENT_STORE, `init_process_group` connects to this store, and no rank starts
+    its own. If each process sees one GPU, LOCAL_RANK is 0, the index of this GPU, as with
+    torchrun's `--virtual-local-rank`.
     """
     virtual = is_gpu(torch.device(task.device))
     variables = {
@@ -136,7 +137,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         refs = [asdict(ref) for ref in task.resume_from[:MAX_RESUME_REFS]]
         variables["DRAY_RESUME_FROM"] = json.dumps(refs)
     if task.device == "cpu" and _is_loopback(task.master_addr):
-        # All ranks are on this node: prevent gloo from looking up its interface by the host name.
+        # All ranks are on this node, so prevent gloo from looking up its interface by host name.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if task.array_index is not None:
         variables["DRAY_ARRAY_INDEX"] = str(task.array_index)
@@ -172,7 +173,7 @@ def _enter(task: RankTask, spec: JobSpec) -> None:
 
 
 def _threads(variables: Mapping[str, str]) -> int:
-    """Return the number of threads. OMP_NUM_THREADS can be a list with a number for each nesting
+    """Return the number of threads. OMP_NUM_THREADS can be a list with one number per nesting
     level."""
     first = variables["OMP_NUM_THREADS"].split(",")[0].strip()
     return max(1, int(first)) if first.isdigit() else 1
@@ -193,7 +194,7 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
 
 
 def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Train as this rank, or run a parameter server, until the end of the job."""
+    """Train as this rank, or run a parameter server, until the job ends."""
     assert spec.recipe is not None
     # An elastic group can have more ranks than the document has workers, but it has no servers.
     has_servers = isinstance(spec.sync, ParameterServer)

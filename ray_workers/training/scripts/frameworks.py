@@ -1,6 +1,6 @@
-"""Variables through which the framework of a script finds the peers of a rank. Pure functions.
+"""Environment variables that a script's framework uses to find the other ranks. Pure functions.
 
-`adapted` adds the variables of the framework to the ones set by torchrun. `RankTask.peers` contains
+`adapted` adds the framework's variables to the variables set by torchrun. `RankTask.peers` contains
 the addresses of the ranks in a group.
 """
 
@@ -21,7 +21,7 @@ NO_GROUP = (
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID",
 )
-"""Variables that are removed for the framework `none`, because torch would use them to form a
+"""Variables that are removed if the framework is `none`, because torch would use them to form a
 group."""
 
 
@@ -76,8 +76,8 @@ def tf_config(task: RankTask, script: Script) -> dict[str, object]:
 
 def _jax(task: RankTask, local_rank: str) -> dict[str, str]:
     """Return the variables for JAX. `jax.distributed.initialize()` without arguments reads the
-    coordinator from JAX's own variable. Versions that have no variables for the other arguments use
-    the variables of Open MPI, if the address of Open MPI's launcher is set."""
+    coordinator from JAX's own variable. Versions of JAX without variables for the other arguments
+    use the variables of Open MPI if the address of Open MPI's launcher is set."""
     return {
         "JAX_COORDINATOR_ADDRESS": task.peers[0],
         "JAX_COORDINATOR_BIND_ADDRESS": task.peers[0],
@@ -114,7 +114,7 @@ def _mxnet(task: RankTask, script: Script) -> dict[str, str]:
 
 
 def _deepspeed(task: RankTask) -> dict[str, str]:
-    """Return the variables that DeepSpeed's own launcher sets in addition to the ones set by
+    """Return the variables that DeepSpeed's own launcher sets in addition to those set by
     torchrun."""
     return {
         "LOCAL_SIZE": str(task.local_world_size),

@@ -1,5 +1,5 @@
-"""The process group of a user's script that has called `train.prepare`. Like a recipe's group, it
-continues when a lost rank is replaced."""
+"""The process group of a user's script that has called `train.prepare`. Like a recipe's group, this
+group continues when a lost rank is replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ray_workers.training.elastic.rendezvous import RendezvousHandler
 _PHASES = {
     LoopPhase.DATA: RankPhase.DATA,
     LoopPhase.COMPUTE: RankPhase.COMPUTE,
-    # A script's own code after the update can take as long as an evaluation.
+    # After the update, the script's own code can run for as long as an evaluation.
     LoopPhase.OWN_CODE: RankPhase.EVALUATE,
     LoopPhase.SAVE: RankPhase.SAVE,
     LoopPhase.FINISH: RankPhase.FINISH,
@@ -35,21 +35,21 @@ _PHASES = {
 
 
 class BatchLostError(PartsLostError):
-    """No rank is at a batch from which a new rank could continue."""
+    """Raised if no rank is at a batch from which a new rank could continue."""
 
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "no rank is at a batch from which a new rank could continue: the ranks waited for each "
-            "other between an optimizer step and the next batch of the loader; or the script "
-            "changed weights itself; or it did something for the first time: it exchanged "
-            "gradients after an optimizer step of the same batch, or accumulated gradients of "
-            f"several batches; {RESUMES}",
+            "no rank is at a batch from which a new rank could continue. Either the ranks waited "
+            "for each other between an optimizer step and the next batch of the loader, or the "
+            "script changed weights itself, or, for the first time, it exchanged gradients after "
+            "an optimizer step of the same batch, or accumulated gradients of several batches; "
+            f"{RESUMES}",
         )
 
 
 class ScriptDiffersError(CopiesDifferError):
-    """A replacement rank ran the script again and got different weights."""
+    """Raised if a replacement rank ran the script and got different weights."""
 
     def __init__(self) -> None:
         Exception.__init__(
@@ -62,8 +62,9 @@ class ScriptDiffersError(CopiesDifferError):
 
 
 class RankGroup:
-    """The group of one rank of a job, created by `train.prepare`. After this call, the rank follows
-    its group into later rounds, and leaves on SIGTERM unless the script handles this signal."""
+    """The group of one rank of a job, created by `train.prepare`. After `train.prepare`, the rank
+    joins each new group in later rounds, and leaves on SIGTERM unless the script handles this
+    signal."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self._page = page
@@ -168,7 +169,7 @@ class RankGroup:
 
 
 class _Unobserved:
-    """Ignores the script's calls, because the group's phases record its time."""
+    """Ignores the script's calls, because the group's phases already record the script's time."""
 
     def stepped(self, step: int) -> None:
         """Do nothing, because the optimizer's step records it."""

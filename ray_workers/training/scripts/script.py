@@ -41,7 +41,8 @@ class Program:
 
 
 def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
-    """Run the program in the job's directory. Raises EntrypointError if its file is missing."""
+    """Run the program in the job's directory. Raises EntrypointError if the program's file is
+    missing."""
     path = _enter(program, Path(task.work_dir))
     # Like `python file` and `python -m module`.
     sys.path.insert(0, str(Path.cwd() if path is None else path.resolve().parent))
@@ -79,18 +80,19 @@ def _program_of_the_node(entrypoint: str) -> Path:
     path = Path(entrypoint).absolute()
     if not path.is_file():
         raise EntrypointError(
-            f"script.entrypoint is {entrypoint}, but this file does not exist on this worker "
-            f"(relative to {Path.cwd()}); use `dray submit --code` to upload it"
+            f"script.entrypoint is {entrypoint}, but this file does not exist in {Path.cwd()} on "
+            "this worker; use `dray submit --code` to upload it"
         )
     return path
 
 
 @contextmanager
 def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
-    """A context in which a script that calls `train.prepare` follows its group into later rounds.
+    """Context manager in which a script that calls `train.prepare` joins new groups in later
+    rounds.
 
     Raises Left if the script has left on request, and NotPreparedError if an elastic script ends
-    without calling `train.prepare`.
+    without having called `train.prepare`.
     """
 
     def new_group() -> Group:
@@ -120,28 +122,29 @@ def _finish(task: RankTask) -> None:
         return
     if task.generation == AWAITING:
         raise RuntimeError(
-            "the script ended without calling train.prepare(), in which the other ranks wait for "
-            "this one"
+            "the script ended without calling train.prepare(), but the other ranks wait for this "
+            "rank in train.prepare()"
         )
     parallel = task.spec.get("parallel") or {}
     if max(parallel.get("shard", 1), parallel.get("tensor", 1)) > 1:
         raise RuntimeError(
-            "the job document has a parallel.shard or parallel.tensor greater than 1, but the "
-            "script ended without calling train.prepare(), which divides the model"
+            "parallel.shard or parallel.tensor is greater than 1, but the script ended without "
+            "calling train.prepare(), which divides the model"
         )
     if task.spec.get("elastic"):
         raise NotPreparedError(NOT_PREPARED)
 
 
 WHY_NO_MPI4PY = (
-    "mpi4py is not supported: its ranks find each other through the daemons of mpirun, which dray "
-    "does not run, so each of them would be rank 0 of 1. Use torch.distributed, whose gloo backend "
+    "mpi4py is not supported: its ranks find each other through mpirun's daemons, which dray does "
+    "not run, so each rank would be rank 0 of 1. Use torch.distributed, whose gloo backend "
     "provides MPI's collective operations, or dray.train.hvd"
 )
 
 
 class _Mpi4pyRefused:
-    """A finder that raises the reason, placed before any finder that would find mpi4py."""
+    """A module finder that raises an error for mpi4py. It comes before all finders that would find
+    mpi4py."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name == "mpi4py":

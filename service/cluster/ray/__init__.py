@@ -1,1 +1,2 @@
-"""The only code of the service that uses Ray: the embedded Ray, the gateway process, the driver."""
+"""The only code of the service that uses Ray: the embedded Ray, the gateway process, and the
+driver."""

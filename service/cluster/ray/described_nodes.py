@@ -1,4 +1,4 @@
-"""Creates the port's nodes from the data of Ray and of the node agents."""
+"""Creates the port's nodes from the data that Ray and the node agents report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_head_or_control(node: Mapping[str, Any]) -> bool:
 
 
 def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources without Ray's internal resources, such as the object store."""
+    """Return the resources except for Ray's internal resources, such as the object store."""
     return {
         name: amount
         for name, amount in resources.items()
@@ -61,8 +61,8 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]:
-    """Return a node's Ray labels without the label with its id, and with `SILO_LABEL` if the node
-    has a silo's source."""
+    """Return a node's Ray labels except for the label with its id. `SILO_LABEL` is added if the
+    node has a silo's source."""
     labels = {SILO_LABEL: "true"} if has_silo_source else {}
     labels |= node.get("Labels") or {}
     return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}

@@ -53,18 +53,18 @@ from service.config.node_types import labels_in, without_labels
 logger = logging.getLogger(__name__)
 
 AGENT_WAIT_S = 20.0
-"""Maximum number of seconds for which the driver waits for an agent's answer."""
+"""Maximum number of seconds that the driver waits for an agent's response."""
 SLIVER = 0.001
-"""Amount of a marker resource that an actor requests to be placed on a node with it."""
+"""Amount of a marker resource that actors request so that they run on a node with this resource."""
 SUPERVISOR_SLACK_S = 10.0
-"""Seconds for a supervisor to ask its nodes, in addition to the poll's own waiting time."""
+"""Seconds that a supervisor has to ask its nodes, in addition to the poll's waiting time."""
 ANSWER_LIMIT_S = 5.0
-"""Maximum number of seconds for which the driver waits for any other process."""
+"""Maximum number of seconds that the driver waits for a response from any other process."""
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
-"""Errors of calls to an actor that might be suspended. If a new driver has no connection to the
-actor yet, only the first call times out; further calls fail immediately."""
+"""Exceptions raised by calls to an actor that might be suspended. If a new driver has no connection
+to the actor yet, only the first call times out; later calls fail immediately."""
 EXPECTED = (RayError, ClusterUnavailable, OSError)
-"""Errors of calls that a faulty cluster can cause. OSError includes TimeoutError."""
+"""Exceptions that calls can raise if the cluster is faulty. OSError includes TimeoutError."""
 _logged: set[str] = set()
 
 
@@ -79,11 +79,11 @@ class RayCluster:
         self._limits = SilenceLimits(config.silence_limit_s)
         self._silence = Silence()
         self._heard: set[tuple[str, int]] = set()
-        """Attempts whose supervisor has answered this process."""
+        """Attempts whose supervisor has responded to this process."""
         self._looking_since: dict[tuple[str, int], float] = {}
-        """When the search for an attempt's frames from dead nodes began, by `time.monotonic`."""
+        """When the search for frames from dead nodes began (`time.monotonic`), by attempt."""
         self._ended: dict[tuple[str, int], float] = {}
-        """The slowness of the machines of each attempt whose silent supervisor was ended."""
+        """For each attempt whose silent supervisor was ended, the slowness of its machines."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 
@@ -105,7 +105,7 @@ class RayCluster:
         await asyncio.to_thread(ray.shutdown)
 
     async def ping(self) -> None:
-        """Do nothing but answer, so that the caller can detect a suspended gateway."""
+        """Only respond, so that the caller can detect a suspended gateway."""
 
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
@@ -156,8 +156,8 @@ class RayCluster:
             spec,
             rank_actor_code,
         )
-        # The creation continues even if the caller gives up. Until it has finished, the actor might
-        # not exist.
+        # The creation continues even if the caller stops waiting. Until the creation is complete,
+        # the actor might not exist.
         launching = asyncio.ensure_future(create)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
@@ -201,10 +201,10 @@ class RayCluster:
         return replace(reply, silent=silent)
 
     async def _silent_reply(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
-        """Return the reply for an attempt whose supervisor doesn't answer.
+        """Return the reply for an attempt whose supervisor doesn't respond.
 
-        If Ray itself answers, a supervisor is ended once it has been silent for longer than its
-        time limit multiplied by the slowness of its machines. Its ranks end with it.
+        If Ray itself responds, the supervisor is ended once it has been silent for longer than its
+        time limit multiplied by the slowness of its machines. Its ranks then also end.
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)
@@ -223,7 +223,7 @@ class RayCluster:
         return _nothing_new(cursor, None, shown)
 
     async def _slowness(self, ref: AttemptRef) -> float:
-        """Return the factor by which the machines are slowed down, according to their agents."""
+        """Return how many times slower than usual the machines are, according to their agents."""
         asked = [
             result_within(ANSWER_LIMIT_S, agent.slowness.remote(ref.job_id, ref.attempt))
             for agent in self._agents.of(ref.node_ids).values()
@@ -261,7 +261,7 @@ class RayCluster:
         kept = await asyncio.gather(
             *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
         )
-        # A node is still copying files. Nodes that don't answer are handled by `_left_of`.
+        # A node is still copying files. Nodes that don't respond are handled by `_left_of`.
         if any(isinstance(end, str) for end in kept):
             return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
@@ -309,9 +309,9 @@ class RayCluster:
         """Return a reply with the last frames of dead nodes, which new nodes on the same machines
         can read; None if there are no more frames.
 
-        Waits, up to a time limit, for nodes that are starting or don't answer, because after a
-        restart of Ray on a machine, the machine's new node can read the frames. If no node is
-        alive, Ray must be restarted first.
+        Waits, up to a time limit, for nodes that are starting or don't respond: after a restart of
+        Ray on a machine, the machine's new node can read the frames. If no node is alive, Ray must
+        be restarted first.
         """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
@@ -395,7 +395,7 @@ class RayCluster:
     ) -> None:
         each = [bundle for bundle, number in bundles for _ in range(number)]
         selectors = [labels_in(bundle) for bundle in each]
-        # Older releases of Ray accept this call only without the argument for labels.
+        # Older releases of Ray don't accept the argument for labels.
         labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
         asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
         await asyncio.to_thread(request_resources, **asked)
@@ -419,7 +419,7 @@ class RayCluster:
         await self._of_agents(lambda agent: agent.drop_jobs.remote(job_ids))
 
     async def _of_agents(self, ask: Callable[[Any], Any]) -> list[Any]:
-        """Return the answers of the agents that answer in time."""
+        """Return the responses of the agents that respond in time."""
         asked = [result_within(AGENT_WAIT_S, ask(agent)) for agent in self._accepted_agents()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]

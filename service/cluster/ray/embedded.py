@@ -1,10 +1,10 @@
 """The embedded Ray: a one-node cluster that dray starts as a daemon, and that outlives the service.
 
-A Ray that `ray.init()` has started dies, together with the training, when its parent process is
-killed. Therefore the embedded Ray is started by `ray start --block` in its own session. A restarted
-service finds it through the record in the home directory and connects to it again. Each process of
-the embedded Ray has an instance mark in its environment, so that processes that a crash left behind
-can be found and ended.
+If Ray were started by `ray.init()`, it would die, together with the training, when its parent
+process is killed. Therefore, the embedded Ray is started by `ray start --block` in its own session.
+A restarted service finds it through the record in the home directory and connects to it again. Each
+process of the embedded Ray has an instance mark in its environment, so that processes that a crash
+left behind can be found and ended.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ CODE_ROOT = Path(__file__).resolve().parents[3]
 RAY_START = "ray_workers.node.worker_forks.ray_start"
 """The module that replaces the command `ray`, so that workers are forked."""
 WORKER_NICENESS = "RAY_worker_niceness"
-"""Ray's setting for the niceness of its workers, which is 15 by default."""
+"""Ray's setting for the niceness of its workers (15 by default)."""
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's setting for whether other machines can reach its nodes. Despite its name, it has an effect
 on every operating system: false keeps a node at 127.0.0.1."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
-"""Maximum of the start timeout in seconds. The timeout is doubled after each start that timed out,
+"""Maximum start timeout in seconds. The timeout is doubled after each start that timed out,
 because the machine might be slow."""
 STOP_TIMEOUT_S = 6.0
 KILL_LIMIT_S = 30.0
@@ -54,8 +54,8 @@ for a file on an unavailable server, might never end."""
 CHECK_S = 0.05
 LOOPBACK = "127.0.0.1"
 INSTANCE_BYTES = 3
-"""Length of the random mark of an embedded Ray. The mark is part of its folder's name, and the
-paths of sockets must be short (`ray_workers.shared.paths`)."""
+"""Length in bytes of an embedded Ray's random instance mark. The mark must be short because it is
+part of the paths of sockets (see `ray_workers.shared.paths`)."""
 MEMORY_LIMITS = {
     "RAY_maximum_gcs_destroyed_actor_cached_count": "300",
     "RAY_maximum_gcs_dead_worker_cached_count": "200",
@@ -63,9 +63,9 @@ MEMORY_LIMITS = {
     "RAY_task_events_max_num_task_in_gcs": "1000",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
-"""Numbers of dead actors, workers and nodes, and of finished calls, that Ray remembers. With Ray's
-defaults, such as 100,000 actors, the GCS would keep growing for months; the dashboard shows the
-latest ones. Ray has no such limit for removed placement groups, which take a few kB each."""
+"""Limits on how many dead actors, workers and nodes, and how many finished calls, Ray remembers for
+its dashboard. With Ray's defaults, such as 100,000 actors, the GCS would keep growing for months.
+Ray has no such limit for removed placement groups, which take a few kB each."""
 PID_NAMESPACE = "place"
 """File in Ray's temp-dir that contains the host and the container on which it runs."""
 
@@ -76,11 +76,12 @@ class EmbeddedRayError(RuntimeError):
 
 @dataclass(frozen=True)
 class Daemon:
-    """The record of a running embedded Ray."""
+    """The stored record of a running embedded Ray."""
 
     pid: int
     started_ticks: int
-    """Start time of the process in clock ticks since boot, because pids are reused."""
+    """Start time of the process in clock ticks since boot. It is recorded because pids are
+    reused."""
     instance: str
     address: str
     dashboard_url: str
@@ -126,8 +127,8 @@ class EmbeddedRay:
         return self._start()
 
     def stop(self) -> None:
-        """End the daemon and every process with its mark, and don't start another daemon. Processes
-        that take too long to end are ended by `ensure` of the next service."""
+        """End the daemon and every process with its mark, and don't start another daemon. If
+        processes take too long to end, the next service ends them in `ensure`."""
         self._stopping = True
         try:
             self.end()
@@ -143,7 +144,7 @@ class EmbeddedRay:
                 self._end(known)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that a driver needs in order to connect."""
+        """Return the environment variables that a driver needs to connect."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
@@ -175,8 +176,8 @@ class EmbeddedRay:
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--include-dashboard=true",
-            # The log monitor would read every worker's log ten times per second, for drivers that
-            # print logs; dray's driver doesn't.
+            # The log monitor would read every worker's log ten times per second for drivers that
+            # print logs. dray's driver doesn't print them.
             "--include-log-monitor=false",
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
@@ -195,8 +196,8 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Write this only after the process has started: a folder without processes is treated
-            # as the leftover of a dead Ray.
+            # Write this only after the process has started, because a folder without processes is
+            # treated as left over from a dead Ray.
             (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
@@ -212,7 +213,7 @@ class EmbeddedRay:
     def _await_start(
         self, process: subprocess.Popen[bytes], log_path: Path, temp_dir: Path
     ) -> None:
-        """Wait until Ray is running. Raises EmbeddedRayError, with Ray's message, if it ends or
+        """Wait until Ray is running. Raises EmbeddedRayError with Ray's message if Ray exits or
         takes too long."""
         limit_s = self._start_timeout_s
         deadline = time.monotonic() + limit_s
@@ -227,8 +228,7 @@ class EmbeddedRay:
                 self._start_timeout_s = min(2 * limit_s, MAX_START_TIMEOUT_S)
                 why = start_failure.reason(log_path, temp_dir) or "it reported no error"
                 raise EmbeddedRayError(
-                    f"the embedded Ray was not running after {limit_s:.0f} s: {why} (see "
-                    f"{log_path})"
+                    f"the embedded Ray did not start within {limit_s:.0f} s: {why} (see {log_path})"
                 )
             time.sleep(CHECK_S)
 
@@ -243,8 +243,8 @@ class EmbeddedRay:
             # Supervisors and agents, which need little CPU time but need it immediately, would also
             # wait.
             WORKER_NICENESS: "0",
-            # A worker that leads a process group could not lead a session
-            # (`ray_workers.supervision.preload_minimal`). Ray uses process groups to end the
+            # A process group leader can't become a session leader, but workers must (see
+            # `ray_workers.supervision.preload_minimal`). Ray uses process groups to end the
             # children of dead workers, but dray's workers have no children, because the forkserver
             # starts all processes.
             "RAY_process_group_cleanup_enabled": "false",
@@ -257,23 +257,23 @@ class EmbeddedRay:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             NODE_ADDRESS: LOOPBACK,
             "RAY_metrics_report_interval_ms": "2000",
-            # Ray's dashboard overwrites an actor's id with the id that its process had in the last
-            # statistics. A job's actors start in processes that were idle at that time and had no
-            # id, so their pages only work after the next statistics, which are collected every 30 s
-            # by default.
+            # Ray's dashboard overwrites an actor's id with the id that its process had when
+            # statistics were last collected. A job's actors start in processes that were idle at
+            # that time and had no id, so their pages work only after the next collection, which
+            # happens every 30 s by default.
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "1",
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
-            # Draining only makes sense if there are other nodes, but this is the only node.
+            # Draining makes sense only if there are other nodes, but this is the only node.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             # When memory runs out, Ray would end its own workers, such as the node agent, and
-            # thereby every job on the node. The kernel ends the largest process, which is the rank
-            # at fault.
+            # thereby every job on the node. The kernel instead ends the largest process, which is
+            # the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
-            # By default, a raylet starts only one worker process per CPU at a time, and forgets
-            # further requests (`service.cluster.ray.prestart`).
+            # By default, a raylet starts only one worker process per CPU at a time, and discards
+            # further requests (see `service.cluster.ray.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
-            # By default, each worker would leave behind a file of events that no process needs, and
-            # Ray's dashboard would open the files of all earlier workers every 2 seconds.
+            # By default, each worker would leave behind an event file that no process needs, and
+            # Ray's dashboard would open the event files of all earlier workers every 2 seconds.
             "RAY_event_log_reporter_enabled": "false",
             "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
             "RAY_preload_python_modules": "ray_workers.supervision.preload_minimal",
@@ -295,8 +295,9 @@ class EmbeddedRay:
                         os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline + KILL_LIMIT_S:
                 raise EmbeddedRayError(
-                    "these processes of the embedded Ray were killed but do not end: "
-                    f"{', '.join(map(str, pids))}; `cat /proc/PID/stack` shows what each waits for"
+                    "these processes of the embedded Ray were killed but have not ended: "
+                    f"{', '.join(map(str, pids))}; `cat /proc/PID/stack` shows what each process "
+                    "is waiting for"
                 )
             time.sleep(CHECK_S)
         shutil.rmtree(_temp_dir(daemon.instance), ignore_errors=True)
@@ -304,9 +305,9 @@ class EmbeddedRay:
         self._record.unlink(missing_ok=True)
 
     def _remove_nodes(self) -> None:
-        """Delete the files of this Ray's nodes on this machine, once none of the nodes' recorded
-        processes is running. The record is needed because processes that were started with an empty
-        environment don't have the mark.
+        """Delete the files of this Ray's nodes on this machine once none of the nodes' recorded
+        processes is running. Recorded processes are checked because processes that were started
+        with an empty environment don't have the mark.
 
         Spools are kept until the service has read them through the node of the next Ray.
         """
@@ -357,7 +358,8 @@ def _has_started(log_path: Path) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat (proc(5)), or None if there is no such live process."""
+    """Return the start time (field 22 of /proc/PID/stat, see proc(5)); None if there is no such
+    live process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -399,7 +401,7 @@ def _marked(instance: str) -> Iterator[int]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return distinct ports that are currently free."""
+    """Return distinct free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

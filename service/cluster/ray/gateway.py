@@ -1,7 +1,7 @@
 """The gateway: the Ray driver in a child process, and the port `Cluster` in front of it.
 
 A Ray driver exits when Ray's GCS is lost, so it must not run in the service's process. Parent and
-child exchange length-prefixed pickled messages over a socket pair. Pickle is safe, because both are
+child exchange length-prefixed pickled messages over a socket pair. Pickle is safe because both run
 the same program. When the child dies, every open call fails with ClusterUnavailable, and a new
 child is started, with increasing pauses.
 
@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
-"""Time limit for an answer in seconds, in addition to the call's own waiting time."""
+"""Time limit for a response in seconds, in addition to the call's own waiting time."""
 CHILD_CALL_LIMIT_S = 60.0
-"""Time in seconds after which the child gives up a call. The parent gives up the call earlier."""
+"""Time in seconds after which the child abandons a call. The parent stops waiting earlier."""
 PING_S = 2.0
-"""Time limit for the driver's answer to a ping, and pause before the next ping, in seconds."""
+"""Time limit in seconds for the driver's response to a ping, and pause before the next ping."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
-"""Keys of the three silences that the parent measures: the silence of the child, of Ray, and of Ray
-while the child is connecting."""
+"""Keys for the three durations of silence that the parent measures: of the child, of Ray, and of
+Ray while the child is connecting."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -69,7 +69,7 @@ class RayTarget:
 
 
 class GatewayCluster:
-    """Implements the port `Cluster` with a child process that runs the Ray driver."""
+    """Implements the `Cluster` port with a child process that runs the Ray driver."""
 
     def __init__(self, target: RayTarget) -> None:
         self._target = target
@@ -95,14 +95,14 @@ class GatewayCluster:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child, or None while it is not running."""
+        """The process id of the child; None while the child is not running."""
         return self._child.pid if self._child is not None else None
 
     async def snapshot(self) -> ClusterSnapshot:
         if self._writer is not None:
             self._silence.asked(RAY)
         answer: ClusterSnapshot = await self._call("snapshot")
-        # Ray considers a node with a suspended raylet dead, and an embedded Ray has no other nodes.
+        # Ray considers a node with a suspended raylet dead, and an embedded Ray has only one node.
         if not answer.nodes and self._target.embedded is not None:
             raise ClusterUnavailable("the raylet of the embedded Ray does not answer")
         self._silence.answered(RAY)
@@ -162,7 +162,7 @@ class GatewayCluster:
         self._calls[number] = answer
         try:
             _send(self._writer, (number, method, arguments))
-            # `wait_for` would lose a cancellation that arrives together with the answer.
+            # `wait_for` would lose a cancellation that arrives at the same time as the response.
             async with asyncio.timeout(limit_s + waits_s):
                 return await answer
         except TimeoutError:
@@ -186,7 +186,7 @@ class GatewayCluster:
             await asyncio.sleep(next(pauses, RESTART_PAUSES_S[-1]))
 
     async def _serve_calls(self, reader: asyncio.StreamReader) -> str:
-        """Serve until the child ends, or until the child or Ray has been silent for too long.
+        """Serve until the child exits, or until the child or Ray has been silent for too long.
         Returns the reason."""
         answers = asyncio.ensure_future(self._read_answers(reader))
         silence = asyncio.ensure_future(self._until_silent())
@@ -250,7 +250,7 @@ class GatewayCluster:
         return reader
 
     async def _receive_in_time(self, reader: asyncio.StreamReader) -> tuple[bool, str]:
-        """Return whether the child is connected and, if not, the problem."""
+        """Return whether the child is connected and, if it is not, the problem."""
         self._silence.answered(DRIVER)
         self._silence.asked(DRIVER)
         receiving = asyncio.ensure_future(_receive(reader))
@@ -270,8 +270,8 @@ class GatewayCluster:
         return asked > self._limits.ray_s or joining > self._limits.join_s
 
     def _config(self, daemon: Daemon | None) -> dict[str, Any]:
-        """Return the fields of GatewayConfig as a dict, because the module of that class imports
-        ray, which this process must not import."""
+        """Return the fields of GatewayConfig as a dict, because the module that defines
+        GatewayConfig imports ray, which this process must not import."""
         target = self._target
         return {
             "deployment_id": target.deployment_id,
@@ -335,7 +335,7 @@ async def _receive(reader: asyncio.StreamReader) -> Any:
 
 
 async def _serve(fd: int) -> None:
-    """Run the child: connect to Ray, and answer calls until the parent is gone."""
+    """Run the child: connect to Ray, and serve calls until the parent has exited."""
     from service.cluster.ray import driver, node_agents
 
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))

@@ -1,11 +1,11 @@
 """Ensures that an attempt is either launched or given up, depending on which is requested first,
 but never both.
 
-A service that was suspended during a launch might send the launch long after another service has
-given up the attempt and started the next attempt. Therefore, before a process launches or gives up
-an attempt, it writes a value for the attempt to Ray's own key-value store, which only accepts the
-first value. The keys disappear together with the Ray cluster and its attempts. Each key takes about
-a hundred bytes.
+A service that was suspended while launching an attempt might continue the launch long after another
+service has given up the attempt and started the next attempt. Therefore, before a process launches
+or gives up an attempt, it writes a value for the attempt to Ray's own key-value store, which
+accepts only the first value. The keys disappear together with the Ray cluster and its attempts.
+Each key takes about a hundred bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class LaunchedBefore(Exception):
 
 
 def claim_launch(deployment_id: str, job_id: str, attempt: int) -> None:
-    """Reserve the launch of the attempt. Raises LaunchedBefore if it is no longer allowed."""
+    """Reserve the launch of the attempt. Raises LaunchedBefore if the launch is no longer
+    allowed."""
     if _has_value(deployment_id, job_id, attempt, "launched"):
         raise LaunchedBefore(f"attempt {attempt} of {job_id} was already launched or given up")
 
@@ -30,6 +31,7 @@ def give_up(deployment_id: str, job_id: str, attempt: int) -> None:
 
 
 def _has_value(deployment_id: str, job_id: str, attempt: int, value: str) -> bool:
-    """Set the attempt's value, unless it already has one. Returns whether it had one."""
+    """Set the attempt's value unless it already has a value. Returns whether it already had a
+    value."""
     key = supervisor_name(job_id, attempt)
     return compat_ray.put_once(key, value, namespace(deployment_id))

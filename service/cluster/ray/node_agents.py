@@ -1,4 +1,4 @@
-"""The gateway's records about node agents: which agents can start ranks, and which agents are
+"""The gateway's records of node agents: which agents can start ranks, and which agents are
 silent."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 REDESCRIBE_S = 5.0
 STARTS = "its node agent is starting"
-"""The problem of a node whose agent has not reported yet."""
-RELEASED = "it is idle and released to Ray's autoscaler; it is used again when a job needs it"
+"""`JoinedNode.problem` of a node whose agent has not reported yet."""
+RELEASED = "it is idle and was released to Ray's autoscaler; it will be used when a job needs it"
 
 
 @dataclass(frozen=True)
@@ -49,30 +49,30 @@ class GatewayConfig:
 
 @dataclass
 class JoinedNode:
-    """The agent of a node, and its latest answers."""
+    """The agent of a node, and the agent's latest responses."""
 
     agent: Any
     asked: asyncio.Future[NodeReport]
     asked_at: float
-    """When the agent was last asked, by `time.monotonic`."""
+    """When the agent was last asked (`time.monotonic`)."""
     ping: asyncio.Future[float | None]
     problem: str | None = STARTS
     full: str | None = None
     """`NodeReport.full`."""
     silent_since: float | None = None
-    """Unix time in seconds since when the agent has been silent. Set once this has lasted for
-    `SilenceLimits.report_s`."""
+    """Unix time in seconds since which the agent has been silent. Set once the agent has been
+    silent for `SilenceLimits.report_s`."""
     forkserver_silent_since: float | None = None
-    """Unix time in seconds since when the node's forkserver has been silent, as reported by the
+    """Unix time in seconds since which the node's forkserver has been silent, as reported by the
     agent."""
     has_answered: bool = False
     ending: asyncio.Future[None] | None = None
-    """The task that ends an agent that was silent for too long. The reference prevents its garbage
-    collection."""
+    """The task that ends an agent that was silent for too long. This reference prevents the task
+    from being garbage-collected."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None
     has_silo_source: bool = False
-    """`NodeReport.has_silo_source`. No rank is placed on a node before its first report."""
+    """`NodeReport.has_silo_source`. Ranks are not placed on a node before its first report."""
 
     @property
     def is_starting(self) -> bool:
@@ -86,7 +86,7 @@ class JoinedNode:
 
     @property
     def refused(self) -> str | None:
-        """Why ranks currently can't run on the node; None if they can."""
+        """The reason why ranks currently can't run on the node; None if they can."""
         if self.silent_since is not None:
             return _silence("node agent", self.silent_since)
         if self.forkserver_silent_since is not None:
@@ -94,7 +94,7 @@ class JoinedNode:
         return self.problem
 
     def settle(self, config: GatewayConfig) -> None:
-        """Store the agent's answer, if it has arrived."""
+        """Store the agent's response if it has arrived."""
         if not self.asked.done():
             return
         try:
@@ -110,7 +110,7 @@ class NodeAgents:
     """Creates an agent for each node, asks it for reports, and ends it if it is silent.
 
     Ray restarts an agent that was ended because it was silent, and the new agent finds the spools
-    of its node. When an agent is ended, the node's forkserver and ranks end too. The ranks are then
+    of its node. When an agent ends, the node's forkserver and ranks also end. The ranks are then
     recovered as after any other loss.
     """
 
@@ -144,9 +144,9 @@ class NodeAgents:
         *,
         wants_news: Callable[[float], bool],
     ) -> None:
-        """Create agents for these nodes, and forget all other nodes. For released nodes, agents are
-        only created if the nodes are heads. `wants_news` returns whether to ask an agent again,
-        given the time (by `time.monotonic`) at which it was last asked."""
+        """Create agents for these nodes, and forget all other nodes. On released nodes, agents are
+        created only if the nodes are heads. `wants_news` returns whether to ask an agent again,
+        given the time (`time.monotonic`) at which the agent was last asked."""
         self._heads = frozenset(heads)
         self._nodes = {
             node_id: self._met(node_id, wants_news)
@@ -155,15 +155,15 @@ class NodeAgents:
         }
 
     async def release(self, node_ids: Collection[str]) -> None:
-        """End the agents on these nodes, and create no new ones until a later call omits the nodes.
-        Ray considers an agent a worker in use, and only considers nodes without such workers
-        idle."""
+        """End the agents on these nodes, and don't create new agents on them until a later call
+        omits the nodes. To Ray, an agent is a worker in use, and only nodes without such workers
+        are idle."""
         leaving = frozenset(node_ids) - self._released - self._heads
         self._released = frozenset(node_ids)
         ends = (asyncio.to_thread(_end_agent, n, self._nodes.pop(n, None)) for n in leaving)
         for failure in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(failure, BaseException):
-                logger.warning("the agent of a released node may not have ended: %r", failure)
+                logger.warning("the agent of a released node might still be running: %r", failure)
 
     def get(self, node_id: str) -> JoinedNode:
         return self._nodes[node_id]
@@ -207,8 +207,8 @@ class NodeAgents:
         return known
 
     def _listen(self, node_id: str, known: JoinedNode) -> None:
-        """Check whether an agent answers. If it is silent, report this, and eventually replace the
-        agent."""
+        """Check whether an agent responds. If the agent is silent, report this, and eventually
+        replace the agent."""
         if known.ping.done():
             if known.ping.exception() is None:
                 known.has_answered, known.silent_since = True, None
@@ -218,8 +218,8 @@ class NodeAgents:
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
         if known.has_answered and silent_s > self._limits.report_s:
-            # This value is kept after the agent was ended, until its successor answers, so that it
-            # can still be reported.
+            # After the agent has been ended, this value is kept until its successor responds, so
+            # that the silence can still be reported.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
             logger.warning("ending the agent of node %s, silent for %.0f s", node_id, silent_s)
@@ -249,7 +249,7 @@ def _silence(process: str, since: float) -> str:
 
 
 def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
-    """Return why ranks can't run on the node with this report, or None if they can."""
+    """Return the reason why ranks can't run on the node with this report; None if they can."""
     if report.problem:
         return report.problem
     if report.version != dray.__version__:
@@ -266,5 +266,5 @@ def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
 
 
 async def result(ref: Any) -> Any:
-    """Await an object ref. Functions of asyncio require a coroutine."""
+    """Await an object ref. asyncio's functions require a coroutine."""
     return await ref

@@ -1,13 +1,13 @@
 """Keeps idle Ray worker processes available, so that an actor starts in 50 ms instead of 500 ms.
 
-Unless the raylet has an idle Python process, a new actor waits for a process that first has to
-import ray. The raylet starts such processes with its RPC PrestartWorkers, which Ray also uses at
-startup. Idle processes hold no resources. If the RPC is missing or fails, actors only start more
-slowly.
+Unless the raylet has an idle Python process, a new actor has to wait for a new process to import
+ray. The raylet starts such processes with its RPC PrestartWorkers, which Ray also uses at startup.
+Idle processes hold no resources. If the RPC is missing or fails, the only effect is that actors
+start more slowly.
 
 The raylet starts the requested number of processes even if other processes are idle, and keeps them
-for an hour. Therefore only as many processes are requested as are missing according to the node
-agent's count, which includes processes that another gateway has requested.
+for an hour. Therefore, only missing processes are requested. The number of missing processes is
+determined from the node agent's count, which includes processes that another gateway has requested.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MB, or 45 MB if it is not forked (`ray_workers.node.worker_forks`)."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
-"""Seconds after a launch before more processes are started. Importing ray takes half a second of a
-core, which the starting job needs."""
+"""Seconds after a launch before more processes are started. Importing ray uses a core for half a
+second, and the starting job needs this core."""
 APPEARS_S = 3.0
-"""Seconds until requested processes have started and are counted."""
+"""Seconds until requested processes have started and are included in counts."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Count:
     """Address of the node's raylet, host:port."""
     idle_workers: int
     asked_at: float
-    """When the count was requested, by `time.monotonic`. The count is not older than that."""
+    """When the count was requested (`time.monotonic`). The agent counted at this time or later."""
 
 
 class Prestarter:
@@ -56,12 +56,12 @@ class Prestarter:
         self._refused = False
 
     def used(self) -> None:
-        """Record that a launch takes workers."""
+        """Record that a launch uses workers."""
         self._used_at = time.monotonic()
 
     def awaits_news(self, asked_at: float) -> bool:
-        """Whether a new count is needed: `CALM_S` has passed since the last launch, and a count
-        that was requested at `asked_at` is older than that launch."""
+        """Whether a new count is needed: the last launch was more than `CALM_S` ago, and
+        `asked_at`, when the latest count was requested, was before the end of this time."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:
@@ -89,7 +89,7 @@ class Prestarter:
             self._refused = True
             logger.info("this Ray can't prestart workers, so jobs start more slowly: %s", error)
         except Exception as error:
-            logger.info("the node at %s did not prestart workers: %s", address, error)
+            logger.info("the raylet at %s did not prestart workers: %s", address, error)
 
 
 def _token_metadata() -> list[tuple[str, str]]:

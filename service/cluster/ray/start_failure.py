@@ -10,9 +10,9 @@ LOGS = (
     *("gcs_server.err", "dashboard_agent.log", "runtime_env_agent.log", "raylet.err"),
     *("dashboard_*.log", "dashboard.err"),
 )
-"""Logs of Ray's processes. The log of a process comes before the logs of processes that might end
-because of it. `dashboard.log` and `monitor.log` are omitted, because both can report a port in use
-on which no other process depends."""
+"""Logs of Ray's processes. The log of a process precedes the logs of processes that might end
+because of this process. `dashboard.log` and `monitor.log` are omitted, because both may report that
+a port is in use on which no other process depends."""
 TAIL_BYTES = 1 << 16
 MAX_CHARS = 400
 
@@ -24,19 +24,21 @@ _NOISE = re.compile(r"An unexpected system state has occurred\. .* fix it\. ?")
 
 
 def reason(daemon_log: Path, temp_dir: Path) -> str | None:
-    """Return the program that failed with its error line, or None if no log contains an error.
+    """Return the name of the program that failed and its error line; None if no log contains an
+    error.
 
-    `daemon_log` is the output of `ray start`, and `temp_dir` is Ray's temp-dir, which contains its
-    logs.
+    `daemon_log` is the output of `ray start`, and `temp_dir` is Ray's temp-dir, which contains
+    Ray's logs.
     """
     # There is only one session; session_latest is a link to it.
     sessions = temp_dir.glob("session_2*/logs")
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
-    # If the GCS failed, the cause is in its own log; `ray start` only reports that the GCS is
+    # If the GCS failed, the cause is in the GCS's own log; `ray start` reports only that the GCS is
     # missing.
     logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
     texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
-    # Fatal errors come first, because other errors often only mean that another program is missing.
+    # Look for fatal errors first, because other errors often mean only that another program is
+    # missing.
     for patterns in ((_PYTHON, _FATAL), (_ERROR,)):
         for program, text in texts.items():
             if line := _last_match(text, patterns):

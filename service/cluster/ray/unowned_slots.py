@@ -13,10 +13,10 @@ from ray_workers.node import placement_groups
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, int]
-"""A job id and the number of its attempt."""
+"""(job id, attempt number)."""
 
 WAIT_S = 1.0
-"""Time in seconds for which `are_released` waits until a release is complete."""
+"""Maximum time in seconds that `are_released` waits for a release to complete."""
 
 
 class UnownedSlots:
@@ -33,8 +33,8 @@ class UnownedSlots:
     async def are_released(self, key: Key, node_ids: Collection[str]) -> bool:
         """Whether the attempt's slots are free or in quarantine.
 
-        The first call starts the release, and later calls check it. `node_ids` are the live nodes
-        on which a process of the attempt might be running.
+        The first call starts the release, and later calls check whether it is complete. `node_ids`
+        are the live nodes on which a process of the attempt might be running.
         """
         if key in self._released:
             return True
@@ -50,13 +50,15 @@ class UnownedSlots:
         return True
 
     async def sweep(self, key: Key, node_ids: Collection[str]) -> None:
-        """Release slots that a forgotten attempt might still hold, without waiting for the release.
+        """Start releasing slots that a forgotten attempt might still hold. Does not wait for the
+        release.
 
         If the release fails, `keys` finds the attempt again.
         """
         self._released.discard(key)
         if key not in self._found:
-            # Most attempts no longer hold slots, which is quick to check; `keys` finds the others.
+            # Most attempts no longer hold slots, which can be checked quickly; `keys` finds the
+            # attempts that do.
             try:
                 first = placement_groups.slots_name(*key, 0)
                 await asyncio.to_thread(ray.util.get_placement_group, first)
@@ -70,7 +72,7 @@ class UnownedSlots:
     def _swept(self, key: Key, done: asyncio.Task[frozenset[str]]) -> None:
         del self._sweeps[key]
         if not done.cancelled() and done.exception() is not None:
-            logger.warning("the slots of %s attempt %d are still held: %s", *key, done.exception())
+            logger.warning("can't release the slots of %s attempt %d: %s", *key, done.exception())
 
     async def keys(self, quarantined: Collection[Key]) -> set[Key]:
         """Return all attempts that hold slots, except for attempts in `quarantined`."""

@@ -33,13 +33,13 @@ class AttemptRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     phase: Mapped[str] = mapped_column(String(16))
     slices: Mapped[list[Any]]
-    """The slots that the attempt holds, including the slots of its latest grant."""
+    """The slots that the attempt holds, including the slots in its latest grant."""
     carriers: Mapped[list[Any] | None]
     """Ids of all nodes on which the attempt ever had slots. These nodes might have files or
     processes of the attempt. Unset if the attempt never changed its size."""
     held: Mapped[dict[str, Any] | None]
-    """For each node id: the node's `labels` when the attempt got slots on the node, and the
-    `slot_seconds` that the attempt used on the node until `held_until`."""
+    """For each node id, the node's `labels` at the time when the attempt got slots on the node, and
+    the `slot_seconds` that the attempt used there until `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
     roles: Mapped[list[Any] | None]
@@ -51,15 +51,15 @@ class AttemptRow(Base):
     cluster_session: Mapped[str]
     cursor: Mapped[dict[str, Any]]
     resume_step: Mapped[int | None]
-    """Number of steps already completed when the attempt began to train; unset until a rank has
-    reported it."""
+    """Number of steps that were already complete when the attempt began to train; unset until a
+    rank has reported this number."""
     first_metric_step: Mapped[int | None]
-    """The lowest step of the metrics that the script itself reported."""
+    """The lowest step for which the script itself reported metrics."""
     first_metric_at: Mapped[datetime | None]
     last_metric_step: Mapped[int | None]
     """The highest step for which rank 0 reported metrics."""
     generation: Mapped[int] = mapped_column(server_default=text("0"))
-    """The rendezvous round of the group; above 0 once the group has been re-formed."""
+    """The group's rendezvous round, which is above 0 once the group has been re-formed."""
     slot_seconds: Mapped[dict[str, Any] | None]
     """Slot-seconds of the attempt so far, by `TimeCategory`."""
     ledger_at: Mapped[datetime | None]
@@ -68,7 +68,7 @@ class AttemptRow(Base):
     """Number of missing workers that the group waits for, because it can't continue without them.
     (A gossip group continues in the meantime.)"""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
-    """Number of grants and recalls of slots so far. It is also the number of the latest grant or
+    """Number of grants and recalls of slots so far, which is also the number of the latest grant or
     recall."""
     granted: Mapped[list[Any] | None]
     """The slices of the latest grant; unset once the group has reported its slots after the
@@ -83,16 +83,16 @@ class AttemptRow(Base):
     batch_at: Mapped[datetime | None]
     """When the attempt's batch size was last chosen."""
     grow_after: Mapped[datetime | None]
-    """Slots are neither granted to the attempt nor recalled from it before this time."""
+    """Before this time, slots are neither granted to the attempt nor recalled from it."""
     recall_after: Mapped[datetime | None]
-    """Slots are not recalled before this time. Set if the group did not release the slots of the
+    """Before this time, slots are not recalled. Set if the group did not release the slots of the
     previous recall."""
     grown_at: Mapped[datetime | None]
-    """When the attempt was last granted slots in addition to the slots on which it was training."""
+    """When the attempt, while training, was last granted additional slots."""
     shrunk_at: Mapped[datetime | None]
     """When slots were last recalled because other jobs would gain more from them."""
     growth: Mapped[dict[str, Any] | None]
-    """Why the group does not grow, with the keys `code`, `message` and `blocked_by`."""
+    """The reason why the group does not grow, with the keys `code`, `message` and `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
     """When the attempt was asked to leave its slots."""
     silent: Mapped[list[Any] | None]
@@ -110,8 +110,8 @@ class AttemptRow(Base):
     """When the attempt was first observed to be training or, for a script, running."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
-    """The state that the attempt restored (`service.ingest.resume_reports`); unset if it restored
-    none."""
+    """The state that the attempt restored (see `service.ingest.resume_reports`); unset if it did
+    not restore a state."""
 
 
 class EventRow(Base):
@@ -129,7 +129,7 @@ class EventRow(Base):
 
 
 class HangRow(Base):
-    """A hang of a group: which ranks made no progress, and where in the code each rank was."""
+    """A hang of a group: the ranks that made no progress, and each rank's position in the code."""
 
     __tablename__ = "hangs"
     job_id: Mapped[str] = job_key()
@@ -160,7 +160,7 @@ class DrillRow(Base):
     rank: Mapped[int]
     at_step: Mapped[int | None]
     resumes: Mapped[bool]
-    """Whether the drill ends the attempt, so that its effect is observed in the next attempt."""
+    """Whether the drill ends the attempt. If so, the effect is observed in the next attempt."""
     state: Mapped[str] = mapped_column(String(16))
     step: Mapped[int | None]
     recovery_s: Mapped[float | None]

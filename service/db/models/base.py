@@ -1,4 +1,4 @@
-"""Definitions shared by all tables: names of constraints, types of columns, and the job key."""
+"""Definitions that all tables share: names of constraints, types of columns, and the job key."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ class AutoscalingRow(Base):
     __tablename__ = "autoscaling"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     num_nodes: Mapped[int]
-    """Number of requested nodes that have not joined yet."""
+    """Number of requested nodes that have not yet joined."""
     bundles: Mapped[list[Any]]
-    """The requested minimum size of the cluster, as `[bundle, number]` pairs; empty if none was
-    requested."""
+    """The requested minimum size of the cluster, as `[bundle, number]` pairs; empty if no minimum
+    was requested."""
     asked_at: Mapped[datetime | None]
-    """When the nodes that have not joined yet were requested; unset if there are none."""
+    """When the nodes that have not yet joined were requested; unset if there are no such nodes."""
 
 
 class StorageStateRow(Base):
@@ -56,10 +56,11 @@ class StorageStateRow(Base):
     """Total size of checkpoints, artifacts and logs in bytes, according to their rows; unset if no
     setting limits this size."""
     free_bytes: Mapped[int | None]
-    """Free bytes on the disk of the storage or on the disk of the database, whichever has fewer;
-    unset for an object store."""
+    """Free bytes on the storage's disk or the database's disk, whichever has less free space; unset
+    for an object store."""
     problem: Mapped[str | None]
-    """Why jobs are neither accepted nor started; unset while the storage has enough free space."""
+    """The reason why jobs are neither accepted nor started; unset while the storage has enough free
+    space."""
     updated_at: Mapped[datetime]
 
 
@@ -80,20 +81,20 @@ class NodeRow(Base):
 
 
 class LeaseRow(Base):
-    """The process that runs the loops, and the time (by the database's clock) at which its lease
+    """The process that runs the loops, and the time (of the database's clock) at which its lease
     expires. The table has a single row."""
 
     __tablename__ = "leases"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     holder: Mapped[str]
     term: Mapped[int]
-    """Fencing token for the writes of the loops; increases each time the lease is acquired."""
+    """Fencing token for writes by the loops; increases each time the lease is acquired."""
     expires_at: Mapped[datetime]
 
 
 class ServiceMetricRow(Base):
-    """The value of a metric, summed over all processes of this deployment
-    (`service.domain.meter`)."""
+    """The value of a metric, summed over all processes of this deployment (see
+    `service.domain.meter`)."""
 
     __tablename__ = "service_metrics"
     metric: Mapped[str] = mapped_column(String(64), primary_key=True)

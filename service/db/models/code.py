@@ -11,7 +11,7 @@ from service.db.models.base import Base
 
 
 class CodeRow(Base):
-    """Completely uploaded code, whose manifest is in the storage."""
+    """Code that was uploaded completely. Its manifest is in the storage."""
 
     __tablename__ = "code"
     owner: Mapped[str] = mapped_column(String(255), primary_key=True)
@@ -40,7 +40,7 @@ class CodePackRow(Base):
 
 
 class CodePartRow(Base):
-    """The position of a part. Only the owner of the part can find out from a hash whether the part
+    """The position of a part. Only the part's owner can use a hash to find out whether the part
     exists."""
 
     __tablename__ = "code_parts"

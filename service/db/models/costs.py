@@ -41,13 +41,13 @@ class AttemptCostRow(Base):
     total: Mapped[float]
     useful: Mapped[float]
     unreported: Mapped[float]
-    """Cost of time whose use is unknown. The part of the total that is neither useful nor
-    unreported was wasted."""
+    """Cost of the time whose use is unknown. The part of the total that is neither useful nor
+    unreported is the cost of wasted time."""
 
 
 class DeletedAttemptRow(Base):
-    """The slots of an ended attempt whose job was deleted. These slots still count towards the
-    user's usage."""
+    """The slots of an attempt that ended and whose job was deleted. These slots still count towards
+    the user's usage."""
 
     __tablename__ = "deleted_attempts"
     __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)

@@ -13,8 +13,9 @@ from service.db.models.base import Base, job_key
 from service.db.types import BigId
 
 FIRST_POSITIONS = "position <= 20"
-"""Condition for the jobs that explanations can list as the jobs ahead. Only these jobs are indexed
-by position, because each start of a job changes the positions of all jobs behind it."""
+"""Condition for the jobs that explanations can list as the jobs ahead of a waiting job. Only these
+jobs are indexed by position, because whenever a job starts, the positions of all jobs behind it
+change."""
 
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
@@ -85,30 +86,30 @@ class JobRow(Base):
     """Order among jobs with the same priority, lowest first. A job that is moved to the front gets
     a rank below all others."""
     held_by: Mapped[str | None] = mapped_column(String(255))
-    """Name of the user who put the waiting job on hold, so that it does not start."""
+    """Name of the user who put the waiting job on hold; unset if it is not on hold."""
     spec: Mapped[dict[str, Any]]
     spec_version: Mapped[int]
     num_workers: Mapped[int]
     min_workers: Mapped[int | None]
-    """Minimum number of workers with which an elastic job starts and trains; unset if it is not
-    elastic."""
+    """Minimum number of workers with which an elastic job starts and trains; unset if the job is
+    not elastic."""
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
     roles: Mapped[list[Any] | None]
-    """`role`, `first_rank`, `number` and `bundle` of each role that has its own resources."""
+    """The `role`, `first_rank`, `number` and `bundle` of each role that has its own resources."""
     required_topology: Mapped[str | None] = mapped_column(String(63))
     """Level of the topology. The whole job must be placed in a single domain of this level. Unset
     if there is no such requirement."""
     homes: Mapped[list[Any] | None]
-    """The labels of each worker's node, except for the first worker:
-    `placement.pinned_nodes.PinnedNodes`."""
+    """Labels that each worker's node must have, except for the first worker's node (see
+    `placement.pinned_nodes.PinnedNodes`)."""
     silo_sources: Mapped[list[Any] | None]
     """URLs of the data of federated silos, in the order of the silos; null for a silo whose node
     defines the URL. The URLs are not part of the stored document, and each URL is sent only to the
     rank of its silo."""
     init_from: Mapped[dict[str, Any] | None]
-    """The checkpoint that `spec.init_from` referred to when the job was submitted:
-    `init_from.InitFromCheckpoint`."""
+    """The checkpoint that `spec.init_from` referred to when the job was submitted (an
+    `init_from.InitFromCheckpoint`)."""
     init_from_job: Mapped[str | None] = mapped_column(String(64))
     code: Mapped[str | None] = mapped_column(String(64))
     """Id of the uploaded code that the job runs; unique only per owner."""
@@ -118,8 +119,8 @@ class JobRow(Base):
     array_head: Mapped[str | None] = mapped_column(String(64))
     """Equal to `array_id` for the one job that represents its array in lists; otherwise unset."""
     array_max_running: Mapped[int | None]
-    """Maximum number of jobs of the array that can have slots at the same time; if unset, there is
-    no limit."""
+    """Maximum number of the array's jobs that can have slots at the same time; unset if there is no
+    limit."""
 
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
@@ -128,10 +129,11 @@ class JobRow(Base):
     """Position of a waiting job in the latest plan, starting at 1."""
     blocked_by: Mapped[list[Any]]
     kept_back_s: Mapped[float] = mapped_column(server_default=text("0"))
-    """Number of seconds for which the waiting job was held, or waited for other jobs or for its
+    """Total seconds for which the waiting job was on hold, or was waiting for other jobs or for its
     array."""
     kept_back_since: Mapped[datetime | None]
-    """When the current period that counts towards `kept_back_s` began; unset if there is none."""
+    """When the current period that counts towards `kept_back_s` began; unset if there is no such
+    period."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
@@ -146,23 +148,25 @@ class JobRow(Base):
     preemptions: Mapped[int]
     max_user_retries: Mapped[int]
     max_infra_retries: Mapped[int]
-    """The value of the service's setting when the job was submitted, as for `log_limit_bytes`."""
+    """The value of the service's setting when the job was submitted. The same applies to
+    `log_limit_bytes`."""
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
     recoveries: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of times that the job recovered in place."""
     slot_seconds: Mapped[dict[str, Any] | None]
-    """Sum over all attempts of the job, by `TimeCategory`; unset until an attempt has reported
-    it."""
+    """Slot-seconds of all attempts of the job, by `TimeCategory`; unset until an attempt has
+    reported any."""
     cost: Mapped[dict[str, Any] | None]
-    """Sum over all attempts: `currency`, `total`, `useful`, `wasted`, `unreported`; unset until
+    """Cost of all attempts: `currency`, `total`, `useful`, `wasted`, `unreported`; unset until
     slots of the job have been priced."""
 
     progress: Mapped[dict[str, Any] | None]
     step_times: Mapped[dict[str, Any] | None]
-    """Step times of an elastic recipe (`service.ingest.step_times`): `alike`, the current
+    """Step times of an elastic recipe (see `service.ingest.step_times`): `alike`, the current
     `batch_size`, `micro_batch_size`, and `times`, a list of [workers, nodes, batch size, seconds].
-    If the document has a batch range, also `batch_range` and, once measured, `noise_scale`."""
+    If the document has a batch range, the value also contains `batch_range` and, once it has been
+    measured, `noise_scale`."""
     summary: Mapped[dict[str, Any]]
     warnings: Mapped[list[Any] | None]
     """Warnings to show with the job, each with a code and a message."""
@@ -190,16 +194,17 @@ class JobLabelRow(Base):
 class JobDependencyRow(Base):
     """A dependency of a job or array on a job or array that has not ended.
 
-    The row is deleted in the transaction that settles the dependency. Therefore `waiter` has never
-    started, and `after_id` has not ended."""
+    The row is deleted in the transaction that settles the dependency. Therefore, as long as the row
+    exists, `waiter` has never started, and `after_id` has not ended.
+    """
 
     __tablename__ = "job_dependencies"
     __table_args__ = (Index("ix_job_dependencies_after_id", "after_id"),)
     waiter: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Id of the waiting job, or of an array whose jobs all wait."""
+    """Id of the waiting job, or of the array whose jobs are all waiting."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     on_success: Mapped[bool]
-    """Whether `after_id` must succeed; otherwise it must only end."""
+    """Whether `after_id` must succeed; if False, it only has to end."""
 
 
 class IdempotencyRow(Base):
@@ -212,7 +217,7 @@ class IdempotencyRow(Base):
         ForeignKey("jobs.id", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
         index=True,
     )
-    """The foreign key is checked on commit, because the idempotency key is reserved before its job
+    """The foreign key is checked on commit, because the idempotency key is reserved before the job
     is written."""
     drill_id: Mapped[str | None] = mapped_column(String(64))
     """Set if the request was for a drill of this job."""
@@ -245,7 +250,7 @@ class TrialRow(Base):
     parameters: Mapped[dict[str, Any] | None]
     """The trial's values by name; unset until the sampler has chosen them."""
     value: Mapped[float | None]
-    """The trial's value of the metric: the best or the last value, according to the sweep's
+    """The trial's value of the metric: the best or the last value, depending on the sweep's
     `by`."""
     value_step: Mapped[int | None]
     last_step: Mapped[int | None]

@@ -32,7 +32,7 @@ class QueueRow(Base):
 
 
 class ForecastRow(Base):
-    """When an attempt was expected to start or end, and when it actually did.
+    """When an attempt was expected to start or end, and when it actually started or ended.
 
     `came_at` is unset until the attempt has started or ended.
     """
@@ -54,17 +54,17 @@ class ForecastRow(Base):
     )
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """The attempt that starts or ends; for a waiting job, its next attempt."""
+    """Number of the attempt that starts or ends; for a waiting job, of the next attempt."""
     of: Mapped[str] = mapped_column(String(8), primary_key=True)
     """`start` or `end`."""
     expected_at: Mapped[datetime | None]
     earliest_at: Mapped[datetime | None]
     latest_at: Mapped[datetime | None]
     not_before: Mapped[datetime | None]
-    """If the time of the event could not be forecast, the end of the period that the forecast
-    covered."""
+    """End of the period that the forecast covered, if the time of the event could not be
+    forecast."""
     code: Mapped[str | None] = mapped_column(String(64))
-    """Code of the reason why the time of the event could not be forecast; `message` is the
+    """Code for the reason why the time of the event could not be forecast. `message` contains the
     explanation."""
     message: Mapped[str | None]
     num_assumed: Mapped[int]
@@ -77,7 +77,7 @@ class ForecastRow(Base):
 
 
 class OutlookRow(Base):
-    """The situation from which the latest forecast started, and errors of earlier forecasts. The
+    """The situation on which the latest forecast is based, and the errors of earlier forecasts. The
     table has a single row."""
 
     __tablename__ = "outlook"
@@ -85,13 +85,13 @@ class OutlookRow(Base):
     made_at: Mapped[datetime]
     situation: Mapped[bytes]
     """The situation, encoded by `service.outlook.codec`. If many jobs are waiting, it contains only
-    the first of them."""
+    the first waiting jobs."""
     errors: Mapped[dict[str, Any]]
     """`views.ForecastErrors`."""
 
 
 class DecisionRow(Base):
-    """A round of the scheduler that changed something. The row is kept for some hours."""
+    """A scheduler round that made changes. The row is kept for several hours."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_made_at", "made_at"), {"sqlite_autoincrement": True})

@@ -76,7 +76,8 @@ class SystemMetricsRow(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     first_rank: Mapped[int]
-    """The first rank that the row can contain (`service.domain.system_metrics.RANKS_OF_ROW`)."""
+    """The lowest rank that the row can contain (see
+    `service.domain.system_metrics.RANKS_OF_ROW`)."""
     is_lone: Mapped[bool]
     """Whether the row contains a single original sample, and will be merged with other such
     rows."""
@@ -90,8 +91,8 @@ class SystemMetricsRow(Base):
 
 
 class LogChunkRow(Base):
-    """Consecutive log lines of one rank, stored in `text` while the chunk is open, and then in the
-    storage."""
+    """Consecutive log lines of one rank. They are stored in `text` while the chunk is open, and
+    afterwards in the storage."""
 
     __tablename__ = "log_chunks"
     __table_args__ = (
@@ -111,22 +112,22 @@ class LogChunkRow(Base):
     incarnation: Mapped[int]
     """Incarnation of the process that wrote the last line."""
     next_number: Mapped[int]
-    """The number that this process will assign to its next line. If the next line that arrives has
-    a higher number, lines were lost."""
+    """The number that this process will assign to its next line. If the next line to arrive has a
+    higher number, lines were lost."""
     text: Mapped[str | None]
     """JSON arrays, one per line: `[time, line]`, or `[time, note, lost]` if lines were lost."""
     storage_key: Mapped[str | None]
     left_out: Mapped[int | None]
     """Number of lines that were dropped before the lines of this chunk. Once the job's log has
-    reached its limit, only the latest lines of each rank are kept. None for chunks from before the
-    limit was reached."""
+    reached its limit, only the latest lines of each rank are kept. None for chunks that were
+    written before the limit was reached."""
     refused_at: Mapped[datetime | None]
     """When the storage refused the chunk. The chunk is closed, and remains in `text` until the
     storage accepts it."""
     dropped_bytes: Mapped[int | None]
     """Number of bytes that were dropped from this refused chunk and from earlier refused chunks,
-    because the database's limit for them was exceeded. If it is set, `text` is a note about the
-    dropped lines."""
+    because the database's limit for refused chunks was exceeded. If this is set, `text` is a note
+    about the dropped lines."""
 
 
 class CheckpointRow(Base):
@@ -154,7 +155,7 @@ class ArtifactRow(Base):
 
 
 class DownloadLinkRow(Base):
-    """An unused download link. Only a hash of its secret is stored, so that a reader of the
+    """An unused download link. Only a hash of the link's secret is stored, so that a reader of the
     database can't download the file."""
 
     __tablename__ = "download_links"

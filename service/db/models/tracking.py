@@ -28,7 +28,7 @@ class JobAnnotationRow(Base):
     notes: Mapped[str]
     """Notes in Markdown."""
     revision: Mapped[int]
-    """Number of changes to notes and tags so far."""
+    """Number of times that the notes or the tags were changed."""
     updated_at: Mapped[datetime]
     updated_by: Mapped[str] = mapped_column(String(255))
 
@@ -47,8 +47,8 @@ class ExperimentRow(Base):
 class DocumentValueRow(Base):
     """A value of a document with its JSON pointer, for searches.
 
-    Jobs share the values of another holder, and have their own rows only for values that differ, so
-    that an array of ten thousand jobs needs few more rows than a single job.
+    A job shares the values of another holder, and has its own rows only for values that differ. An
+    array of ten thousand jobs therefore needs few more rows than a single job.
     `service.domain.tracking.document_values` defines how values are stored.
     """
 
@@ -60,7 +60,7 @@ class DocumentValueRow(Base):
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Id of a job, of an array, or of shared defaults."""
     pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """A JSON pointer. The row of a job with an empty pointer contains, in `text`, the holder whose
+    """A JSON pointer. A job's row with an empty pointer contains (in `text`) the holder whose
     values the job shares."""
     number: Mapped[float | None]
     text: Mapped[str | None] = mapped_column(String(255))
@@ -69,7 +69,7 @@ class DocumentValueRow(Base):
 class MetricSummaryRow(Base):
     """The last value and the extremes of a series of rank 0, over all steps that count.
 
-    While the job is running, its rows can lag some seconds behind its latest points.
+    While the job is running, its rows can lag several seconds behind its latest points.
     """
 
     __tablename__ = "metric_summaries"
@@ -125,4 +125,5 @@ class MlflowExportRow(Base):
     """Earliest time of the next try after a failure."""
     problem: Mapped[str | None]
     is_complete: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether the job has ended and is completely exported. Reset when tags or notes change."""
+    """Whether the job has ended and has been exported completely. Reset when tags or notes
+    change."""

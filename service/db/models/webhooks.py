@@ -33,12 +33,12 @@ class WebhookRow(Base):
     queue: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, Any]]
     all_users: Mapped[bool]
-    """Whether the webhook is notified about the jobs of all users, instead of only its owner's
+    """Whether the webhook is notified about the jobs of all users instead of only its owner's
     jobs."""
     secret: Mapped[str]
     """Key for signing messages."""
     failures: Mapped[int]
-    """Number of consecutive tries that the receiver did not accept."""
+    """Number of consecutive delivery attempts that failed."""
     failing_since: Mapped[datetime | None]
     paused_until: Mapped[datetime | None]
     disabled_at: Mapped[datetime | None]
@@ -50,11 +50,11 @@ class WebhookRow(Base):
 
 
 class WebhookDeliveryRow(Base):
-    """A message for a webhook, written in the same transaction as the change that it reports.
+    """A message for a webhook. It is written in the same transaction as the change that it reports.
 
-    `webhook_id` is not a foreign key, so that a transaction that changes a job neither waits for
-    the deletion of a webhook nor fails because of it. Messages without a webhook are deleted
-    periodically.
+    `webhook_id` is not a foreign key, so that a transaction that changes a job neither waits for a
+    webhook to be deleted nor fails because the webhook was deleted. Messages without a webhook are
+    deleted periodically.
     """
 
     __tablename__ = "webhook_deliveries"

@@ -1,4 +1,4 @@
 """All SQL of the service: functions that take a Session, with one module per group of tables.
 
-They contain no rules: callers decide what can change and when.
+The functions contain no rules: callers decide what can change, and when.
 """

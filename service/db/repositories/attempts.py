@@ -31,7 +31,7 @@ def _one() -> Select[AttemptRow]:
 
 
 def insert(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert attempts. `rows` has the columns of each attempt."""
+    """Insert attempts. `rows` contains the columns of each attempt."""
     if rows:
         session.connection().execute(_insert(), list(rows))
 
@@ -129,8 +129,8 @@ def _followed_columns() -> Select[Any]:
 
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
-    """Return the cursors of these jobs' live attempts, by (job, attempt). A cursor shows how many
-    of an attempt's reports have been stored."""
+    """Return the cursors of these jobs' live attempts, by (job, attempt). A cursor indicates how
+    many of an attempt's reports have been stored."""
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -222,12 +222,12 @@ def keep_ended(session: Session, job_ids: Sequence[str]) -> None:
 
 
 def forget_ended(session: Session, before: datetime) -> None:
-    """For attempts of deleted jobs, delete the slots of attempts that ended before this time."""
+    """Delete the slots of deleted jobs' attempts that ended before this time."""
     session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Return the job's checkpoints, newest first: by attempt, then by step."""
+    """Return the job's checkpoints by attempt and then by step, newest first."""
     query = (
         select(CheckpointRow)
         .where(CheckpointRow.job_id == job_id)

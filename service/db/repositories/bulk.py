@@ -10,7 +10,7 @@ from sqlalchemy import Table
 from service.db.models import Base
 
 CHUNK = 500
-"""Number of ids per statement. SQLite accepts 32,766 values, PostgreSQL twice as many."""
+"""Number of ids per statement. SQLite accepts 32,766 values; PostgreSQL accepts twice as many."""
 
 T = TypeVar("T")
 
@@ -21,8 +21,8 @@ def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def change(row: Base, **columns: Any) -> None:
-    """Set the columns whose values differ. Other columns are not set, because setting a column is
-    slower than comparing it."""
+    """Set the columns whose values differ. Unchanged columns are not set, because setting a column
+    is slower than comparing its value."""
     for name, value in columns.items():
         if getattr(row, name) != value:
             setattr(row, name, value)

@@ -16,7 +16,7 @@ from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
 def count_event(session: Session, row: JobRow) -> int:
-    """Return the number of the job's next event. The row remains locked, so that there are no
+    """Return the number of the job's next event. The job's row remains locked, so that there are no
     gaps."""
     if not jobs.is_locked(session, row.id):
         jobs.lock(session, row.id)
@@ -25,7 +25,7 @@ def count_event(session: Session, row: JobRow) -> int:
 
 
 def has_event(session: Session, job_id: str, type_: str, attempt: int | None = None) -> bool:
-    """Whether the job, or this attempt of the job, has an event of this type."""
+    """Whether the job (or this attempt of it, if given) has an event of this type."""
     query = select(EventRow.seq).where(EventRow.job_id == job_id, EventRow.type == type_).limit(1)
     if attempt is not None:
         query = query.where(EventRow.attempt == attempt)

@@ -63,13 +63,13 @@ def drill(session: Session, job_id: str, drill_id: str) -> DrillRow | None:
 
 
 def drills(session: Session, job_id: str) -> list[DrillRow]:
-    """Return the job's drills, in the order of their requests."""
+    """Return the job's drills in the order in which they were requested."""
     query = select(DrillRow).where(DrillRow.job_id == job_id)
     return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
 
 
 def open_drills(session: Session, job_id: str) -> list[DrillRow]:
-    """Return the job's drills that have not finished, in the order of their requests."""
+    """Return the job's unfinished drills in the order in which they were requested."""
     query = select(DrillRow).where(DrillRow.job_id == job_id, DrillRow.state.in_(_OPEN))
     return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
 
@@ -100,7 +100,7 @@ def waiting_drills(session: Session) -> Sequence[Row[Any]]:
 def _waiting_drills() -> Select[Any]:
     c = DrillRow.__table__.c
     query = select(c.job_id, c.attempt, c.id, c.kind, c.rank, c.at_step)
-    # Must be equal to the condition of the partial index.
+    # This must be the same as the partial index's condition.
     waiting = text("drills.state = 'waiting'")
     return query.where(waiting).order_by(c.job_id, c.id)
 

@@ -14,7 +14,7 @@ from service.db.models import FederatedClientRow, FederatedRoundRow, JobRow
 
 
 def add_clients(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert clients. `rows` has the columns of each client."""
+    """Insert clients. `rows` contains the columns of each client."""
     session.execute(insert(FederatedClientRow), rows)
 
 
@@ -30,7 +30,7 @@ def clients(session: Session, job_id: str) -> Sequence[FederatedClientRow]:
 
 
 def remove_client(session: Session, job_id: str, number: int) -> bool:
-    """Remove a client. Returns False if it does not exist."""
+    """Remove a client. Returns False if the client does not exist."""
     row = FederatedClientRow
     query = delete(row).where(row.job_id == job_id, row.number == number).returning(row.number)
     return session.scalar(query.execution_options(synchronize_session=False)) is not None
@@ -83,9 +83,9 @@ def note_sent(
     *,
     is_update: bool,
 ) -> bool:
-    """Record a client's update for a round, or its answer in a phase of secure aggregation.
+    """Record a client's update for a round, or its response in a phase of secure aggregation.
 
-    Returns False if the client has already sent it.
+    Returns False if the client has already sent this update or response.
     """
     row = FederatedClientRow
     counted = {"sent_at": now, "num_sent": row.num_sent + 1} if is_update else {}
@@ -102,8 +102,7 @@ def note_sent(
 
 
 def forget_sent(session: Session, job_id: str, round_name: str, received: Collection[int]) -> None:
-    """Allow clients to send their updates for a round again if the storage has not received
-    them."""
+    """Allow clients to resend updates that the storage has not received."""
     row, kept = FederatedClientRow, set(received)
     query = select(row).where(row.job_id == job_id, row.sent_round == round_name)
     for client in session.scalars(query):
@@ -113,7 +112,7 @@ def forget_sent(session: Session, job_id: str, round_name: str, received: Collec
 
 
 def senders(session: Session, job_id: str, sent_name: str) -> set[int]:
-    """Return the numbers of the clients whose latest answer has this name."""
+    """Return the numbers of the clients whose latest response has this name."""
     row = FederatedClientRow
     query = select(row.number).where(row.job_id == job_id, row.sent_round == sent_name)
     return set(session.scalars(query))

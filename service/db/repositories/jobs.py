@@ -24,7 +24,7 @@ def get(session: Session, job_id: str) -> JobRow | None:
 
 
 def existing(session: Session, job_ids: Sequence[str]) -> set[str]:
-    """Return the ids among `job_ids` of jobs that exist and are not being deleted."""
+    """Return the ids in `job_ids` whose jobs exist and are not being deleted."""
     query = select(JobRow.id).where(JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None))
     return set(session.scalars(query))
 
@@ -44,7 +44,7 @@ def lock(session: Session, job_id: str) -> JobRow | None:
 def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
     """Lock several jobs, and return their rows by id.
 
-    All transactions lock jobs in the order of their ids, so that they can't deadlock.
+    All transactions lock jobs in the order of their ids, so that the transactions can't deadlock.
     """
     found: dict[str, JobRow] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
@@ -55,7 +55,7 @@ def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
 
 
 def is_locked(session: Session, job_id: str) -> bool:
-    """Whether this transaction has locked the row, so that the row is current."""
+    """Whether this transaction has locked the row, which is therefore current."""
     return job_id in _locked(session)
 
 
@@ -105,7 +105,7 @@ _STATUS = (
     *("array_id", "array_index"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
-"""The columns of a job that its view is built from."""
+"""The columns from which a job's view is built."""
 
 
 @cache
@@ -143,7 +143,7 @@ def status(session: Session, job_id: str) -> Row[Any] | None:
 
 
 def state_of(session: Session, job_id: str) -> JobState | None:
-    """Return only the state of a job; None if the job does not exist."""
+    """Return the state of a job; None if the job does not exist."""
     found = session.connection().execute(_state_query(), {"job_id": job_id})
     state: JobState | None = found.scalar()
     return state
@@ -158,8 +158,8 @@ def _state_query() -> Select[Any]:
 
 
 def unstored(**columns: Any) -> JobRow:
-    """Return a read-only JobRow with these columns. It belongs to no session, and triggers no
-    listeners."""
+    """Return a read-only JobRow with these columns. The row does not belong to a session, and does
+    not trigger listeners."""
     row = JobRow()
     vars(row).update(columns)
     return row
@@ -203,7 +203,7 @@ def _step_times() -> Select[Any]:
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
-    """Return (owner, name, num_workers, runtime_used_s) of the `most` jobs that succeeded last,
+    """Return (owner, name, num_workers, runtime_used_s) of the last `most` jobs that succeeded,
     newest first."""
     c = JobRow.__table__.c
     query = (
@@ -216,7 +216,7 @@ def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
 
 
 def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return (document, owner) of each of these jobs, by id; jobs that do not exist are omitted."""
+    """Return (document, owner) of each of these jobs, by id. Jobs that do not exist are omitted."""
     return {
         row.id: (row.spec, row.owner)
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -262,13 +262,13 @@ def erase(session: Session, job_ids: Sequence[str]) -> None:
 
 
 def newest_succeeded(session: Session, limit: int) -> Sequence[Row[str, dict[str, Any]]]:
-    """Return (id, document) of succeeded jobs, the newest first."""
+    """Return (id, document) of succeeded jobs, newest first."""
     query = select(JobRow.id, JobRow.spec).where(JobRow.state == JobState.SUCCEEDED)
     return session.execute(query.order_by(JobRow.id.desc()).limit(limit)).all()
 
 
 def count_by_state(session: Session) -> dict[JobState, int]:
-    """Return the number of jobs in each state; states without jobs are omitted."""
+    """Return the number of jobs in each state. States without jobs are omitted."""
     query = (
         select(JobRow.state, func.count()).where(JobRow.deleted_at.is_(None)).group_by(JobRow.state)
     )

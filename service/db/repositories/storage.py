@@ -34,7 +34,7 @@ def used_bytes(session: Session) -> int:
     """Return the total bytes of checkpoints, artifacts and logs according to their rows, without
     listing the storage.
 
-    Floats are summed, because a job can report false sizes whose sum exceeds 64 bits.
+    The sum uses floats, because a job can report false sizes whose sum exceeds 64 bits.
     """
     total = 0
     for size in (CheckpointRow.size_bytes, ArtifactRow.size_bytes, LogChunkRow.size_bytes):
@@ -51,14 +51,14 @@ def projects(session: Session) -> Iterator[str]:
 
 
 def finished_before(session: Session, time: datetime, limit: int) -> list[tuple[str, str]]:
-    """Return (id, project) of disposable jobs that ended before `time`, oldest first."""
+    """Return (id, project) of jobs that may be deleted and ended before `time`, oldest first."""
     query = _disposable().where(JobRow.finished_at < time)
     return _pairs(session, query.order_by(JobRow.finished_at).limit(limit))
 
 
 def finished_beyond(session: Session, project: str, keep: int, limit: int) -> list[tuple[str, str]]:
-    """Return (id, project) of disposable jobs beyond the `keep` newest jobs of a project, newest
-    first."""
+    """Return (id, project) of jobs that may be deleted, except for the `keep` newest jobs of the
+    project; newest first."""
     finished = and_(
         JobRow.project == project, JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None)
     )
@@ -101,7 +101,8 @@ def add(session: Session, row: DownloadLinkRow) -> None:
 
 
 def take(session: Session, secret_sha256: str) -> DownloadLinkRow | None:
-    """Delete and return a link. If several callers use the same secret, only one gets the link."""
+    """Delete and return a link. If several callers use the same secret, only one caller gets the
+    link."""
     statement = (
         delete(DownloadLinkRow)
         .where(DownloadLinkRow.secret_sha256 == secret_sha256)

@@ -1,4 +1,4 @@
-"""A single query for facts that are needed for nearly every change of a job."""
+"""A single query for facts that nearly every change to a job needs."""
 
 from __future__ import annotations
 

@@ -106,13 +106,12 @@ def count_of(session: Session, owner: str) -> int:
 
 
 def remove(session: Session, webhook_id: str) -> None:
-    """Delete a webhook. Its messages, of which there can be many, are deleted later (see
-    `surplus`)."""
+    """Delete a webhook. There can be many messages, so they are deleted later (see `surplus`)."""
     session.execute(delete(WebhookRow).where(WebhookRow.id == webhook_id))
 
 
 def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int]:
-    """Return the number of waiting messages of each of these webhooks. Webhooks without waiting
+    """Return the number of waiting messages for each of these webhooks. Webhooks without waiting
     messages are omitted."""
     query = (
         select(WebhookDeliveryRow.webhook_id, func.count())
@@ -144,7 +143,7 @@ def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime | 
 
 
 def next_due(session: Session, webhook_id: str, now: datetime) -> WebhookDeliveryRow | None:
-    """Return the message that has been due for the longest time, if any is due."""
+    """Return the message that has been due for the longest time; None if no message is due."""
     query = select(WebhookDeliveryRow).where(
         WebhookDeliveryRow.webhook_id == webhook_id,
         _WAITING,
@@ -198,7 +197,7 @@ def overfull(session: Session, most: int) -> Sequence[str]:
 def surplus(session: Session, before: datetime, keep: int, limit: int) -> list[int]:
     """Return the numbers of messages to delete.
 
-    These are settled messages that were created before this time, settled messages beyond the
+    These are settled messages that were created before this time, settled messages except for the
     `keep` newest of each webhook, and all messages of deleted webhooks.
     """
     table = WebhookDeliveryRow
@@ -221,9 +220,9 @@ def delete_deliveries(session: Session, numbers: Sequence[int]) -> None:
 def summary(session: Session) -> tuple[int, int, int, int, datetime | None]:
     """Return (working, failing, disabled, waiting, oldest).
 
-    The first three are numbers of webhooks; only enabled webhooks count as working or failing.
-    `waiting` is the number of waiting messages, and `oldest` is when the oldest of them was
-    created.
+    The first three values are numbers of webhooks; only enabled webhooks count as working or
+    failing. `waiting` is the number of waiting messages, and `oldest` is the time when the oldest
+    waiting message was created.
     """
     is_enabled = WebhookRow.disabled_at.is_(None)
     is_failing = WebhookRow.failing_since.is_not(None)

@@ -16,7 +16,7 @@ _ORDER = {
 
 
 def is_news(state: DrillState, reported: DrillState) -> bool:
-    """Whether the report advances the drill. A drill never returns to an earlier state, and
+    """Whether the reported state advances the drill. A drill never returns to an earlier state, and
     `PASSED` and `FAILED` are final."""
     return _ORDER[reported] > _ORDER[state]
 
@@ -27,12 +27,12 @@ class Running:
 
     world_size: int
     step: int
-    """Number of completed optimizer steps, as far as it is known."""
+    """Number of completed optimizer steps, as far as is known."""
     total_steps: int | None
     has_steps: bool
-    """Whether the ranks report steps. Ranks of recipes and of some scripts do."""
+    """Whether the ranks report steps, as ranks of recipes and of some scripts do."""
     why_not_in_place: str | None = None
-    """Why the job's group does not recover in place; None if it does."""
+    """The reason why the job's group does not recover in place; None if it does."""
 
 
 def ends_attempt(kind: DrillKind, job: Running) -> bool:
@@ -42,7 +42,7 @@ def ends_attempt(kind: DrillKind, job: Running) -> bool:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a drill makes no sense."""
+    """The reason why a drill makes no sense."""
 
     pointer: str
     message: str
@@ -50,9 +50,9 @@ class Refusal:
 
 
 def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Refusal | None:
-    """Return why the drill makes no sense; None if it can be tried."""
+    """Return the reason why the drill makes no sense; None if it can be tried."""
     if kind is DrillKind.PREEMPT and rank != 0:
-        return Refusal("/rank", "a preemption affects the whole job; omit the rank")
+        return Refusal("/rank", "a preemption affects the whole job: omit the rank")
     if rank >= job.world_size:
         ranks = "only rank 0" if job.world_size == 1 else f"ranks 0 to {job.world_size - 1}"
         return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")
@@ -61,23 +61,25 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
     if not job.has_steps:
         return Refusal(
             "/at_step",
-            "the script has not reported a step yet, so it is unknown whether it reports steps "
-            "at all",
-            hint="omit it to inject the fault immediately, or try again after the first report",
+            "the script has not reported a step yet, so it might not report steps at all",
+            hint="omit at_step to inject the fault immediately, or try again after the script's "
+            "first report",
         )
     if at_step <= job.step:
         return Refusal(
             "/at_step",
-            f"the job has already done {job.step} steps",
-            hint="omit it to inject the fault immediately, or choose a later step",
+            f"the job has already completed {job.step} steps",
+            hint="omit at_step to inject the fault immediately, or choose a later step",
         )
     if job.total_steps is not None and at_step >= job.total_steps:
-        return Refusal("/at_step", f"the job ends with step {job.total_steps}")
+        return Refusal(
+            "/at_step", f"the job ends after step {job.total_steps}: choose an earlier step"
+        )
     return None
 
 
 def outcome_sentence(recovery_s: float | None, steps_lost: int | None) -> str:
-    """Return text such as `recovered in 0.41 s, 0 steps lost`, without unknown parts."""
+    """Return a string such as `recovered in 0.41 s, 0 steps lost`, without unknown parts."""
     how_long = "recovered" if recovery_s is None else f"recovered in {recovery_s:.2f} s"
     if steps_lost is None:
         return how_long

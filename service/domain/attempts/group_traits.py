@@ -51,44 +51,50 @@ def _next_of_each(ranks: list[int]) -> Mapping[int, int]:
 
 
 def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
-    """Return `GroupTraits.goes_on_without_lost` for a document that any release has stored."""
+    """Return `GroupTraits.goes_on_without_lost` for a document that any release may have stored."""
     return (document.get("sync") or {}).get("kind") == "gossip"
 
 
 def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
-    """Return why such a job never recovers in place; None if it can.
+    """Return the reason why such a job never recovers in place; None if it can recover in place.
 
-    num_workers: the number of workers that the job has, or can have later.
+    num_workers: the number of workers that the job has, or may have later.
 
     On GPUs, NCCL's operations complete asynchronously, so an optimizer step on a gradient that
     never arrived can't be distinguished from a valid step. Jobs with parameter servers are exempt,
-    because their workers take no optimizer steps.
+    because their workers don't perform optimizer steps.
     """
     if document.script is not None and document.is_divided:
-        return "ranks of a script that share a divided model do not recover in place"
+        return "ranks of a script that divide a model among themselves do not recover in place"
     if document.script is not None:
         return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
         return "a single rank does not recover in place, because no other rank holds its state"
     has_servers = document.num_ranks_that_train < document.resources.num_workers
     if has_gpus and not has_servers:
-        return "a group on GPUs does not recover in place, because its state may be half a step on"
+        return (
+            "a group on GPUs does not recover in place, because a fault may leave its state in the "
+            "middle of a step"
+        )
     if document.num_replicas == 1:
         return (
-            "ranks that share a single divided model do not recover in place: each has parts "
-            "that no other rank has (set parallel.data above 1 to have copies)"
+            "ranks that divide a single model among themselves do not recover in place, because "
+            "each rank has parts that no other rank has: set parallel.data above 1 to have copies"
         )
     if document.takes_local_steps:
-        return "ranks that take local steps do not recover in place: each has its own state"
+        return (
+            "ranks that take local steps do not recover in place, because each rank has its own "
+            "state"
+        )
     return None
 
 
 def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
-    """Whether such a job recovers in place, or might. A script recovers in place only if its
-    processes call `train.prepare`, which is not known before they run (`are_prepared`)."""
+    """Whether such a job might recover in place. A script recovers in place only if its processes
+    call `train.prepare`, which is not known before they run (see `are_prepared`)."""
     script = document.script
     if script is None:
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
     is_one_program = script.framework == "torch" and not script.roles
-    # No rank has the whole state of a divided model.
+    # With a divided model, no rank has the complete state.
     return is_one_program and not document.is_divided and num_workers > 1 and not has_gpus

@@ -1,8 +1,8 @@
 """The goodput ledger, which records how every slot-second of a job was used.
 
-A slot is held from its assignment until it is seen to be free, and every second of this time
-belongs to exactly one category. The categories therefore add up to the time for which slots were
-held. Unaccounted time is `idle`.
+A slot is held from its assignment until the service observes that it is free, and every second of
+this time belongs to exactly one category. The sum of the categories is therefore the time for which
+slots were held. Unaccounted time is `idle`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Ledger = Mapping[str, float]
 """Slot-seconds by category; a missing category means 0."""
 
 MAX_SECONDS = 1e15
-"""Upper bound of a valid ledger: a million slots for thirty years."""
+"""Upper bound for the seconds of a category: a million slots for thirty years."""
 
 
 def checked(reported: Mapping[str, object]) -> dict[str, float]:
@@ -30,7 +30,9 @@ def checked(reported: Mapping[str, object]) -> dict[str, float]:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise ValueError(f"{category} is not a number")
         if not (math.isfinite(seconds) and 0 <= seconds <= MAX_SECONDS):
-            raise ValueError(f"{category} is not from 0 to {MAX_SECONDS:g} seconds: {seconds!r}")
+            raise ValueError(
+                f"{category} must be between 0 and {MAX_SECONDS:g} seconds, but is {seconds!r}"
+            )
         found[category.value] = float(seconds)
     return found
 
@@ -42,7 +44,7 @@ def total(ledger: Ledger) -> float:
 
 def useful_share(ledger: Ledger) -> float | None:
     """Return the useful share of the held slot-seconds; None if no slot was held, or if a script
-    reported no steps."""
+    did not report steps."""
     held, useful = total(ledger), ledger.get(TimeCategory.USEFUL, 0.0)
     has_steps = useful > 0 or ledger.get(TimeCategory.RECOMPUTED, 0.0) > 0
     is_unknown = ledger.get(TimeCategory.UNREPORTED, 0.0) > 0 and not has_steps
@@ -63,7 +65,7 @@ def useful_and_unreported(ledger: Ledger) -> tuple[float, float]:
 
 
 def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
-    """Return the new sum of several ledgers after one ledger has changed from `before` to `after`.
+    """Return the new sum of several ledgers after one of them has changed from `before` to `after`.
     whole: the sum before the change."""
     return {
         c.value: max(0.0, whole.get(c, 0.0) - before.get(c, 0.0) + after.get(c, 0.0))
@@ -73,13 +75,13 @@ def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
 
 def growth(before: Ledger, after: Ledger) -> dict[str, float]:
     """Return increments for counters that can only grow. If a second moves to another category, it
-    remains counted in the old category and is also counted in the new one."""
+    is counted in both categories."""
     grown = {c.value: after.get(c, 0.0) - before.get(c, 0.0) for c in TimeCategory}
     return {name: seconds for name, seconds in grown.items() if seconds > 0}
 
 
 def unaccounted(ledger: Ledger, held_s: float) -> dict[str, float]:
-    """Return the ledger with `held_s` additional idle slot-seconds: the time from the last report
-    of a lost supervisor until its slots were seen to be free."""
+    """Return the ledger with `held_s` additional idle slot-seconds: the time from a lost
+    supervisor's last report until the service observed that its slots were free."""
     idle = ledger.get(TimeCategory.IDLE, 0.0) + max(0.0, held_s)
     return {**{c.value: ledger.get(c, 0.0) for c in TimeCategory}, TimeCategory.IDLE.value: idle}

@@ -1,8 +1,8 @@
-"""Determines which steps of an attempt still count after a later attempt has resumed.
+"""Determines which steps of an attempt are still valid after a later attempt has resumed.
 
 An attempt that resumes at step r continues from step r of an earlier attempt, and invalidates the
-later steps of all earlier attempts. Therefore, the steps of an attempt count up to the lowest step
-at which any later attempt began.
+later steps of all earlier attempts. Therefore, the steps of an attempt are valid up to the lowest
+step at which any later attempt began.
 """
 
 from __future__ import annotations

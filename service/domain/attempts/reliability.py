@@ -10,7 +10,7 @@ class Seen:
     """Sums over ended attempts."""
 
     worker_s: float = 0.0
-    """Running time times the number of workers."""
+    """Running time in seconds, multiplied by the number of workers."""
     num_losses: int = 0
     """Number of attempts that ended because a worker, its node or its supervisor was lost."""
 
@@ -20,8 +20,8 @@ def worker_mtbf_s(everywhere: Seen, of_the_job: Seen, *, prior_s: float) -> floa
     and the job's estimates.
 
     The deployment's estimate starts from an assumed loss in `prior_s` seconds (the mean of a gamma
-    prior), which observed time soon outweighs. In the same way, the job's estimate starts from the
-    deployment's estimate.
+    prior). The observed time soon outweighs this assumption. In the same way, the job's estimate
+    starts from the deployment's estimate.
     """
     deployments = (prior_s + everywhere.worker_s) / (1 + everywhere.num_losses)
     own = (deployments + of_the_job.worker_s) / (1 + of_the_job.num_losses)

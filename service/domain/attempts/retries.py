@@ -1,4 +1,5 @@
-"""Decides whether another attempt follows an ended attempt, and to which budget it is charged."""
+"""Decides whether an attempt that has ended is retried, and to which budget the retry is
+charged."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Budgets:
     user_failures: int = 0
     infra_failures: int = 0
     free_requeues: int = 0
-    """Number of free retries since an attempt last completed a step. It affects only the delay."""
+    """Number of free retries since an attempt last completed a step. Affects only the delay."""
     runtime_left_s: float | None = None
     rolls_back: bool = False
     """Whether the document requests a rollback when training diverges."""
@@ -57,11 +58,12 @@ class GiveUp:
     code: str
     budget: RetryBudget
     because: str
-    """The end of a sentence that explains why there is no further attempt."""
+    """The reason why there is no further attempt, as the end of a sentence."""
 
 
 _ERROR_OF_A_LINE = re.compile(r"\w[\w.]*(?:: .*)? \(.*\bline [0-9]+\)", re.DOTALL)
-"""Matches `TypeName: message (file, line n)`, as ranks report errors in the user's code."""
+"""Matches `TypeName: message (file, line n)`, the form in which ranks report errors in the user's
+code."""
 _ROLE = re.compile(r" \(rank [0-9]+ is [^()]*\)$")
 
 
@@ -78,11 +80,11 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
 
 
 BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
-"""Causes with which a group can end if it doesn't recover in place from an injected fault."""
+"""Causes for which a group can end if it doesn't recover in place from an injected fault."""
 
 
 BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE, Cause.SUPERVISOR_LOST})
-"""Causes with which a group can end if it starts or recovers too slowly, or if its supervisor
+"""Causes for which a group can end if it starts or recovers too slowly, or if its supervisor
 responds too slowly."""
 
 
@@ -92,15 +94,15 @@ def decide(
     """Decide whether to retry. User errors, infrastructure faults and preemptions have separate
     budgets.
 
-    cause: the cause with which an unsuccessful attempt ended. A stopped attempt counts as
+    cause: the cause for which an unsuccessful attempt ended. A stopped attempt counts as
     preempted. by_drill: the fault was injected on purpose, so the retry is free. by_overload: the
-    machines were too slow. It is unknown for how long, so the number of retries is unlimited, and
-    their delays increase.
+    machines were too slow. It is unknown how long this will last, so the number of retries is
+    unlimited, and their delays increase.
     """
     if cause is Cause.CANNOT_RUN:
-        return GiveUp(cause, RetryBudget.USER, "retrying would not fix the code")
+        return GiveUp(cause, RetryBudget.USER, "a retry would not fix the code")
     if cause is Cause.BAD_DATA:
-        return GiveUp(cause, RetryBudget.USER, "retrying would not fix the data")
+        return GiveUp(cause, RetryBudget.USER, "a retry would not fix the data")
     if cause is Cause.RUNTIME_EXCEEDED:
         return GiveUp(cause, RetryBudget.USER, "max_runtime_s is used up")
     if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:
@@ -124,7 +126,7 @@ def decide(
             return Retry(delay_s, RetryBudget.USER)
         case Cause.DIVERGED:
             if not budgets.rolls_back:
-                return GiveUp(cause, RetryBudget.USER, "retrying would end in the same way")
+                return GiveUp(cause, RetryBudget.USER, "a retry would end in the same way")
             if budgets.rollbacks >= MAX_ROLLBACKS:
                 because = f"{MAX_ROLLBACKS} rollbacks, each halving the learning rate, did not help"
                 return GiveUp(cause, RetryBudget.USER, because)

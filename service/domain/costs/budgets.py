@@ -36,8 +36,8 @@ def with_budget(queues: Iterable[Queue]) -> list[Queue]:
 
 
 def used_up(queue: Queue, spending: QueueSpending, currency: str, now: datetime) -> str | None:
-    """Return why no job of the queue can start: the budget, the spending, and when jobs can start
-    again. None if no budget is exhausted."""
+    """Return the reason why no job of the queue can start: the budget, the spending, and when jobs
+    can start again. None if no budget is exhausted."""
     what = f"the queue {queue.name!r} has exhausted its budget of"
     raised = f"`dray queue set {queue.name}"
     if queue.budget is not None and spending.in_all >= queue.budget:

@@ -1,8 +1,8 @@
 """The price of a slot, and the cost of the slots that an attempt used.
 
 A slot is one worker's bundle of resources on one node. Its price per hour is the sum of amount *
-price over its resources. Of the rules for a resource, the first whose labels match the node sets
-the price.
+price over its resources. The price of a resource is set by the first rule for the resource whose
+labels match the node.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from service.domain.attempts.ledger import Ledger, useful_and_unreported
 
 SLOT = "slot"
-"""Resource name of a flat price per worker, regardless of its bundle."""
+"""Resource name for a flat price per worker, regardless of the worker's bundle."""
 UNIT = {"memory": float(2**30)}
-"""Amount of a resource to which its price refers. Resources that are not listed are priced per
-unit, and memory is priced per GiB."""
+"""Amount of a resource to which its price refers: memory is priced per GiB, and resources that are
+not listed are priced per unit."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def unreachable(rules: Iterable[PriceRule]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class HeldOnNode:
-    """The slot-seconds that an attempt used on one node."""
+    """The slot-seconds for which an attempt held slots on one node."""
 
     labels: Mapping[str, str]
     """Labels of the node when the attempt acquired its slots."""
@@ -96,7 +96,7 @@ def cost_of(
     prices: Prices, bundle: Mapping[str, float], held: Iterable[HeldOnNode], ledger: Ledger
 ) -> SlotCost:
     """Return the cost of the slots in `held`. The total is divided according to the ledger's
-    shares. If the ledger is empty, the complete cost is unreported."""
+    shares. If the ledger is empty, the whole cost is unreported."""
     held = list(held)
     seconds = math.fsum(each.slot_seconds for each in held)
     total = math.fsum(

@@ -1,7 +1,7 @@
 """Whether a job can continue from another job's complete checkpoint, judged by the two documents.
 
 The order of the samples and the meaning of the optimizer state must be the same. The division of
-the model, the number of workers and the length of the training can differ.
+the model, the number of workers and the length of the training may differ.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dray.spec.fields import Document
 from dray.spec.training.train import Optimizer
 
 _FREE: Final = frozenset({"lr", "state_dtype", "offload"})
-"""Optimizer fields that can differ, because every step reads them from the document, or because
-they only affect how the state is stored."""
+"""Optimizer fields that may differ, because every step reads them from the document, or because
+they affect only how the state is stored."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Difference:
 
 
 def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
-    """Return the first difference that prevents `spec` from continuing after `step`; None if it can
-    continue."""
+    """Return the first difference that prevents `spec` from continuing after `step`; None if `spec`
+    can continue."""
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
         if theirs != ours:
@@ -45,7 +45,7 @@ def _nothing_left(spec: JobSpec, step: int) -> Difference | None:
         most, at = spec.federated.rounds, "/federated/rounds"
     if most is None or most > step:
         return None
-    return Difference(at, f"is {most}, but {step} steps have already been done")
+    return Difference(at, f"is {most}, but {step} steps have already been completed")
 
 
 def _shown(value: Any) -> str:
@@ -106,23 +106,23 @@ def _brought_by_sklearn(spec: JobSpec) -> str:
 
 _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/recipe", lambda spec: spec.recipe, "the model was trained for a different task"),
-    ("/model", lambda spec: spec.model, "the weights belong to that model"),
+    ("/model", lambda spec: spec.model, "the weights belong to the earlier model"),
     ("/data/source", _brought_by_sklearn, "the model was trained on different samples"),
     ("/data/validation_fraction", lambda spec: spec.data.validation_fraction, _ORDER),
     ("/train/global_batch_size", lambda spec: spec.train.samples_per_step, _ORDER),
     ("/train/seed", lambda spec: spec.train.seed, _ORDER),
     *(
-        (f"/train/optimizer/{name}", _optimizers(name), "the optimizer state depends on this")
+        (f"/train/optimizer/{name}", _optimizers(name), "the optimizer state depends on this field")
         for name in Optimizer.model_fields
         if name not in _FREE
     ),
-    ("/train/precision", _scales_its_loss, "only fp16 has a loss scale"),
-    ("/train/ema/decay", _decay, "the stored average depends on this"),
+    ("/train/precision", _scales_its_loss, "only fp16 uses a loss scale"),
+    ("/train/ema/decay", _decay, "the stored average depends on this field"),
     ("/sync/compression/name", _momentum_holder, "topk stores the momentum in its own state"),
-    ("/sync/kind", _kind, "each kind stores a different state for its ranks"),
+    ("/sync/kind", _kind, "each kind stores a different state for the ranks"),
     ("/sync/mode", _push_weights, "the copies of sgp must be multiplied by push weights"),
-    ("/sync/every", _own_steps, "above 1, each rank has its own optimizer state"),
-    ("/sync/outer", lambda spec: spec.outer, "the outer momentum depends on this"),
+    ("/sync/every", _own_steps, "with a value above 1, each rank has its own optimizer state"),
+    ("/sync/outer", lambda spec: spec.outer, "the outer momentum depends on this field"),
     *(
         (f"/federated/{name}", _clients(name), "the rounds would be different")
         for name in Federated.model_fields

@@ -16,7 +16,8 @@ from dray.spec import Cnn, Gpt, JobSpec, Mlp
 from service.domain.init_from.continuing import Difference
 
 _HALVINGS_OF_CNN: Final = 2
-"""The input of a `cnn`'s last layer has a quarter of the image's height and width."""
+"""The input of a `cnn`'s last layer has a quarter of the image's height and a quarter of its
+width."""
 _SIZE_OF_DIGITS: Final = (8, 8)
 SKLEARN: dict[str, tuple[int, int]] = {
     "breast_cancer": (30, 2),
@@ -46,7 +47,7 @@ def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
     """
     if source.recipe is None:
         return Difference(
-            "/init_from/job", "is the job of a script, whose weights recipes can't read"
+            "/init_from/job", "is a script's job, whose weights can't be read by recipes"
         )
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
@@ -61,7 +62,7 @@ def _of_model(name: str) -> Callable[[JobSpec], Any]:
 
 
 def _tokenizer(spec: JobSpec) -> str | None:
-    """Return only whether a tokenizer is set, because two paths can contain the same tokenizer."""
+    """Return only whether a tokenizer is set, because the same tokenizer can be at two paths."""
     if not isinstance(spec.model, Gpt):
         return None
     return "unset" if spec.model.tokenizer is None else "a tokenizer"
@@ -105,14 +106,15 @@ def _classes(spec: JobSpec) -> _Size | None:
 
 
 def _given(option: str) -> Callable[[JobSpec], str]:
-    """Return the pointer of the field that sets the size or, if it is not set, of the source."""
+    """Return the pointer of the field that sets the size; if the field is not set, of the
+    source."""
     return lambda spec: f"/data/{option if getattr(spec.data, option) else 'source'}"
 
 
 _SHAPE: Final = "the weights have a different shape"
 _RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], Any], str], ...]] = (
     ("/recipe", lambda spec: spec.recipe, "the model is different"),
-    ("/model/name", _of_model("name"), "the weights belong to that model"),
+    ("/model/name", _of_model("name"), "the weights belong to the earlier model"),
     ("/model/width", _of_model("width"), _SHAPE),
     ("/model/depth", _of_model("depth"), "it has other layers"),
     ("/model/num_layers", _of_model("num_layers"), "it has other layers"),
@@ -124,5 +126,5 @@ _RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], An
     ("/model/tokenizer", _tokenizer, "the tokens are different"),
     (_given("features"), _columns, _SHAPE),
     (_given("image_size"), _image, _SHAPE),
-    (_given("classes"), _classes, "the last layer has an output for each class"),
+    (_given("classes"), _classes, "the last layer has one output per class"),
 )

@@ -4,13 +4,13 @@ types that the autoscaler can add.
 Ray's `request_resources` sets a lower bound for the size of the cluster and ignores current usage:
 a bundle counts as available if it would fit into the empty cluster. Therefore, the request contains
 a bundle for every whole node that is in use or that a waiting job will use, and the bundles that
-fit on no present node. If an autoscaler can't provide a part of a request, it may ignore the entire
-request. Therefore, the request contains either a complete gang or nothing for it, and never more
-than the node types allow.
+don't fit on any present node. If an autoscaler can't provide a part of a request, it may ignore the
+entire request. Therefore, the request contains each gang either completely or not at all, and never
+more than the node types allow.
 
-Groups that wait for replacements of lost workers come first, then jobs that wait for slots, in the
-order of the queue. Nothing is requested for jobs that are held, blocked by a limit or waiting for
-other jobs, or for which other jobs are about to release their slots.
+Groups that wait for replacements of lost workers come first, followed by jobs that wait for slots,
+in the order of the queue. Nothing is requested for jobs that are held, blocked by a limit or
+waiting for other jobs, or for which other jobs are about to release their slots.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ WAITING_FOR_SLOTS = (
     "waiting_for_nodes",
 )
 ABOUT_TO_START = ("preparing_environment", "backing_off")
-"""Nothing is requested for jobs that wait for these reasons, but the nodes on which they may start
-are kept."""
+"""Reasons for which jobs wait without requesting nodes. The nodes on which such jobs may start are
+kept."""
 COUNTED = ("CPU", "GPU")
-"""Resources that identify a whole node in a request. Memory is not one of them, because a node
-never has exactly the memory that its type promises."""
+"""Resources that identify a whole node in a request. Memory is not included, because a node never
+has exactly the memory that its type promises."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The request to Ray. It is empty if no new node would help a waiting job."""
+    """The request to Ray. The request is empty if no new node would help a waiting job."""
 
     bundles: tuple[tuple[Kind, int], ...] = ()
-    """The lower bound for the cluster's size: each bundle, and how many of it are requested."""
+    """The lower bound for the cluster's size: each bundle with its requested count."""
     num_nodes: int = 0
     """Number of nodes to add."""
     nodes_of: Mapping[str, int] = field(default_factory=dict)
@@ -76,8 +76,8 @@ NOTHING = Demand()
 def memory_seen(
     types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the largest memory that a node of each type had so far, by the index of the type.
-    came: new nodes. before: the result of the previous call."""
+    """Return the largest memory of any node of each type so far, by the index of the type. came:
+    new nodes. before: the result of the previous call."""
     most = dict(before)
     for node in came:
         number = _type_of(node, types)
@@ -87,12 +87,12 @@ def memory_seen(
 
 
 def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeType, ...]:
-    """Return the types with their memory limited to what their nodes had. `most` is the result of
-    `memory_seen`.
+    """Return the types with their memory limited to the memory that their nodes actually had.
+    `most` is the result of `memory_seen`.
 
     A node has slightly less memory than its type promises. Without this limit, the autoscaler would
     add nodes for a worker that needs all of the promised memory, although the worker does not fit
-    on them.
+    on these nodes.
     """
     return tuple(
         replace(each, resources={**each.resources, "memory": most[number]})
@@ -103,7 +103,7 @@ def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeT
 
 
 def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes that can still be added, with ids that no node has. nodes: all present
+    """Return the nodes that can still be added, with ids that are not in use. nodes: all present
     nodes."""
     present = Counter(_type_of(node, types) for node in nodes)
     return tuple(
@@ -114,8 +114,8 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
-    """Return the index of the first type that has the node's `COUNTED` resources, and no resource
-    that the node lacks. For a silo's node, types for silos take precedence."""
+    """Return the index of the first type that has the node's `COUNTED` resources, and has no
+    resources that the node lacks. For a silo's node, types for silos take precedence."""
     found = [
         number
         for number, each in enumerate(types)
@@ -155,7 +155,7 @@ def demand(
 
 
 class _Asking:
-    """Tracks the remaining resources while one demand is computed."""
+    """Tracks the remaining resources while a demand is computed."""
 
     def __init__(
         self, snapshot: Snapshot, present: Sequence[Node], to_come: Sequence[Node]
@@ -237,8 +237,8 @@ class _Asking:
         self._nodes_of[job_id] = len({part.node_id for part in more})
 
     def answer(self, present: Sequence[Node], in_use: Collection[str]) -> Demand:
-        """Return the demand. It includes all nodes that are in use, needed or refused, so that Ray
-        adds the new nodes to these nodes."""
+        """Return the demand. The demand includes all nodes that are in use, needed or refused, so
+        that Ray adds the new nodes to these nodes."""
         needed = self._needed | self.stays
         kept = [n for n in present if n.id in in_use or n.id in needed or not n.accepted]
         is_asking = bool(self._bundles or self._needed)
@@ -261,7 +261,7 @@ def _whole(node: Node) -> Kind:
 
 
 def sentence(num_nodes: int, at: datetime) -> str:
-    """Return a sentence like `Ray was asked for 2 more nodes at 14:03:07 UTC`."""
+    """Return a sentence such as `Ray was asked for 2 more nodes at 14:03:07 UTC`."""
     nodes = "1 more node" if num_nodes == 1 else f"{num_nodes} more nodes"
     return f"Ray was asked for {nodes} at {at:%H:%M:%S} UTC"
 
@@ -269,8 +269,8 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Return why no nodes are requested, if a type promises enough memory for a worker but nodes of
-    this type had less. Return None if there is another reason."""
+    """Return the reason why no nodes are requested if a type promises enough memory for a worker,
+    but nodes of this type had less. Return None if the reason is different."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):
@@ -279,7 +279,7 @@ def why_too_small(
             counted = [amount_of(n, came.resources[n]) for n in COUNTED if came.resources.get(n)]
             has, promises = (amount_of("memory", of.resources["memory"]) for of in (came, each))
             found = (
-                f"no nodes are requested: nodes with {', '.join(counted)} came with {has}, "
-                f"but DRAY_AUTOSCALE_NODES promises {promises}"
+                f"no nodes are requested: nodes with {', '.join(counted)} have only {has}, but "
+                f"DRAY_AUTOSCALE_NODES promises {promises}"
             )
     return found

@@ -67,10 +67,10 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("break_", "said"),
     [
-        (_no_database, "{path} is damaged (file is not a database): restore its home"),
-        (_truncated, "{path} is damaged (database disk image is malformed): restore its home"),
-        (_emptied, "{path} is damaged (it is empty): restore its home"),
-        (_folder, "{path} is a folder instead of a file: move it away"),
+        (_no_database, "{path} is damaged (file is not a database): restore the home"),
+        (_truncated, "{path} is damaged (database disk image is malformed): restore the home"),
+        (_emptied, "{path} is damaged (the file is empty): restore the home"),
+        (_folder, "{path} is a folder instead of a file: move the folder away"),
         (_of_another_program, "{path} can't be used (table jobs already exists)"),
         (_of_a_newer_version, "{path} is at revision 9999, which is unknown to this version"),
     ],
@@ -129,7 +129,7 @@ def test_a_folder_of_the_database_that_can_not_be_made_is_named(
     (tmp_path / "file").write_text("")
     url = f"sqlite:///{tmp_path}/file/dray.db"
     text = refused(tmp_path / "home", DRAY_DATABASE_URL=url)
-    assert f"the folder of the database, {tmp_path}/file, is not a folder" in text
+    assert f"the database's folder {tmp_path}/file is not a folder" in text
 
 
 def test_a_server_of_the_database_that_does_not_answer_is_named(

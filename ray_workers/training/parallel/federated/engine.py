@@ -1,4 +1,4 @@
-"""Runs a round: combines the updates of clients, and makes the result a step of the job."""
+"""Runs a round: combines the clients' updates into one step of the job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class JudgedUpdate(NamedTuple):
     """The update of a client, on the rank that simulates the client."""
 
     position: int
-    """Index of the client among the participants."""
+    """Index of the client in the list of participants."""
     participant: Participant
     update: Tensor
     loss: float
@@ -57,15 +57,15 @@ class RoundResult:
     num_within: int
     """Number of updates that did not have to be clipped for privacy."""
     rows: Tensor | None = None
-    """All updates, (participants, elements); None if the round doesn't need individual updates."""
+    """The individual updates, (participants, elements); None if the round needs only their sum."""
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """The changes made by a round, except for the changes to the weights."""
+    """The changes that a round makes to everything but the weights."""
 
     counts: bool
-    """Whether there were enough updates. If not, the round changes nothing."""
+    """Whether enough updates arrived. Otherwise, the round changes nothing."""
     buffers: Sequence[Tensor]
     """The changes to the model's buffers."""
     integers: Tensor | None
@@ -73,9 +73,9 @@ class RoundEnd:
     loss: float
     metrics: Mapping[str, float]
     findings: Any
-    """The result of `Algorithm.aggregate`, if the round counts."""
+    """The result of `Algorithm.aggregate`; None if the round doesn't count."""
     clip_norm: float | None
-    """The clipping norm of the next round."""
+    """The clipping norm for the next round."""
 
 
 class FederatedEngine(GradientEngine):
@@ -143,7 +143,7 @@ class FederatedEngine(GradientEngine):
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
         """Return the model's integer buffers after the round; None if unchanged. Clients with their
-        own data only train dray's own models, whose integer buffers don't change."""
+        own data can train only dray's built-in models, whose integer buffers never change."""
         return None
 
     def _updates(self, mine: RoundShare, prepare: Callable[[int], None]) -> Iterator[JudgedUpdate]:
@@ -165,7 +165,7 @@ class FederatedEngine(GradientEngine):
 
     @property
     def _needs_each(self) -> bool:
-        """Whether a round needs the individual updates, not only their mean."""
+        """Whether a round needs the individual updates in addition to their mean."""
         return self.algorithm.needs_each or self._options.aggregator.name != "mean"
 
     def _weight(self, participant: Participant, mine: RoundShare) -> float:
@@ -274,8 +274,8 @@ class FederatedEngine(GradientEngine):
 
     @torch.no_grad()
     def change_buffers(self, rate: float) -> None:
-        """Change the buffers. Called after the weights have changed and before the moving average
-        (EMA) includes the buffers. rate: factor for the changes to running means."""
+        """Change the buffers. Called after the weights have changed, but before the buffers are
+        added to the moving average (EMA). rate: factor for the changes to running means."""
         assert self._end is not None
         for buffer, change in zip(self._flat.buffers, self._end.buffers, strict=True):
             buffer.add_(change, alpha=rate)
@@ -283,7 +283,7 @@ class FederatedEngine(GradientEngine):
             self._flat.write_integers(self._end.integers)
 
     def commit(self) -> None:
-        """Apply the round's other changes, after the server's step has changed the model."""
+        """Apply the round's remaining changes after the server's step has changed the weights."""
         end = self._end
         assert end is not None
         if end.findings is not None:

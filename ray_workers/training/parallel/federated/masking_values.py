@@ -1,4 +1,4 @@
-"""The values that clients mask in secure aggregation, and the sum that the server learns."""
+"""Values that clients mask in secure aggregation, and the sum that the server can see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dray.secure_aggregation.messages import MaskingSettings
 from ray_workers.training.core.errors import RoundsError
 
 LOSS_RANGE = 1000.0
-"""Larger losses count as this value."""
+"""Larger losses are clipped to this value."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,15 @@ class SecureSum:
 
 @contextmanager
 def needing_cryptography() -> Iterator[None]:
-    """A context that raises RoundsError if an import in it fails. The imported modules require the
-    package cryptography, which nodes only need for jobs with secure aggregation."""
+    """A context manager that raises RoundsError if an import in its body fails. The imported
+    modules need the cryptography package, which must be installed on nodes only for jobs with
+    secure aggregation."""
     try:
         yield
     except ImportError as error:
         raise RoundsError(
-            "federated.secure_aggregation needs the package cryptography on the nodes: name it in "
+            "federated.secure_aggregation requires the cryptography package on the nodes: add it "
+            "to "
             'environment.python_packages, as "cryptography>=44.0"'
         ) from error
 
@@ -46,7 +48,7 @@ def needing_cryptography() -> Iterator[None]:
 def masking_settings(
     options: spec.Federated, session: str, num_values: int, max_weight: int
 ) -> MaskingSettings:
-    """Return the public parameters of a round, which clients and server know."""
+    """Return the parameters of a round that are known to both the clients and the server."""
     secure = options.secure_aggregation
     assert secure is not None
     return MaskingSettings(
@@ -60,18 +62,18 @@ def masking_settings(
 
 
 def outside_settings(options: spec.Federated, session: str, num_elements: int) -> MaskingSettings:
-    """Return the parameters for clients outside of the cluster, which mask their updates and
+    """Return the parameters for clients outside the cluster, which mask their updates and
     losses."""
     assert options.http is not None
     return masking_settings(options, session, num_elements + 1, options.http.max_samples)
 
 
 def loss_value(loss: float, limit: float) -> float:
-    """Encode a loss as a value within the limit. Infinite losses and NaN count as the largest
+    """Encode a loss as a value within the limit. Infinite losses and NaN are encoded as the largest
     loss."""
     return limit * (loss / LOSS_RANGE if abs(loss) < LOSS_RANGE else 1.0)
 
 
 def loss_of(value: float, limit: float) -> float:
-    """Decode a loss from a value, or a mean loss from a mean of values."""
+    """Decode a value to a loss, or a mean of values to a mean loss."""
     return value / limit * LOSS_RANGE

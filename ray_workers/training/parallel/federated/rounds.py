@@ -35,8 +35,8 @@ class Participant:
     attacks: bool = False
     """Whether the client sends a poisoned update."""
     lost_in: MaskingPhase | None = None
-    """With secure aggregation: the first phase after its update in which the client no longer
-    answers; None if it answers in all phases."""
+    """With secure aggregation: the first phase after its update in which the client doesn't
+    respond; None if it responds in all phases."""
     reports_loss: bool = True
     """Whether the client sends its mean loss with the update."""
 
@@ -53,7 +53,7 @@ class RoundPlan:
     num_stragglers: int
     lost: Mapping[int, MaskingPhase]
     """Clients that send no update: drop-outs, and stragglers for which the round doesn't wait. With
-    secure aggregation, the value is the first phase in which the client no longer answers."""
+    secure aggregation, the value is the first phase in which the client doesn't respond."""
 
     @cached_property
     def num_samples(self) -> int:
@@ -104,8 +104,8 @@ class Rounds:
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
 
     def chosen_of(self, eligible: Sequence[int], number: int, again: int) -> list[int]:
-        """Choose the clients of a round from the `eligible` clients. `again` is the number of the
-        repetition if the round is repeated; a repetition uses other clients if there are any."""
+        """Choose the clients of a round from the `eligible` clients. `again` counts the repetitions
+        of the round. A repetition uses different clients if there are any."""
         count = min(self._options.clients_per_round, len(eligible))
         generator = self._generator(f"chosen again {again}", number)
         drawn = generator.choice(len(eligible), count, replace=False)
@@ -139,11 +139,11 @@ def assign(participants: Sequence[Participant], num_ranks: int) -> list[int]:
 
 
 class Next(Enum):
-    """The next action for an open round."""
+    """The next action to take for an open round."""
 
     WAIT = auto()
     ASK_ALL = auto()
-    """Open the round to all clients, because the clients asked so far did not reach the quorum in
+    """Open the round to all clients, because too few of the clients asked so far responded in
     time."""
     END = auto()
 
@@ -155,7 +155,7 @@ class Collection:
     asked: Set[int]
     """Clients that were asked for an update."""
     asks_all: bool
-    """Whether these are all clients of the job."""
+    """Whether all clients of the job were asked."""
     quorum: int
     accepted: Set[int]
     """Clients whose updates count."""

@@ -23,7 +23,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class ServerStep(OptimizerStep):
-    """The server's step in each round that counts."""
+    """Performs the server's step in each round that counts."""
 
     def __init__(
         self, given: StrategyContext, engine: FederatedEngine, server: ServerOptimizer
@@ -49,7 +49,7 @@ class ServerStep(OptimizerStep):
 
 
 class ServerStrategy(Replicas):
-    """All ranks have the server's weights and state. Usually there is only one rank."""
+    """All ranks have the server's weights and state. Usually, there is only one rank."""
 
     def __init__(self, given: StrategyContext, engine: FederatedEngine) -> None:
         options = given.spec.federated

@@ -1,1 +1,2 @@
-"""Gossip: each rank has its own copy of the model, and averages it with its neighbours' copies."""
+"""Gossip: each rank has its own copy of the model, which it averages with its neighbours'
+copies."""

@@ -6,10 +6,11 @@ changes made by its optimizer, and another thread averages the copy with the cop
 The gradient is computed for weights that are read from the copy at the beginning of the step. By
 the end of the step, averaging might have changed the copy.
 
-The graph has two sides. Active ranks start an averaging after each of their steps by sending their
-copy to a neighbour on the other side. Passive ranks respond with their own copies, in the order of
-the requests. No rank sends a request to an active rank, so ranks can't wait for each other in a
-circle. A slow rank responds as quickly as other ranks, but computes fewer shares of the batch.
+The graph is bipartite: each rank is either active or passive. After each of its steps, an active
+rank starts averaging by sending its copy to a passive neighbour. Passive ranks respond with their
+own copies, in the order of the requests. No rank sends a request to an active rank, so a deadlock
+is impossible. A slow rank responds as quickly as other ranks, but computes fewer shares of the
+batch.
 
 Each of the two ranks adds half of the difference between the two sent copies to its own copy. This
 keeps the sum of all copies unchanged, even if a gradient was added in the meantime.
@@ -43,27 +44,28 @@ from ray_workers.training.parallel.strategy import StrategyContext
 ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
 """Tags of the messages between two ranks."""
 MEET_LOOK_S = 0.001
-"""Pause between two checks whether all ranks have arrived, and whether the thread has failed."""
+"""Pause in seconds between two checks of whether all ranks have arrived and whether the thread has
+failed."""
 MOST_STALE = 255
-"""Higher staleness counts as this value."""
+"""Higher staleness is counted as this value."""
 AVERAGE, END = 1, 0
-"""The requests of an active rank to a passive rank."""
+"""The requests that an active rank can send to a passive rank."""
 
 
 class SharedCopy:
-    """This rank's copy of the weights, which training and averaging modify."""
+    """This rank's copy of the weights, which both training and averaging modify."""
 
     def __init__(self, weights: FlatCopy) -> None:
         self._weights = weights
         self.lock = threading.RLock()
         self.rows = weights.empty()
         self._read = weights.empty()
-        """The copy as it was last read by the training."""
+        """The copy as it was when training last read it."""
         self._averaged = 0
-        """Number of averagings that have modified the copy since it was last read."""
+        """Number of averaging operations that have modified the copy since it was last read."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
-        """Number of updates by staleness. The staleness of an update is the number of averagings
-        since its weights were read."""
+        """Number of updates by staleness. The staleness of an update is the number of averaging
+        operations since its weights were read."""
 
     def begin(self) -> None:
         """Copy the model's weights."""
@@ -119,10 +121,11 @@ class Averaging:
     """The thread that averages a rank's copy in one group."""
 
     def __init__(self, copy: SharedCopy, rank: int, sides: tuple[list[int], list[int]]) -> None:
-        """sides: (the neighbours that this rank asks, the neighbours that ask this rank)."""
+        """sides: (the neighbours to which this rank sends requests, the neighbours that send
+        requests to this rank)."""
         self._copy = copy
         self._asked, self._asking = sides
-        # The group is passed explicitly with each message, so that a late thread can't send to the
+        # Each message names the group explicitly, so that a thread that is late can't send to the
         # next group.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
@@ -136,8 +139,8 @@ class Averaging:
         self._thread.start()
 
     def want(self) -> None:
-        """Make an active rank average again during the next step. Like `pause`, `meet` and `end`,
-        this method raises the error that ended the thread, if any."""
+        """Make an active rank perform another averaging during the next step. Like `pause`, `meet`
+        and `end`, this method raises the error that ended the thread, if any."""
         with self._changed:
             self._check()
             self._wanted = True
@@ -148,8 +151,8 @@ class Averaging:
             raise self._error
 
     def pause(self) -> None:
-        """Start no averaging until `resume` is called. Returns when no averaging started by this
-        rank is in progress."""
+        """Don't start averaging until `resume` is called. Returns once any averaging that this rank
+        has started is complete."""
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._busy)
@@ -171,8 +174,8 @@ class Averaging:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the averaging after the training has ended on all ranks. This is a collective:
-        otherwise, a passive rank would wait forever for the message of a rank that has exited."""
+        """End the averaging after the training has ended on all ranks. This is a collective, so
+        that a passive rank doesn't wait forever for a message from a rank that has exited."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -184,7 +187,7 @@ class Averaging:
 
     def abandon(self) -> None:
         """End the averaging in a broken group whose connections are about to be cut. After this
-        call, the copy doesn't change any more. The thread ends when the connections are cut."""
+        call, the copy no longer changes. The thread ends when the connections are cut."""
         with self._copy.lock, self._changed:
             self._is_abandoned = True
             self._changed.notify_all()
@@ -315,8 +318,7 @@ class AsynchronousGossip(GossipReplicas):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        # Before `prepare`, the copy belongs to no group. A rank without other ranks has no
-        # averaging.
+        # There is no averaging before `prepare`, or if this rank is the only rank.
         if self._averaging is not None:
             self._averaging.abandon()
             self._averaging = None
@@ -331,7 +333,7 @@ class AsynchronousGossip(GossipReplicas):
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Context in which no averaging is in progress. A collective."""
+        """Context manager in which no averaging is in progress. A collective."""
         if self._averaging is None:
             yield
             return

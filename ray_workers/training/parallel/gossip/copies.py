@@ -26,13 +26,13 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class GossipReplicas(Replicas):
-    """Copies of the model that differ among the ranks. Evaluations and the result use the mean of
-    the copies, without changing the copies. A checkpoint contains all copies, and their mean as its
-    model."""
+    """A strategy in which each rank has a different copy of the model. Evaluations and the result
+    use the mean of the copies, but don't change the copies. A checkpoint contains all copies, and
+    their mean as its model."""
 
     saves_alone = False
     push_weight = 1.0
-    """The share of a copy that this rank holds (see `Mixing`)."""
+    """The push weight of this rank's copy (see `Mixing`)."""
 
     def __init__(
         self, given: StrategyContext, gradients: GradientEngine, update: OptimizerStep
@@ -42,7 +42,7 @@ class GossipReplicas(Replicas):
         assert isinstance(options, Gossip)
         self._document = options
         self.graph_options = options
-        """The options of the graph, adapted to the ranks in the group."""
+        """The graph's options, adapted to the ranks in the group."""
         self._is_new = True
         """Whether this rank joined the group without a copy."""
         buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
@@ -68,7 +68,8 @@ class GossipReplicas(Replicas):
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Context in which no copy changes, and each rank's model is its copy. A collective."""
+        """Context manager in which no copy changes, and each rank's model is the same as its copy.
+        A collective."""
         yield
 
     @contextmanager
@@ -78,7 +79,7 @@ class GossipReplicas(Replicas):
 
     @contextmanager
     def _as_mean(self) -> Iterator[None]:
-        """Context in which the model is the mean of all copies. A collective."""
+        """Context manager in which the model is the mean of all copies. A collective."""
         with self.still():
             weights, buffers = self._weights.read(), self._buffers.read()
             try:
@@ -100,8 +101,8 @@ class GossipReplicas(Replicas):
             others = state_transfer.gather(
                 lambda: {**self._own_copy(), **self.update.state_dict()}, self.device
             )
-            # The mean comes last, so that no rank finishes before rank 0 has all copies. Therefore,
-            # if a rank dies, no other rank treats the checkpoint as complete.
+            # The mean is computed last, so that no rank finishes before rank 0 has all copies.
+            # Otherwise, if a rank died, another rank might treat the checkpoint as complete.
             with self._as_mean():
                 if self.rank == 0:
                     mean = _cloned(self.model.state_dict())
@@ -112,8 +113,8 @@ class GossipReplicas(Replicas):
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
     def state(self) -> dict[str, Any]:
-        """Return the state, including the data that `consolidate` gathered, which are returned only
-        once."""
+        """Return the state, including the data that `consolidate` gathered. These data are returned
+        only once."""
         found, self._consolidated = self._consolidated, {}
         return super().state() | found
 
@@ -134,8 +135,8 @@ class GossipReplicas(Replicas):
         return super().state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """If this rank is new, load a peer's copy, with a new push weight. Otherwise, this rank
-        keeps its own copy."""
+        """If this rank is new, load a peer's copy with a new push weight. Otherwise, keep this
+        rank's copy."""
         if self._is_new:
             super().load(state)
 

@@ -1,11 +1,10 @@
 """Gossip graphs: the weights with which a rank mixes other ranks' copies in a step.
 
-The weights of a step are a matrix M: the new copy of rank i is the sum over j of M[i, j] times the
+The weights of a step form a matrix M: the new copy of rank i is the sum over j of M[i, j] times the
 copy of rank j. The rows and the columns of M sum to 1, so the mean of all copies doesn't change,
 and equal copies stay equal. With directed graphs (`sgp`), only the columns sum to 1: a rank divides
-its copy among its receivers, regardless of what the receivers get from other ranks. The push
-weight, a number that is divided in the same way, shows the total share of copies that each rank
-has.
+its copy among its receivers, regardless of what the receivers get from other ranks. The push weight
+is a number that is divided in the same way, so it shows the total share of copies that a rank has.
 
 All ranks compute the same graph from (seed, step), so receivers know their senders.
 """
@@ -25,7 +24,7 @@ Row = Mapping[int, float]
 
 
 class Graph(ABC):
-    """The edges among `num_ranks` ranks, which can change from step to step."""
+    """The edges between `num_ranks` ranks, which can change from step to step."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -36,7 +35,7 @@ class Graph(ABC):
 
     @abstractmethod
     def receivers(self, rank: int, step: int) -> list[int]:
-        """Return the other ranks whose rows include this rank, in order."""
+        """Return the other ranks whose rows include this rank, in ascending order."""
 
 
 class Static(Graph):
@@ -59,7 +58,7 @@ class Static(Graph):
 
 
 class Complete(Graph):
-    """A graph with an edge between any two ranks."""
+    """A graph with an edge between every two ranks."""
 
     def row(self, rank: int, step: int) -> Row:
         return dict.fromkeys(range(self.num_ranks), 1 / self.num_ranks)
@@ -69,9 +68,9 @@ class Complete(Graph):
 
 
 class OnePeerExponential(Graph):
-    """A rank mixes with the ranks at distances 1, 2, 4 and so on, in turn (arXiv:2110.13363). If
-    the number of ranks is a power of two, one pass through the distances computes the exact
-    average."""
+    """In consecutive steps, a rank mixes with the ranks at distances 1, 2, 4 and so on
+    (arXiv:2110.13363). If the number of ranks is a power of two, one pass through the distances
+    computes the exact average."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
@@ -88,8 +87,8 @@ class OnePeerExponential(Graph):
 
 
 class RandomPairs(Graph):
-    """Each step draws random pairs, which average. If the number of ranks is odd, one rank is left
-    alone."""
+    """Each step divides the ranks into random pairs, which average. If the number of ranks is odd,
+    one rank has no partner."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)
@@ -116,8 +115,8 @@ class RandomPairs(Graph):
 
 
 class RandomCircle(Graph):
-    """Each step draws a random circle of all ranks, in which each rank sends half of its copy to
-    the next."""
+    """Each step arranges all ranks in a random circle, in which each rank sends half of its copy to
+    the next rank."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)
@@ -149,7 +148,7 @@ def _drawn_order(num_ranks: int, seed: int, step: int) -> list[int]:
 
 
 def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
-    """Return the graph that the document specifies for d_psgd or sgp."""
+    """Return the graph that the document specifies for `d_psgd` or `sgp`."""
     pushes = options.mode == "sgp"
     match options.graph:
         case "complete":
@@ -170,7 +169,7 @@ def without_missing(options: Gossip, worker_indices: Sequence[int], num_position
     """Return the document's graph without the missing ranks.
 
     worker_indices: the index of each rank's worker, which stays the same for the whole attempt. The
-    position of the first workers in the graph is their index; later workers take free positions.
+    first workers' positions in the graph are their indices; later workers get free positions.
     num_positions: the number of ranks in the document.
 
     Only custom graphs depend on positions. The neighbours of a missing rank are connected in a
@@ -194,9 +193,10 @@ def without_missing(options: Gossip, worker_indices: Sequence[int], num_position
 
 
 def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
-    """Return the neighbours of a rank for ad_psgd: (the ranks that it asks, the ranks that ask it).
-    One of the two lists is empty, because the graph has two sides, and the side of rank 0 asks.
-    Edges between two ranks of the same side, which can occur if ranks are missing, are left out."""
+    """Return the neighbours of a rank for `ad_psgd`: (the ranks to which it sends requests, the
+    ranks that send requests to it). One of the two lists is empty, because the graph has two sides,
+    and only ranks on the side of rank 0 send requests. Edges between two ranks on the same side are
+    left out; they can occur if ranks are missing."""
     side = {other: other % 2 for other in range(num_ranks)}
     match options.graph:
         case "complete" | "random":
@@ -242,9 +242,8 @@ def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
 
 
 def all_have_heard(graph: Graph, rank: int, step: int) -> int:
-    """Return the step after which information from `rank` has reached all ranks, if it is first
-    sent in `step` and every rank sends the information that it has received along with its
-    copies."""
+    """Return the step after which information from `rank` has reached all ranks. The information is
+    first sent in `step`, and every rank forwards it with its copies."""
     heard = {rank}
     while True:
         heard |= {

@@ -1,4 +1,4 @@
-"""A rank's copy of the weights, and its exchange with the neighbours in a step."""
+"""A rank's copy of the weights, which it exchanges with its neighbours in each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ is bitwise equal to an uninterrupted job."""
 
 
 class FlatCopy:
-    """Tensors as one row of numbers per dtype. Each row can be sent as one message."""
+    """Tensors flattened into one row of numbers per dtype. Each row can be sent as one message."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
@@ -51,11 +51,12 @@ def _views(group: Sequence[Tensor], row: Tensor) -> list[Tensor]:
 class Mixing:
     """Mixes this rank's copy with its neighbours' copies, in one exchange per step.
 
-    A copy is `push_weight` times the weights of the model (Assran et al. 2019, algorithm 1: x, w
-    and z = x / w). If the rows of the graph sum to 1, the push weight of every rank is 1.
+    A copy is `push_weight` times the model's weights. In Assran et al. 2019, algorithm 1, the copy
+    is x, the push weight is w, and the model's weights are z = x / w. If the rows of the graph sum
+    to 1, the push weight of every rank is 1.
 
-    An interrupted exchange changes nothing: `begin` sends, `finish` waits for the neighbours'
-    copies, and only `apply` modifies the model.
+    An interrupted exchange changes nothing: `begin` sends the copy, `finish` waits for the
+    neighbours' copies, and only `apply` modifies the model.
     """
 
     def __init__(self, copy: FlatCopy, *, pushes: bool) -> None:
@@ -64,16 +65,16 @@ class Mixing:
         self.next_step = 1
         """The step whose graph will be used next."""
         self.leaves_after: int | None = None
-        """The step after which all ranks leave; None if this rank has not received such a step."""
+        """The step after which all ranks leave; None if this rank is not aware of one."""
         self._copy = copy
         self.own = copy.empty()
         """The copy that is sent. `apply` mixes it with the received copies in place."""
         self._others: list[list[Tensor]] = []
-        """Memory for received copies: as much as was needed in any step so far."""
+        """Memory for received copies, large enough for every step so far."""
         self._graph: Graph | None = None
 
     def form(self, graph: Graph | None, rank: int, next_step: int) -> None:
-        """Join a newly formed group. graph: None for a rank that is alone."""
+        """Join a newly formed group. graph: None if this rank is the only rank."""
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
         # Allocate new memory, because late copies of an earlier group might still be written to the
@@ -85,7 +86,7 @@ class Mixing:
         """Scale the push weights of all ranks so that they sum to the number of ranks. A
         collective.
 
-        The sum differs from the number of ranks after ranks have died or joined, or if only some
+        The sum can differ from the number of ranks after ranks have died or joined, or if only some
         ranks had applied a mixture when a group broke. Scaling doesn't change the models' weights,
         so the mean changes only because of lost copies.
         """
@@ -99,7 +100,7 @@ class Mixing:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Begin to send this rank's copy and to receive its neighbours' copies."""
+        """Start sending this rank's copy and receiving its neighbours' copies."""
         graph, step = self._graph, self.next_step
         if graph is None:
             return

@@ -1,11 +1,11 @@
-"""Synchronous gossip: all ranks take the same steps, and mix their copies with some other copies in
-each step.
+"""Synchronous gossip: all ranks take the same steps, and in each step, a rank mixes its copy with
+the copies of some other ranks.
 
 D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed for the previous
 copy while the copies are exchanged, and the optimizer's step is then applied to the mixture. SGP
 (Assran et al. 2019, arXiv:1811.10792, algorithm 1): the copies are mixed, and the gradient is then
-computed for the mixture. The paper mixes at the end of a step. The only difference is one more
-mixing before the first step, which has no effect, because all copies are equal.
+computed for the mixture. In the paper, mixing is the end of a step. The only difference is that
+dray also mixes before the first step, which has no effect, because all copies are equal.
 
 All ranks synchronize only for evaluations, checkpoints and the result.
 """
@@ -27,8 +27,8 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class MixingGradientEngine(LocalGradientEngine):
-    """Computes the gradient of this rank's own share, and mixes its copy of the weights: before the
-    gradient with sgp, after it with d_psgd."""
+    """Computes the gradient of this rank's share, and mixes this rank's copy of the weights: before
+    the gradient is computed with `sgp`, and afterwards with `d_psgd`."""
 
     def __init__(self, parts: EngineParts, mixing: Mixing, page: HeartbeatPage) -> None:
         super().__init__(parts)
@@ -53,9 +53,9 @@ class MixingGradientEngine(LocalGradientEngine):
 
 
 class PushSumStep(OptimizerStep):
-    """The optimizer step on weights that are a copy divided by its push weight. The gradient is
-    applied to the copy (Assran et al. 2019, algorithm 1, line 3), so the resulting change of the
-    weights is divided by the push weight."""
+    """The optimizer step for weights that are a copy divided by its push weight. The gradient is
+    applied to the copy (Assran et al. 2019, algorithm 1, line 3), so the change to the weights is
+    divided by the push weight."""
 
     def __init__(
         self, given: StrategyContext, gradients: MixingGradientEngine, mixing: Mixing

@@ -21,8 +21,8 @@ AXES = ("pipeline", "data", "shard", "context", "tensor")
 
 
 class Mesh:
-    """A rank's position in the mesh. `sizes` has the size of each axis, and `at` has the rank's
-    index along each axis."""
+    """A rank's position in the mesh. `sizes` maps each axis to its size, and `at` maps each axis to
+    the rank's index along the axis."""
 
     def __init__(
         self, options: spec.Parallel, rank: int, world_size: int, device: torch.device
@@ -71,7 +71,8 @@ class Mesh:
 
     @property
     def exchanging(self) -> DeviceMesh | None:
-        """The ranks that exchange gradients, as required by FSDP: (data, held), or only held."""
+        """The mesh of ranks that exchange gradients, in the form that FSDP requires: (data, held),
+        or only held."""
         if self.num_replicas > 1:
             return self._whole["data", "held"]
         return self._whole["held"] if self.num_holders > 1 else None
@@ -96,12 +97,12 @@ class Mesh:
 
     @property
     def is_first_but_for_stages(self) -> bool:
-        """Whether this rank represents all ranks with the same stage."""
+        """Whether this rank is the first rank with its stage."""
         return all(index == 0 for axis, index in self.at.items() if axis != "pipeline")
 
 
 class Context:
-    """Attention over all positions of a sample, when each rank has a part of the positions.
+    """Attention over all positions of a sample, if each rank has only a part of the positions.
 
     Before the attention, the ranks exchange positions for heads, so that each rank has all
     positions of some heads. After the attention, they reverse the exchange (DeepSpeed-Ulysses,

@@ -2,9 +2,9 @@
 with each other and with data parallelism.
 
 The components come from torch: FSDP2 shards parameters, gradients and optimizer state, and sums
-gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. A
-checkpoint contains complete tensors by name, like a checkpoint of a single process, so it can be
-loaded with any division.
+gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. Like
+a checkpoint of a single process, a checkpoint contains complete tensors by name, so it can be
+loaded regardless of how the model is divided.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 
 class ParallelizableModel(Protocol):
-    """A model that supports more kinds of division than sharding."""
+    """A model that supports other kinds of division in addition to sharding."""
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
         """Remove the layers of all other stages."""
@@ -64,11 +64,11 @@ class ParallelizableModel(Protocol):
 
 
 class ModelParallel(Strategy):
-    """Holds this rank's part of the model. `divide` creates the part for every group that the rank
-    joins.
+    """Base class of strategies in which each rank has a part of the model. `divide` creates the
+    part for each group that the rank joins.
 
     Ranks that differ only along the axis `data` have bitwise identical parts. If such a rank is
-    lost, another one can therefore send its parts to the replacement.
+    lost, another rank can therefore send its part to the replacement.
     """
 
     saves_alone = False
@@ -87,8 +87,8 @@ class ModelParallel(Strategy):
         self._is_built = False
         """Whether this rank's part of the model for the current group exists."""
         self._is_torn = False
-        """Whether a group broke during an update, so that this rank's state is invalid until a peer
-        sends its own."""
+        """Whether a group broke during an update. In that case, this rank's state is invalid until
+        a peer sends its state."""
 
     @abstractmethod
     def divide(
@@ -126,8 +126,8 @@ class ModelParallel(Strategy):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Raise PartsLostError if no remaining rank has some part of the state after the last
-        step."""
+        """Raise PartsLostError if some part of the state after the last step is lost on all ranks
+        that have it."""
         if self._is_torn:
             progress = TORN
         everyones = state_transfer.everyones(progress, self.device, self.world_size)
@@ -148,7 +148,7 @@ class ModelParallel(Strategy):
         return min(newest), handed if progress < newest[self.rank] else None
 
     def compare_copies(self) -> None:
-        """Compare the parts of the ranks that should have the same parts. If each rank has all
+        """Compare the parts of ranks that should have the same parts. If each rank has all
         parameters, as in ZeRO 1, compare the parameters of all ranks."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
             return
@@ -251,7 +251,7 @@ class ModelParallel(Strategy):
 
 class Sharded(ModelParallel):
     """Divides parameters, gradients and optimizer state along all axes of the mesh. The messages
-    with gradients also contain whether a rank was asked to leave."""
+    with gradients also state whether a rank was asked to leave."""
 
     gradients: ShardedGradientEngine
     _pipeline: Pipeline | None = None
@@ -315,25 +315,25 @@ def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Paral
     blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
     for unit in blocks:  # each block is gathered as a unit
         fully_shard(unit, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
-    # Don't cast the model's inputs, because they can be numbers of a table that 16 bits can't
+    # Don't cast the model's inputs, because they can be numbers in a table that 16 bits can't
     # represent.
     policy = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
 
 
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
-    """Return the data types that the document specifies. With None, FSDP uses the model's data
-    type."""
+    """Return the data types that the document specifies. If a type is None, FSDP uses the model's
+    data type."""
     param = AUTOCAST.get(parallel.param_dtype)
     reduce = AUTOCAST.get(parallel.reduce_dtype, param and torch.float32)
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
 def _whole(state: Any, *, keep: bool) -> Any:
-    """Replace the parts in a nested state by complete tensors. A collective for each part, in the
-    order of the state.
+    """Replace the parts in a nested state with complete tensors. Runs one collective per part, in
+    the order of the state.
 
-    keep: if False, replace every tensor by None, for ranks that don't need the tensors.
+    keep: if False, replace every tensor with None, for ranks that don't need the tensors.
     """
 
     def whole(one: Any) -> Any:
@@ -350,7 +350,7 @@ def _whole(state: Any, *, keep: bool) -> Any:
 
 
 def _local(state: Any) -> Any:
-    """Replace the parts in a nested state by this rank's plain tensors."""
+    """Replace the parts in a nested state with this rank's plain tensors."""
 
     def own(one: Any) -> Any:
         if isinstance(one, Apart):

@@ -26,7 +26,7 @@ from ray_workers.training.parallel.model_parallel.sharded_gradients import Shard
 from ray_workers.training.parallel.strategy import StrategyContext
 
 IGNORED = -100
-"""Target that cross entropy ignores: the default of `ignore_index` in `torch.nn.functional`."""
+"""Target that `torch.nn.functional.cross_entropy` ignores (the default of `ignore_index`)."""
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -34,8 +34,8 @@ SCHEDULES = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
 PER_STAGE = 2
-"""Number of micro-batches per stage if the document does not specify the size of micro-batches.
-With this number, the ranks are idle for at most a third of a step."""
+"""Number of micro-batches per stage if the document does not specify a micro-batch size. With this
+number, ranks are idle for at most a third of a step."""
 
 
 class Stages(nn.Module):
@@ -89,8 +89,8 @@ class Pipeline:
         self._num_predicted = _multiple(given.spec.train.micro_batch_size or largest, self._size)
         """Number of samples whose outputs are computed at a time. The number is constant, because a
         schedule for a new shape starts with a pass that determines the shapes that stages exchange.
-        Ranks that already have a schedule for the shape would not take part in the collectives of
-        this pass."""
+        Ranks that already have a schedule for this shape would not take part in the collectives of
+        the pass."""
         self._forward: Any = None
         """The schedule for the forward pass only."""
 
@@ -123,7 +123,7 @@ class Pipeline:
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """Return the outputs on the rank with the last stage, and None on other ranks. inputs: at
-        most a micro-batch, or a rank's share."""
+        most `micro_batch_size` samples if it is set, otherwise at most a rank's share."""
         if self._forward is None:
             name = "gpipe" if len(self._modules) == 1 else "interleaved"
             self._forward = self._scheduled(name, self._size, None)
@@ -146,7 +146,7 @@ class PipelineGradientEngine(ShardedGradientEngine):
     """Computes the gradient of this rank's stages."""
 
     def __init__(self, pipeline: Pipeline, parts: EngineParts, *more: Any) -> None:
-        """more: the remaining arguments of `ShardedGradientEngine`, in the same order."""
+        """more: the remaining arguments of `ShardedGradientEngine`, in order."""
         super().__init__(parts, *more)
         self._loss_sum = parts.loss_sum
         self._pipeline = pipeline
@@ -179,7 +179,7 @@ def _multiple(number: int, of: int) -> int:
 
 
 def _filled_up(samples: Tensor, size: int, with_: int | None) -> Tensor:
-    """Pad to `size` samples, with copies of the last sample or with a constant."""
+    """Pad to `size` samples with copies of the last sample or with a constant."""
     missing = size - len(samples)
     if not missing:
         return samples

@@ -63,8 +63,8 @@ class ShardedGradientEngine(GradientEngine):
         self._settle_gradients()
 
     def _weight_of(self, mine: Share) -> float:
-        """Return the weight of a sample. Like DDP, FSDP divides by the number of ranks. If several
-        ranks compute the positions of a sample, each rank has the mean loss over its own
+        """Return the weight of a sample. Like DDP, FSDP divides gradients by the number of ranks.
+        If several ranks compute the positions of a sample, each rank has the mean loss over its own
         positions."""
         num_sequence_parts = self._mesh.sizes["context"]
         return mine.batch.weight * self._mesh.num_exchanging / num_sequence_parts
@@ -74,7 +74,7 @@ class ShardedGradientEngine(GradientEngine):
             self._sharded.set_requires_gradient_sync(do)
 
     def _settle_gradients(self) -> None:
-        """Perform the sums that DTensor has deferred, for the gradients of parameters that are
+        """Perform the sums that DTensor has deferred for the gradients of parameters that are
         complete on every rank."""
         for parameter in self._parameters:
             grad = parameter.grad
@@ -87,8 +87,8 @@ class ShardedGradientEngine(GradientEngine):
         return self._added_up(super().take_loss())
 
     def _added_up(self, carried: Tensor) -> Tensor:
-        """Sum the loss over all ranks. The same message contains whether any rank was asked to
-        leave, and the sums of squares for the gradient norm."""
+        """Sum the loss over all ranks. The same all-reduce determines whether any rank was asked to
+        leave, and sums the squares for the gradient norm."""
         asked = torch.full_like(carried, float(self._is_asked_to_leave()))
         # All ranks of a tensor group have computed the same loss.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
@@ -112,8 +112,8 @@ class ShardedGradientEngine(GradientEngine):
         return squares @ self._shares[shares]
 
     def grad_norm(self) -> Tensor:
-        """Return the norm over all ranks' parts, which was computed when the loss was summed. It
-        includes the loss scale."""
+        """Return the norm over all ranks' parts, which was computed when the loss was summed. The
+        norm includes the loss scale."""
         return self._norm
 
 

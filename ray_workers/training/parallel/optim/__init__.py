@@ -1,2 +1,1 @@
-"""Optimizers, the optimizer step, and optimizer state that is stored in host memory or in fewer
-bits."""
+"""Optimizers, the optimizer step, and optimizer state in host memory or in fewer bits."""

@@ -19,8 +19,8 @@ from ray_workers.training.devices import is_gpu, on_gpu
 from ray_workers.training.parallel.dtensor import Apart, like, local
 
 BUCKET_BYTES = 64 << 20
-"""Maximum size of the parameters whose state is fetched together. A bucket has at least one
-parameter."""
+"""Maximum size in bytes of the parameters whose state is fetched together. A bucket has at least
+one parameter."""
 NUM_STEPS = "stowed"
 """Key in the first parameter group for the optimizer's number of steps. Checkpoints contain this
 name."""
@@ -32,7 +32,7 @@ parameter."""
 
 
 class Later(NamedTuple):
-    """A loaded value, of which the parameter's part is computed only when the part is needed."""
+    """A loaded value. The parameter's part of the value is computed only when it is needed."""
 
     part: Part
     value: Tensor
@@ -44,7 +44,8 @@ class Later(NamedTuple):
 
 
 def made_later(part: Part) -> Part:
-    """Defer `part` for values that could be moments. torch decides how to store step counts."""
+    """Defer `part` for values that could be moments. Other values, such as step counts, are not
+    deferred."""
 
     def made(value: Any, parameter: Tensor) -> Any:
         is_large = isinstance(value, Tensor) and value.ndim > 0
@@ -97,9 +98,9 @@ class OffloadedState:
         groups[0][NUM_STEPS] = self._num_steps + 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state like the optimizer's method, except that values can be `Later`. Each moment
-        is offloaded before the next is computed, because all moments together might exceed the
-        device's memory."""
+        """Load a state as the optimizer's own method does, except that values can be `Later`. Each
+        moment is offloaded before the next is computed, because all moments together might exceed
+        the device's memory."""
         parameters = self._parameters()
         later = [
             (at, name, value)
@@ -188,12 +189,12 @@ def _is_moment(value: Any, parameter: Tensor) -> bool:
 
 
 def rounded(values: Tensor, number: int) -> Tensor:
-    """Round to bf16 stochastically: up with a probability equal to the truncated fraction (as in
+    """Round to bf16 stochastically: the probability of rounding up is the truncated fraction (as in
     arXiv:2010.06192). With this rounding, small changes accumulate. With rounding to nearest, a
     moment that decays by a thousandth in each step would never change.
 
     The pseudo-random numbers depend only on the bits of the values, their positions and the step.
-    Therefore ranks with the same values round in the same way, even after a resume.
+    Therefore, ranks with the same values round in the same way, even after a resume.
     """
     bits = values.float().view(torch.int32)
     indices = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)

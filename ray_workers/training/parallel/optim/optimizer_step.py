@@ -23,7 +23,7 @@ LEAST_SCALE = 2.0**-20
 
 
 class OptimizerStep:
-    """The optimizer, including the loss scale of fp16 and the weight average if enabled."""
+    """The optimizer, including the loss scale (with fp16) and the weight average (if enabled)."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class OptimizerStep:
 
     @property
     def weights(self) -> nn.Module:
-        """The model to evaluate and store: the average, if there is one."""
+        """The model to evaluate and store: the averaged model, if averaging is enabled."""
         return self._model if self._average is None else self._average.module
 
     def loss_scale(self) -> Tensor | None:
-        """Return the factor of the loss in the backward pass; None for 1."""
+        """Return the factor by which the loss is multiplied in the backward pass; None for 1."""
         return None if self._scaler is None else self._scaler.scale(self._one)
 
     def step(self, lr: float) -> Tensor:
         """Perform an optimizer step, and return the gradient norm before clipping.
 
         In fp16, if the gradient has overflowed, the weights remain unchanged and the loss scale is
-        lowered. With skip_step, the weights remain unchanged for any gradient that is not finite;
-        checking this waits for the device.
+        lowered. With `skip_step`, the weights also remain unchanged if the gradient is not finite;
+        this check waits for the device.
         """
         if not self._gradients.has_samples:
             norm = self._gradients.grad_norm()
@@ -101,7 +101,8 @@ class OptimizerStep:
         return self._gradients.grad_norm()
 
     def _step_in_scale(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
-        """Step if the gradient with the norm `norm` has not overflowed, and set the next scale.
+        """Perform the step unless the norm shows that the gradient has overflowed, and set the next
+        scale.
 
         The scaler's own `step` is not used: if it skips the first step of fused SGD, the momentum
         buffer remains uninitialised (torch 2.13). This method waits for the device.
@@ -180,8 +181,8 @@ class OptimizerStep:
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """The optimizer step for a rank's parts. A rank detects an overflow in another rank's part by
-    the norm, which covers the parts of all ranks."""
+    """The optimizer step for a rank's parts. The norm covers the parts of all ranks, so a rank also
+    detects an overflow in another rank's part."""
 
     def _unscaled_norm(self) -> Tensor:
         norm = self._gradients.grad_norm()
@@ -195,7 +196,7 @@ class ShardedOptimizerStep(OptimizerStep):
 
 
 def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
-    """Do the same as `torch.nn.utils.clip_grads_with_norm_`, for this rank's parts of gradients."""
+    """Like `torch.nn.utils.clip_grads_with_norm_`, but for this rank's parts of the gradients."""
     parts = [local(p.grad) for p in model.parameters() if p.grad is not None]
     if parts:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -216,9 +217,9 @@ Names = Mapping[Tensor, str]
 
 
 def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """Return an optimizer's state dict with parameter names instead of torch's numbers. A rank that
-    has different parameters, or has them in a different order, can then find the state of its
-    parameters."""
+    """Return an optimizer's state dict with parameter names instead of torch's numbers. With names,
+    a rank that has different parameters, or the same parameters in a different order, can find
+    their state."""
     own = [names[parameter] for parameter in _parameters(optimizer)]
     state = optimizer.state_dict()
     return {
@@ -239,7 +240,7 @@ def _part_of_state(value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     part = part_of(value, parameter) if value.ndim else value
-    # The optimizer keeps the given tensor, which must not be a memory-mapped file.
+    # Clone the tensor, because the optimizer keeps it, and it could be a memory-mapped file.
     return part.clone() if part is value else part
 
 
@@ -282,5 +283,5 @@ def load_named_state(
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the parameters in the order of torch's numbers."""
+    """Return the parameters in the order in which torch numbers them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,10 +1,9 @@
 """The optimizers that a job document can select.
 
-LARS and LAMB are for large batches. Large batches need a high learning rate, which is too high for
-layers whose gradients are large relative to their weights. LARS and LAMB therefore scale the rate
-of each layer by the ratio of the norm of its weights to the norm of its gradient or update. As in
-the papers, 1-D parameters, which are biases and the scales of normalisation layers, are not
-adapted.
+LARS and LAMB are for large batches. Large batches need a learning rate that is too high for layers
+whose gradients are large relative to their weights. LARS and LAMB therefore scale the rate of each
+layer by the ratio of the norm of its weights to the norm of its gradient or update. As in the
+papers, 1-D parameters, which are biases and the scales of normalisation layers, are not adapted.
 """
 
 from __future__ import annotations
@@ -130,8 +129,8 @@ class Lamb(_Layerwise):
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """Return the ratio, or 1 if either value is zero. The values are not read on the CPU, since
-    that would wait for the GPU."""
+    """Return the ratio, or 1 if either value is zero. The values are not read on the CPU, because
+    this would wait for the GPU."""
     usable = (above > 0) & (below > 0)
     return torch.where(usable, above / torch.where(usable, below, 1.0), 1.0)
 
@@ -150,7 +149,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
-    """Build the optimizer, in torch's fused version if there is one. A fused version updates all
+    """Build the optimizer, using torch's fused version if there is one. A fused version updates all
     parameters with a single kernel, which is faster because kernel launches dominate small
     steps."""
     groups = parameter_groups(model, options.weight_decay)

@@ -1,7 +1,7 @@
 """The rules for assigning batches to workers, as a state machine without I/O.
 
-A worker requests a batch, and is done with the batch when all servers have its gradient. One server
-assigns all batches.
+A worker requests a batch, and has completed the batch when all servers have received its gradient.
+One server assigns all batches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHIEF = 0
 
 
 class Word(Enum):
-    """The reply to a worker that gets no batch."""
+    """The reply to a worker that isn't assigned a batch."""
 
     WAIT = "wait"
     OVER = "over"
@@ -25,8 +25,8 @@ class Word(Enum):
 
 Dispatch = int | Word
 Dispatches = list[tuple[int, int | None]]
-"""For each worker that was waiting and gets a reply: (worker, batch number, or None if no batches
-are left)."""
+"""(worker, batch number) for each waiting worker that now gets a reply. The batch number is None if
+no batches are left."""
 
 
 class BatchDispatcher(ABC):
@@ -41,8 +41,8 @@ class BatchDispatcher(ABC):
         self._is_finished = False
 
     def take(self, worker: int, done: int | None) -> Dispatches:
-        """Request a batch for a worker. done: the worker's previous batch, if all servers have its
-        gradient."""
+        """Request a batch for a worker. done: the worker's previous batch, if all servers have
+        received its gradient."""
         if done is not None:
             self._is_done(worker, done)
         self.forget(worker)
@@ -50,7 +50,7 @@ class BatchDispatcher(ABC):
         return self._dispatched()
 
     def join(self, worker: int) -> Dispatches:
-        """Add a worker, which is new or replaces a lost worker."""
+        """Add a worker that is new or replaces a lost worker."""
         return self.lost(worker)
 
     def lost(self, worker: int) -> Dispatches:
@@ -69,7 +69,7 @@ class BatchDispatcher(ABC):
         return self._dispatched()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all state on which later assignments depend, as values for JSON."""
+        """Return all state on which later assignments depend, as JSON-serialisable values."""
         ends = {"is_stopped": self._is_stopped, "is_finished": self._is_finished}
         return {"last": self._last_batch, "waiting": list(self._waiting), **ends}
 
@@ -96,18 +96,17 @@ class BatchDispatcher(ABC):
 
     @abstractmethod
     def _is_done(self, worker: int, batch: int) -> None:
-        """Record that all servers have the worker's gradient of the batch."""
+        """Record that all servers have received the worker's gradient of the batch."""
 
     @abstractmethod
     def _dispatch(self, worker: int) -> Dispatch: ...
 
 
 class SynchronousBatchDispatcher(BatchDispatcher):
-    """All workers compute their shares of the same batch, and then their shares of the next
-    batch."""
+    """All workers compute their shares of a batch before any worker gets the next batch."""
 
     def __init__(self, num_workers: int, last_batch: int, first_done: int) -> None:
-        """first_done: number of batches that are already done."""
+        """first_done: number of batches that are already complete."""
         super().__init__(last_batch)
         self._done = [first_done] * num_workers
 
@@ -131,17 +130,18 @@ class SynchronousBatchDispatcher(BatchDispatcher):
 class SharedBatchDispatcher(BatchDispatcher):
     """Each batch is computed by a single worker: the first idle worker gets the next batch.
 
-    A worker's clock is the number of batches that it has computed. With `max_staleness`, a worker
-    whose clock is ahead of the slowest worker's clock by more than this number waits for the
-    slowest worker (the read condition of stale synchronous parallel, Ho et al. 2013). The fastest
-    worker can therefore be ahead by `max_staleness` + 1 batches. A worker that joins later starts
-    with the clock of the slowest worker.
+    A worker's clock is the number of batches that it has computed. If a worker's clock is ahead of
+    the slowest worker's clock by more than `max_staleness`, the worker waits for the slowest worker
+    (the read condition of stale synchronous parallel, Ho et al. 2013). The fastest worker can
+    therefore be ahead by `max_staleness` + 1 batches. A worker that joins later starts with the
+    clock of the slowest worker.
     """
 
     def __init__(
         self, last_batch: int, next_batch: int, again: Iterable[int], max_staleness: int | None
     ) -> None:
-        """again: batches below `next_batch` that are assigned first."""
+        """again: batches below `next_batch` that are still have to be computed; they are assigned
+        first."""
         super().__init__(last_batch)
         self._next = next_batch
         self._again = sorted(again)

@@ -26,7 +26,7 @@ from ray_workers.training.parallel.parameter_server.shard import DoneBatches, Pu
 
 @dataclass(frozen=True)
 class Pulled:
-    """The weights from all servers, as a vector in the layout."""
+    """The weights from all servers, as a vector in the order of the layout."""
 
     version: int
     """The version of server 0."""
@@ -40,10 +40,10 @@ class ServersState:
     """The state of all servers."""
 
     tensors: Mapping[str, Tensor]
-    """`values`, and the optimizer state. The state consists of scalars, and of vectors without the
-    segment of buffers."""
+    """`values`, and the optimizer state. The optimizer state consists of scalars and of vectors
+    without the segment of buffers."""
     done: Sequence[DoneBatches]
-    """The completed batches of each server."""
+    """The batches that each server has completed."""
     staleness: Mapping[int, int]
     """Number of updates by staleness, on server 0."""
     moved_bytes: int
@@ -52,8 +52,8 @@ class ServersState:
 
 class ServerLink:
     """A connection to one server. Every message has a reply. If the server is lost and has a
-    replica, the message is sent again to the server's replacement. A message that is sent twice is
-    processed only once."""
+    replica, the message is resent to the server's replacement. A resent message is processed only
+    once."""
 
     def __init__(
         self, store: Store, server: int, hello: Mapping[str, Any], *, has_replica: bool
@@ -67,15 +67,14 @@ class ServerLink:
             reconnect(store, server) if has_replica else connect(store, key_of(server))
         )
         self._sent_before = 0
-        """Bytes sent over lost connections."""
+        """Number of bytes sent over connections that were lost."""
 
     @property
     def sent_bytes(self) -> int:
         return self._sent_before + self._connection.sent_bytes
 
     def greet(self) -> dict[str, Any]:
-        """Introduce this worker to a server to which it has not been connected before, and return
-        the reply."""
+        """Introduce this worker to a server on the first connection, and return the reply."""
         return self.ask({**self._hello, "comes_back": False})
 
     def ask(self, header: Mapping[str, Any], *payload: Tensor) -> dict[str, Any]:
@@ -104,7 +103,7 @@ class ServerLink:
         self._connection.close()
 
     def _come_back(self, error: ConnectionLost) -> None:
-        """Send the message again to the replacement of the lost server."""
+        """Resend the message to the replacement of the lost server."""
         if not self._has_replica:
             raise error
         header, payload = self._asked
@@ -134,7 +133,7 @@ class Servers:
         self._asks_staleness = correction is not None and correction.name == "staleness_lr"
         self._links = links
         self.is_ready = False
-        """Whether the servers had weights when this worker connected."""
+        """Whether the servers already had weights when this worker connected."""
         self.version = 0
         self.notes: dict[str, Any] = {}
         self.is_same_data = True
@@ -191,13 +190,13 @@ class Servers:
                 "notes": dict(notes),
             }
             asked.append((header, list(own.values())))
-        # Server 0 is the last to get its state, because workers start when it has replied.
+        # Send server 0 its state last, because workers start when server 0 has replied.
         for server in reversed(range(len(asked))):
             about, parts = asked[server]
             self._links[server].ask(about, *parts)
 
     def take(self, done: int | None) -> int | None:
-        """Wait for the number of the next batch, and return it; None if no batches are left. done:
+        """Wait until a batch is assigned, and return its number; None if no batches are left. done:
         the last batch whose gradient has been sent to all servers."""
         batch: int | None = self._links[0].ask({"op": "take", "done": done})["batch"]
         return batch
@@ -228,8 +227,8 @@ class Servers:
         return Pulled(first["version"], vector, first["loss"], squares)
 
     def state(self) -> ServersState:
-        """Return the state of all servers. Each server returns its state at a slightly different
-        time."""
+        """Return the state of all servers. The servers' states are from slightly different
+        times."""
         answers = self._ask([{"op": "state"}] * len(self._links))
         parts = [unpacked(header["tensors"], payload) for header, payload in answers]
         # A shard has no optimizer state before its first step.
@@ -241,7 +240,7 @@ class Servers:
         return ServersState(tensors, done, dict(headers[0]["staleness"]), moved_bytes)
 
     def note(self, notes: Mapping[str, Any]) -> None:
-        """Store the chief's state, without the weights, on server 0."""
+        """Store the chief's state except for the weights on server 0."""
         self._links[0].ask({"op": "note", "notes": dict(notes)})
 
     def stop(self) -> None:
@@ -249,7 +248,7 @@ class Servers:
         self._links[0].ask({"op": "stop"})
 
     def finish(self) -> None:
-        """Allow workers and servers to exit, because the result is stored."""
+        """Allow workers and servers to exit after the result has been stored."""
         self._ask([{"op": "finish"}] * len(self._links))
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class FlatLayout:
         self.trained = [*decayed, *plain]
         """(name, parameter), in the order of the vector."""
         self.num_decayed = len(decayed)
-        """Number of elements at the beginning of `trained` that have weight decay."""
+        """Number of parameters with weight decay, which are the first in `trained`."""
         self.buffers = [buffer for _, buffer in buffers]
         self.sizes = Sizes(*(sum(t.numel() for _, t in some) for some in (decayed, plain, buffers)))
 
@@ -58,12 +58,12 @@ class FlatLayout:
         return Sizes(*(stop - start for start, stop in self._bounds(server)))
 
     def part(self, vector: Tensor, server: int) -> list[Tensor]:
-        """Return views of a server's pieces of the vector. The vector can lack the segment of
+        """Return views of a server's pieces of the vector. The vector may lack the segment of
         buffers."""
         return [vector[start:stop] for start, stop in self._bounds(server)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the servers' parts into a vector. The parts can lack the segment of buffers."""
+        """Join the servers' parts into a vector. The parts may lack the segment of buffers."""
         vector = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype)
         for server, part in enumerate(parts):
             pieces = self.part(vector, server)

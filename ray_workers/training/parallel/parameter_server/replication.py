@@ -1,7 +1,7 @@
 """Replication of a server's shard on the next server: sending, keeping and restoring the replica.
 
 A server replies to a worker only after the next server has received the worker's message. Both
-servers process messages in the same order. Therefore the replica includes every update that was
+servers process messages in the same order. Therefore, the replica includes every update that was
 confirmed to a worker. A worker whose reply was lost with the server sends its message again.
 """
 
@@ -30,11 +30,11 @@ from ray_workers.training.parallel.parameter_server.served_shard import ServedSh
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 LOOK_S: Final = 0.1
-"""Interval at which the connection is checked while there are no messages to send."""
+"""Interval in seconds at which the connection is checked while there are no messages to send."""
 RETRY_S: Final = 0.02
 MAX_RETRY_S: Final = 0.2
-"""Initial and maximum interval between attempts to reach a lost server. All workers poll the
-attempt's store, in which the lost server's replacement publishes its address."""
+"""Initial and maximum interval in seconds between attempts to reach a lost server. All workers poll
+the attempt's store, in which the lost server's replacement publishes its address."""
 
 
 def key_of(server: int) -> str:
@@ -60,7 +60,7 @@ def reconnect(store: Store, server: int) -> TensorConnection:
 
 
 class Superseded(dist.DistNetworkError):
-    """Another process has replaced this server."""
+    """Raised if another process has replaced this server."""
 
 
 class Entry(NamedTuple):
@@ -89,7 +89,7 @@ class ReplicationLog:
             self._changed.notify_all()
 
     def forget_all(self) -> int:
-        """Remove all messages, because a snapshot includes them, and return the number of the
+        """Remove all messages, whose effects a snapshot includes, and return the number of the
         latest message."""
         with self._changed:
             self._entries.clear()
@@ -104,19 +104,19 @@ class ReplicationLog:
             return entries
 
     def acknowledge(self, number: int) -> None:
-        """Record that the replica has all messages up to `number`."""
+        """Record that the replica has received all messages up to `number`."""
         with self._changed:
             self._acknowledged = number
             self._changed.notify_all()
 
     def wait(self, number: int) -> None:
-        """Wait until the replica has the message or does not need any more messages."""
+        """Wait until the replica has received the message, or needs no more messages."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._acknowledged >= number)
 
     def end(self) -> None:
-        """Stop waiting for the replica, because the result has been stored and the replica is no
-        longer needed."""
+        """Stop waiting for the replica. The result has been stored, so the replica is no longer
+        needed."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -133,7 +133,7 @@ class Replicator:
         keeper: int,
         generation: int,
     ) -> None:
-        """snapshot: clears the log, and returns the number of the latest message in the log and the
+        """snapshot: clears the log, and returns the number of the last message in the log and the
         state after this message. keeper: index of the next server, which has the replica.
         generation: as in `ShardServer`."""
         self._log = log
@@ -143,9 +143,9 @@ class Replicator:
         self._generation = generation
 
     def run(self) -> None:
-        """Replicate until the result has been stored. If the next server has a new process, this
-        process first gets the complete state. Raises Superseded if this server was considered lost
-        and has been replaced."""
+        """Replicate until the result has been stored. A new process of the next server first
+        receives the complete state. Raises Superseded if this server was considered lost and has
+        been replaced."""
         while True:
             try:
                 with contextlib.closing(reconnect(self._store, self._keeper)) as connection:
@@ -174,7 +174,7 @@ class Replicator:
 
 
 class ReplicaHolder:
-    """The replica of the previous server, and the methods that update the replica and send it to a
+    """The replica of the previous server, with methods that update the replica and send it to a
     replacement."""
 
     def __init__(self, make: Callable[[], ServedShard], *, is_newcomer: bool) -> None:
@@ -221,8 +221,8 @@ class ReplicaHolder:
 
     def _takes_from(self, generation: int) -> bool:
         """Whether the process of this generation is the latest known process of the previous
-        server. From now on, messages from older processes are rejected, because an older process
-        might be stopped but not dead. Must be called under the lock."""
+        server. If it is, messages from older processes are rejected from now on, because an older
+        process might be stopped but not dead. Must be called under the lock."""
         if generation < self._generation:
             return False
         self._generation = generation
@@ -234,7 +234,7 @@ class ReplicaHolder:
         """Send the state to the process of this generation, which replaces a lost process."""
         with self._changed:
             if not self._takes_from(generation):
-                raise ConnectionLost("a later process has replaced the lost server")
+                raise ConnectionLost("a newer process has already replaced the lost server")
             # First wait until all messages received from the lost process are processed.
             self._changed.wait_for(lambda: self._followed is None)
             replica = self._replica
@@ -247,15 +247,18 @@ class ReplicaHolder:
 def taken_over(
     store: Store, server: int, num_servers: int, generation: int
 ) -> ShardSnapshot | None:
-    """Return the state of a lost server, for the replacement process of this generation; None if
-    the server had no state. Raises ConnectionLost if the replica is also lost, or if the training
-    has ended."""
+    """Return the state of a lost server to its replacement process of this generation; None if the
+    server had no state. Raises ConnectionLost if the replica is also lost, or if the training has
+    ended."""
     keeper = (server + 1) % num_servers
     with contextlib.closing(reconnect(store, keeper)) as connection:
         connection.send({"takes_over": True, "generation": generation})
         header, payload = connection.receive()
     if not header["is_known"]:
-        raise ConnectionLost(f"servers {server} and {keeper} were lost, and therefore also a shard")
+        raise ConnectionLost(
+            f"the shard of server {server} is lost, because its replica on "
+            f"server {keeper} is also lost"
+        )
     return None if header["about"] is None else received_snapshot(header, payload)
 
 

@@ -1,7 +1,7 @@
-"""The complete state of a server, as a state machine that maps messages to replies, without I/O.
+"""The complete state of a server, as a state machine that maps messages to replies without I/O.
 
-The replies depend only on the messages and their order. Therefore another server that processes the
-same messages in the same order has a replica of the state (Schneider 1990, state machine
+The replies depend only on the messages and their order. Therefore, another server that processes
+the same messages in the same order has a replica of the state (Schneider 1990, state machine
 replication).
 """
 
@@ -35,7 +35,7 @@ NEED_WEIGHTS: Final = ("push", "take", "pull", "state")
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """The reply to a message, and the batches that are assigned as a result."""
+    """The reply to a message, and the batches assigned as a result of the message."""
 
     header: Mapping[str, Any] | None
     """None if the worker has to wait until it is assigned a batch."""
@@ -45,13 +45,13 @@ class ShardAnswer:
 
 
 class ServedShard:
-    """A shard and the other state of its server: the workers and, on server 0, the dispatcher."""
+    """A shard and the rest of its server's state: the workers and, on server 0, the dispatcher."""
 
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, is_replica: bool
     ) -> None:
-        """index: index of the server; server 0 also assigns the batches. is_replica: whether the
-        replies are discarded, and therefore contain no weights."""
+        """index: index of the server; server 0 also assigns the batches. is_replica: whether this
+        is a replica, whose replies are discarded and therefore don't contain weights."""
         assert isinstance(document.sync, spec.ParameterServer)
         self.index = index
         self.is_replica = is_replica
@@ -64,7 +64,7 @@ class ServedShard:
         self._workers: set[int] = set()
         """The connected workers."""
         self._notes: dict[str, Any] = {}
-        """The chief's state without the weights, for a process that might replace the chief."""
+        """The chief's state except for the weights, for a process that replaces the chief."""
         self._fingerprint: str | None = None
         self.is_finished = False
         self._pulled_bytes = self._pushed_bytes = 0
@@ -85,8 +85,8 @@ class ServedShard:
         return self._pulled_bytes + copied
 
     def answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Process a message of a worker. If the worker got no reply, it can send the message
-        again."""
+        """Process a message from a worker. If the worker didn't receive the reply, it may resend
+        the message."""
         match header["op"]:
             case "hello":
                 return self._hello(worker, header)
@@ -151,8 +151,7 @@ class ServedShard:
         )
 
     def _begin(self, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Load the initial weights. A chief that replaces a dead chief might send the weights
-        again."""
+        """Load the initial weights. A chief that replaces a dead chief might resend the weights."""
         if self._shard is None:
             self._shard = self._shard_of(header["sizes"])
             self._shard.load(

@@ -1,4 +1,4 @@
-"""The process of a server. It replies to the messages of each worker in a separate thread."""
+"""The process of a server, which replies to each worker's messages in a separate thread."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from ray_workers.training.parallel.parameter_server.served_shard import (
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 SHOW_S: Final = 0.1
-"""Interval between updates of a server's heartbeat page."""
+"""Interval in seconds between updates of a server's heartbeat page."""
 FINISHED_LOOK_S: Final = 1.0
-"""Interval at which the server checks whether the result is stored, in case the chief is lost
-before it reports this."""
+"""Interval in seconds at which the server checks whether the result is stored, in case the chief is
+lost before it reports this."""
 NO_NUMBERS: Final = torch.empty(0, dtype=torch.uint8)
 
 
@@ -105,8 +105,8 @@ class ShardServer:
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, generation: int = 0
     ) -> None:
-        """index: index of the server. generation: the round in which this process started. If the
-        generation is above 0, this process replaces a lost process."""
+        """index: index of the server. generation: the rendezvous round in which this process
+        started. If it is above 0, this process replaces a lost process."""
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
         self._generation = generation
@@ -121,7 +121,7 @@ class ShardServer:
         self._holder = ReplicaHolder(replica, is_newcomer=generation > 0)
         self._failure: BaseException | None = None
         self.began_at, self.sent_before = 0, 0
-        """The version and the number of sent bytes when this process got the weights."""
+        """The version and the number of sent bytes when this process received the weights."""
 
     @property
     def version(self) -> int:
@@ -133,8 +133,8 @@ class ShardServer:
         return self._served.sent_bytes
 
     def is_over(self, wait_s: float) -> bool:
-        """Whether the chief has finished and all workers have left. Waits up to `wait_s` for this.
-        If a thread has failed, raises its error."""
+        """Wait up to `wait_s` seconds until the chief has finished and all workers have left, and
+        return whether this is the case. If a thread has failed, raise its error."""
         with self._lock:
             is_over = self._lock.wait_for(
                 lambda: self._failure or (self._served.is_finished and not self._outboxes),
@@ -145,7 +145,7 @@ class ShardServer:
             return bool(is_over)
 
     def take_over(self, snapshot: ShardSnapshot) -> None:
-        """Continue in place of a lost server. The workers reconnect on their own."""
+        """Continue in place of a lost server. The workers reconnect by themselves."""
         with self._lock:
             self._served.restore(snapshot)
             self._note_beginning()
@@ -183,7 +183,7 @@ class ShardServer:
 
     @contextlib.contextmanager
     def _ends_with_errors(self) -> Iterator[None]:
-        """Make the server fail with an error that is raised in this context, in any thread."""
+        """Make the server fail with any error that is raised in this context, in any thread."""
         try:
             yield
         except ConnectionLost:
@@ -235,8 +235,7 @@ class ShardServer:
         if answer.header is not None and outbox is not None:
             outbox.put(answer)
         for other, batch in answer.dispatches:
-            # If a worker has not reconnected since a server was lost, it will send its request
-            # again.
+            # If a worker has not reconnected since a server was lost, it will resend its request.
             if other in self._outboxes:
                 self._outboxes[other].put(ShardAnswer({"batch": batch}))
         self._lock.notify_all()
@@ -291,7 +290,7 @@ def serve(
 
 
 class SentReport:
-    """Reports `perf/sent_bytes` of a server: the mean over the steps since the last report."""
+    """Reports `perf/sent_bytes` of a server, averaged over the steps since the last report."""
 
     def __init__(self, server: ShardServer) -> None:
         self._server = server

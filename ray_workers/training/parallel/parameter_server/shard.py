@@ -1,8 +1,8 @@
-"""A server's part of the parameters, as a state machine that maps messages to replies, without I/O.
+"""A server's part of the parameters, as a state machine that maps messages to replies without I/O.
 
-A batch counts only once: pushing a batch that the shard already has changes nothing. Therefore a
-batch whose worker was lost can be computed again without determining which servers already have its
-gradient.
+Each batch counts only once: pushing a batch that the shard already has changes nothing. Therefore,
+a batch whose worker was lost can be computed again without determining which servers already have
+its gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Push:
     loss: float
     """Loss of the same samples, weighted like the gradient."""
     gradient: Tensor
-    """Vector with the segments of `Sizes`. The segment of buffers contains the changes of the
+    """Vector with the segments of `Sizes`. The segment of buffers contains the changes to the
     buffers."""
     staleness: int | None = None
     """Staleness of the complete gradient as determined by another shard; None to determine it in
@@ -47,22 +47,22 @@ class Pushed:
     staleness: int
     """Number of batches that were applied between the worker's pull and its push."""
     counts: bool
-    """Whether the batch was new to the shard."""
+    """Whether the shard did not have the batch before."""
     lr: float
     """Learning rate of the update, after the correction for its staleness."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The reply to a pull."""
+    """The reply when a worker pulls weights."""
 
     version: int
     values: Tensor
-    """A view of the shard's memory. Copy it before the next message changes the memory."""
+    """A view of the shard's memory. Copy it before the next message is processed."""
     loss: float
     """Loss of the last batch."""
     squares: float
-    """Sum of squares of the last gradient, in this shard."""
+    """Sum of squares of this shard's part of the last gradient."""
 
 
 @dataclass
@@ -74,12 +74,12 @@ class DoneBatches:
 
     @classmethod
     def of_pair(cls, pair: Sequence[Any]) -> Self:
-        """Restore the batches from the result of `as_pair`."""
+        """Restore the batches from a pair returned by `as_pair`."""
         all_up_to, above = pair
         return cls(all_up_to, set(above))
 
     def as_pair(self) -> list[Any]:
-        """Return the batches as a pair for JSON."""
+        """Return the batches as a JSON-serialisable pair."""
         return [self.all_up_to, sorted(self.above)]
 
     def __contains__(self, batch: int) -> bool:
@@ -130,7 +130,7 @@ class ParameterShard:
         self._correction = correction
         self._values = torch.zeros(sum(sizes))
         decayed, plain, self._buffers = torch.split(self._values, list(sizes))
-        # Weight decay applies to matrices, but not to vectors.
+        # The optimizer applies weight decay to matrices, but not to vectors.
         self._parameters = nn.ParameterDict()
         for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
             if values.numel():
@@ -142,7 +142,7 @@ class ParameterShard:
         """The last pull of each worker: (version, weights if they are needed later)."""
         self._last = (0.0, 0.0)
         self._pushed: dict[int, tuple[int, Pushed]] = {}
-        """The last push of each worker that counted: (batch, reply)."""
+        """Each worker's last push that counted: (batch, reply)."""
         self.staleness: Counter[int] = Counter()
         """Number of updates by staleness."""
 
@@ -155,8 +155,8 @@ class ParameterShard:
     def push(self, push: Push) -> Pushed:
         """Process a gradient. In synchronous mode, the shard keeps the gradient until all workers
         have pushed their gradients to all servers. This is certain when a worker first pulls the
-        next version. If a worker got no reply and pushes the batch again, it gets the same
-        reply."""
+        next version. If a worker didn't receive the reply and pushes the batch again, it gets the
+        same reply."""
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push
@@ -216,7 +216,7 @@ class ParameterShard:
         total = shares[0].gradient.clone()
         for share in shares[1:]:
             total += share.gradient
-        # Gradients are already weighted, but the workers' changes of buffers have to be averaged.
+        # Gradients are already weighted, but the workers' changes to buffers have to be averaged.
         total[self._sizes.num_trained :] /= len(shares)
         self._staged.clear()
         self._apply(batch, total, shares[0].lr, sum(share.loss for share in shares))
@@ -238,8 +238,8 @@ class ParameterShard:
     # The state.
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of `values` and of the optimizer state. The state consists of scalars, and
-        of vectors without the segment of buffers."""
+        """Return copies of `values` and of the optimizer state. The optimizer state consists of
+        scalars and of vectors without the segment of buffers."""
         found = {"values": self._values.clone()}
         states = [self._optimizer_state(name) for name in self._parameters]
         for key in states[0] if states else ():
@@ -289,7 +289,7 @@ class ParameterShard:
         return ShardSnapshot(about, tensors)
 
     def restore(self, snapshot: ShardSnapshot) -> None:
-        """Continue from a snapshot of another shard. This shard can keep references to the
+        """Continue from a snapshot of another shard. This shard may keep references to the
         snapshot's tensors."""
         about, tensors = snapshot.about, snapshot.tensors
         self.load(

@@ -1,8 +1,10 @@
-"""The strategy of a worker. A worker gets weights from servers, and sends gradients to the servers.
+"""The strategy of a worker. A worker pulls weights from the servers, and pushes gradients to the
+servers.
 
 Workers don't form a process group. The replacement of a worker gets all its state from the servers,
 so the loss of a worker does not affect the other workers. Worker 0, the chief, sends the servers
-their initial weights, evaluates, saves checkpoints of their state, and stores the result.
+their initial weights, evaluates the model, saves checkpoints of the servers' state, and stores the
+result.
 """
 
 from __future__ import annotations
@@ -98,11 +100,11 @@ class ParameterServerWorker(Strategy):
         self._sync = sync
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
-        """The servers' state in the form of a checkpoint, while the model has the weights of this
-        state."""
+        """The servers' state in the form of a checkpoint; None if the model has other weights than
+        this state."""
         self.settled = 0
-        """When this worker joined, all evaluations and checkpoints up to this step had been
-        done."""
+        """The step up to which all evaluations and checkpoints were complete when this worker
+        joined."""
         self.batch: int | None = None
         """Number of the batch that this worker computes next; None if no batches are left."""
         self.version = 0
@@ -115,8 +117,8 @@ class ParameterServerWorker(Strategy):
         self._staleness: Mapping[int, int] = {}
         """The staleness in the `ServersState` that was requested last."""
         self._moved: tuple[int, int] | None = None
-        """(steps, bytes sent by workers and servers) as of the last request for the state; None if
-        the chief has not requested the state yet."""
+        """(steps, bytes sent by workers and servers) at the last request for the state; None if the
+        chief has not requested the state yet."""
         self._sent_a_step: float | None = None
         self._buffers = torch.empty(0)
 
@@ -171,8 +173,8 @@ class ParameterServerWorker(Strategy):
         self._restored = {}
 
     def note(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Store the chief's state on the servers, for a process that might replace the chief. step:
-        the step up to which all due evaluations and checkpoints are done."""
+        """Store the chief's state on the servers, in case a process replaces the chief. step: the
+        step up to which all due evaluations and checkpoints are complete."""
         self.servers.note({**notes, "settled": step})
 
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -197,7 +199,7 @@ class ParameterServerWorker(Strategy):
     # One batch.
 
     def take(self) -> None:
-        """Get the next batch, after `batch` is done."""
+        """Get the next batch after `batch` is complete."""
         self.batch = self.servers.take(self.batch)
 
     def pull(self, version: int | None = None) -> Tensor:
@@ -205,7 +207,7 @@ class ParameterServerWorker(Strategy):
         pulled = self.servers.pull(version)
         self._held = None
         self._layout.write(pulled.vector)
-        # A copy, because a view would keep the complete vector in memory.
+        # Clone the buffers, because a view would keep the complete vector in memory.
         self._buffers = pulled.vector[self._layout.sizes.num_trained :].clone()
         self.version, self._own.loss = pulled.version, pulled.loss
         return torch.tensor(pulled.squares, device=self.given.device).sqrt()
@@ -213,10 +215,10 @@ class ParameterServerWorker(Strategy):
     def push(self, lr: float) -> Tensor:
         """Push the gradient of `batch`, get the next batch, and return the gradient norm.
 
-        In synchronous mode, this method waits until the servers have the gradients of all workers,
-        and loads the weights after the step into the model. At the end of the training, only the
-        chief does so. Other workers don't wait for the step, because the chief might have stopped
-        the training before it.
+        In synchronous mode, this method waits until the servers have received the gradients of all
+        workers, and loads the weights after the step into the model. At the end of the training,
+        only the chief does so. Other workers don't wait for the step, because the chief might have
+        stopped the training before it.
         """
         assert self.batch is not None
         batch, norm = self.batch, self.gradients.grad_norm()

@@ -33,7 +33,7 @@ def train_served(
         try:
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
-            # Once the other workers have finished, servers can exit before this worker has.
+            # Once the other workers have finished, servers may exit before this worker does.
             if not finish_if_marked(store, trainer.page, rendezvous.assignment.generation):
                 raise
         else:
@@ -67,7 +67,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
     if strategy.is_synchronous:
         norm = strategy.pull(None if strategy.batch is None else strategy.batch - 1)
         if trainer.rank == CHIEF and strategy.servers.is_ready and strategy.version:
-            # The servers have this step even if the previous chief did not observe its end.
+            # The servers have applied this step, even if the previous chief was lost before the
+            # step ended.
             trainer.report_unseen(strategy.version, strategy.loss, norm)
     while True:
         if trainer.rank == CHIEF:
@@ -94,8 +95,9 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
 
 
 def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> int:
-    """Perform the evaluations and checkpoints that are due since the step `settled`, and return the
-    step up to which all of them are done. If both are due, they use the same weights."""
+    """Perform the evaluations and checkpoints that have become due since the step `settled`, and
+    return the step up to which all of them are complete. If both are due, they use the same
+    weights."""
     calendar = trainer.calendar
     step = trainer.progress.step if strategy.batch is not None else calendar.total_steps
     passed = range(settled + 1, step + 1)

@@ -1,1 +1,1 @@
-"""SQL for listing, searching, tagging and grouping jobs, also for MLflow."""
+"""SQL for listing, searching, tagging and grouping jobs, including for MLflow."""

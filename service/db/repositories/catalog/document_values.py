@@ -1,4 +1,4 @@
-"""SQL for the values of documents, which are used by searches."""
+"""SQL for the values of documents, for use in searches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.domain.ids import is_array_id
 from service.domain.tracking.document_values import SharedValues, StoredValue, Values
 
 SHARES = ""
-"""Pointer of the row that contains the holder whose values a job shares."""
+"""Pointer of the row that names the holder whose values a job shares."""
 
 
 def insert_shared(session: Session, shared: SharedValues) -> None:

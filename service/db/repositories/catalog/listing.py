@@ -1,8 +1,8 @@
 """SQL for pages of jobs.
 
 Each index consists of the filtered column followed by the id, by which the list is ordered. If a
-query contained several states, the database would sort all matches instead of walking the index.
-Therefore each state is queried separately, and the results are merged.
+query contained several states, the database would sort all matches instead of reading them in the
+order of the index. Therefore, each state is queried separately, and the results are merged.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def page(
 ) -> list[JobRow]:
     """Return jobs with ids below `before_id`, newest first.
 
-    `created_after` is inclusive, `created_before` is exclusive. `where` is the parsed expression of
-    the filter.
+    `created_after` is inclusive, and `created_before` is exclusive. `where` is the parsed
+    expression of the filter.
     """
     query, order = _labelled(wanted.labels)
     if where is None:
         query = query.where(JobRow.deleted_at.is_(None))
     else:
-        # `deleted_at` is the last column of a wide row, so a search over many jobs should not read
-        # it.
+        # `deleted_at` is the last column of a wide row, so a search of many jobs should not read
+        # this column.
         deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
         query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
     for column, value in (
@@ -109,7 +109,7 @@ def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
 def _labelled(
     labels: Sequence[tuple[str, str]],
 ) -> tuple[Select[JobRow], ColumnElement[str]]:
-    """Return a query for jobs with all these labels, and the column of the job's id to order by.
+    """Return a query for jobs with all these labels, and the job id column by which to order it.
 
     If there are labels, the column is in the table of labels, where it is part of the index.
     """

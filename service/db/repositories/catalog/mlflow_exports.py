@@ -14,12 +14,13 @@ from service.db.models import JobAnnotationRow, JobRow, MlflowExportRow
 from service.db.repositories import jobs as jobs_repository
 
 LATE = 1000
-"""Maximum number of jobs with higher numbers that can become visible before a job does, as
+"""Maximum number of jobs with higher numbers that can become visible before a given job, because
 concurrent transactions on PostgreSQL commit in any order."""
 
 
 def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:
-    """Return `job_id` and `number` of up to `limit` jobs that have no export yet, oldest first."""
+    """Return the `job_id` and `number` of up to `limit` jobs that have no export yet, oldest
+    first."""
     newest = session.scalar(select(func.max(MlflowExportRow.number))) or 0
     known = select(MlflowExportRow.job_id).where(MlflowExportRow.job_id == JobRow.id)
     found = (
@@ -32,8 +33,8 @@ def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:
 
 
 def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
-    """Add rows for the jobs that `new_jobs` returned, except for jobs that have been deleted
-    since."""
+    """Add rows for the jobs that `new_jobs` returned, except for jobs that have since been
+    deleted."""
     existing = jobs_repository.existing(session, [job["job_id"] for job in jobs])
     rows = [job for job in jobs if job["job_id"] in existing]
     if rows:
@@ -71,6 +72,6 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> MlflowExportRow
 
 
 def reopen(session: Session, job_id: str) -> None:
-    """Mark a completely exported job for another export."""
+    """Mark a job that was exported completely for another export."""
     row = MlflowExportRow
     session.execute(update(row).where(row.job_id == job_id).values(is_complete=False))

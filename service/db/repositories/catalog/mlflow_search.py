@@ -1,4 +1,4 @@
-"""SQL for MLflow's searches: jobs by experiment, metrics, parameters, tags and attributes."""
+"""SQL for MLflow's searches for jobs by experiment, metrics, parameters, tags and attributes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _ordered(
 ) -> Select[JobRow]:
     for one in order:
         by = compile_.sort_key(one)
-        # Jobs without a value come last in both directions.
+        # Jobs without a value come last in both ascending and descending order.
         query = query.order_by(by.is_(None), by.desc() if one.descending else by.asc())
     return query.order_by(JobRow.number.desc())
 
@@ -146,8 +146,8 @@ class _Compiler:
                 return self._column(one.key)
 
     def _metric(self, key: str) -> ColumnElement[Any]:
-        """Return the last value of the metric; NULL for NaN. In the JSON, infinities and NaN are
-        strings."""
+        """Return the last value of the metric; NULL for NaN. In the stored JSON, infinities and NaN
+        are strings."""
         if self._is_sqlite:
             value: ColumnElement[Any] = _entry(JobRow.summary, (key,), "value")
         else:
@@ -169,7 +169,7 @@ class _Compiler:
             return None
         if self._is_sqlite:
             return parts
-        # SQLAlchemy writes PostgreSQL's array without quotes.
+        # SQLAlchemy renders a PostgreSQL array without quotes.
         quoted = (part.replace("\\", "\\\\").replace('"', '\\"') for part in parts)
         return tuple(f'"{part}"' for part in quoted)
 
@@ -191,7 +191,8 @@ class _Compiler:
             return self.compare(cast(self._as_text(path), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
-        # A parameter's text can represent a string in the document, or a number or list.
+        # A parameter's value, which is always text, can represent a string, a number or a list in
+        # the document.
         forms = [
             form
             for value in values
@@ -266,7 +267,7 @@ class _Compiler:
 def _needs_each(path: tuple[str, ...]) -> bool:
     """Whether SQLite's JSON paths can't find one of these names.
 
-    SQLite's paths can't escape quotes, and names are compared with JSON text in which non-ASCII
+    SQLite's paths can't escape quotes, and SQLite compares names with JSON text in which non-ASCII
     letters are escaped.
     """
     return not all(part.isascii() and part.isprintable() for part in path) or any(

@@ -82,9 +82,9 @@ def limited(session: Session) -> Iterator[None]:
         if not is_late and getattr(error.orig, "sqlstate", None) != _CANCELLED:
             raise
         raise InvalidSearch(
-            f"the search took longer than {LIMIT_S:.0f} s",
+            f"the search took longer than the limit of {LIMIT_S:.0f} s",
             pointer=POINTER,
-            hint="narrow it down with a metric, a label or a time",
+            hint="narrow the search down with a metric, a label or a time",
         ) from None
     finally:
         if is_sqlite:
@@ -92,7 +92,7 @@ def limited(session: Session) -> Iterator[None]:
 
 
 _JOBS = "job-"
-"""The prefix of job ids. The ids of arrays and of defaults sort before it."""
+"""The prefix of job ids. The ids of arrays and of defaults sort before job ids."""
 _ORDERS = {
     Order.LESS: operator.lt,
     Order.AT_MOST: operator.le,
@@ -143,8 +143,8 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
 
 
 def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
-    """Return a bound on the id that the condition implies, since ids start with the submission
-    time. With this bound, an index can be used."""
+    """Return the bound on the id that the condition implies, because ids start with the submission
+    time. With this bound, the database can use an index."""
     if name != "created_at" or not isinstance(node, Compared):
         return true()
     assert isinstance(node.literal, datetime)
@@ -177,12 +177,12 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
 
 
 def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
-    """Return the condition that the value of the job's document at the pointer, which can be its
-    own or shared, matches."""
+    """Return the condition that the value at the pointer in the job's document matches. The value
+    may be the job's own or shared."""
     own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
     if _is_default(session, pointer, node):
-        # Since most jobs match, the condition is evaluated for each job instead of listing the
-        # matching jobs.
+        # Most jobs match, so evaluate the condition for each job instead of listing the matching
+        # jobs.
         of_job = (own.holder == JobRow.id, own.pointer == pointer)
         of_shared = (shared.holder == shares.text, shared.pointer == pointer)
         of_shares = (shares.holder == JobRow.id, shares.pointer == SHARES)

@@ -21,7 +21,7 @@ def annotation(session: Session, job_id: str) -> JobAnnotationRow | None:
 
 
 def notes_of(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """Return the notes of these jobs, by id. Jobs whose tags and notes were never changed are
+    """Return the notes of these jobs by job id. Jobs whose tags and notes were never changed are
     omitted."""
     row = JobAnnotationRow
     found: dict[str, str] = {}
@@ -50,7 +50,7 @@ def set_tags(session: Session, job_id: str, tags: Collection[str]) -> None:
 
 def experiments(session: Session, after: str, limit: int) -> Sequence[Row[str, int, str]]:
     """Return (name, number of jobs, id of the newest job) of experiments with names after `after`,
-    sorted."""
+    sorted by name."""
     label = JobLabelRow
     query = (
         select(label.value, func.count(), func.max(label.job_id))
@@ -90,7 +90,8 @@ def _shown(job_id: Any) -> tuple[Any, ...]:
 
 
 def baselines(session: Session, names: Collection[str]) -> Mapping[str, str]:
-    """Return the pinned baseline of each of these experiments that has one, by name."""
+    """Return the pinned baselines of these experiments by name. Experiments without a baseline are
+    omitted."""
     found: dict[str, str] = {}
     for some in in_chunks(sorted(names), CHUNK):
         query = (

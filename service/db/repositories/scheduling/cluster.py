@@ -24,8 +24,8 @@ def get(session: Session) -> ClusterRow | None:
 
 
 def usable_totals(session: Session) -> list[tuple[dict[str, float], bool, int]]:
-    """Return (resources, whether only for silos, number of nodes) for each kind of node that can
-    run ranks."""
+    """Return (resources, whether reserved for silos, number of nodes) for each kind of node that
+    can run ranks."""
     found = session.connection().execute(_usable_totals())
     return [(json.loads(total), is_silo, number) for total, is_silo, number in found]
 
@@ -44,7 +44,7 @@ def nodes(session: Session) -> list[NodeRow]:
 
 
 def labels(session: Session, node_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the labels of these nodes, by node id; unknown nodes are omitted."""
+    """Return the labels of these nodes, by node id. Unknown nodes are omitted."""
     found = session.connection().execute(_labels(), {"node_ids": node_ids})
     return {row.node_id: row.labels for row in found}
 
@@ -77,8 +77,8 @@ def replace_nodes(session: Session, rows: Sequence[NodeRow]) -> None:
 
 
 def _overwrite(session: Session, rows: Sequence[ClusterRow] | Sequence[NodeRow]) -> None:
-    """Insert rows, or overwrite them if they exist, so that two services that write at the same
-    time don't conflict."""
+    """Insert rows, or overwrite existing rows, so that two services that write at the same time
+    don't conflict."""
     if not rows:
         return
     table = type(rows[0])

@@ -67,9 +67,10 @@ def between(
 ) -> dict[tuple[str, str], CostSum]:
     """Return the spending between two times, by (owner or queue, currency).
 
-    If an attempt ran only partly in this period, the same fraction of its cost is counted.
+    If only a fraction of an attempt's time is in this period, the same fraction of its cost is
+    counted.
 
-    `by` is `owner` or `queue`. If `owner`, `queues` or `currency` are given, only their costs are
+    `by` is `owner` or `queue`. If `owner`, `queues` or `currency` is given, other costs are not
     counted.
     """
     c = AttemptCostRow
@@ -92,7 +93,7 @@ def between(
         sum_.add(part, _share(part, since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
-        # This statement can return keys that did not exist when the earlier statements ran.
+        # This statement may return keys that did not exist when the earlier statements ran.
         found.setdefault((row.key, row.currency), CostSum()).num_jobs = row.n
     return found
 

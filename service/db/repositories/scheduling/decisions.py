@@ -1,4 +1,4 @@
-"""SQL for rounds of the scheduler, which are kept for replay."""
+"""SQL for scheduler rounds, which are kept for replay."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def newest(session: Session, before: int | None, limit: int) -> Sequence[Row[Any
 
 
 def forget(session: Session, before: datetime, most_bytes: int) -> None:
-    """Delete decisions that were made before this time, and the oldest decisions beyond a total of
-    `most_bytes`."""
+    """Delete decisions that were made before this time, and the oldest decisions if all decisions
+    together exceed `most_bytes`."""
     row = DecisionRow
     in_bulk = {"synchronize_session": False}
     session.execute(delete(row).where(row.made_at < before).execution_options(**in_bulk))

@@ -47,7 +47,7 @@ _FIRST = ("first_expected_at", "first_made_at")
 
 def facts(session: Session) -> Sequence[Row[Any]]:
     """Return (id, name, owner, state, attempt, num_workers, position, array_id, max_runtime_s,
-    runtime_used_s, progress) of all unfinished jobs, in addition to the scheduler's snapshot."""
+    runtime_used_s, progress) of all unfinished jobs, to supplement the scheduler's snapshot."""
     c = JobRow.__table__.c
     names = (
         *("id", "name", "owner", "state", "attempt", "num_workers", "position", "array_id"),
@@ -58,7 +58,7 @@ def facts(session: Session) -> Sequence[Row[Any]]:
 
 
 def usual_run_s(session: Session, most: int) -> list[float]:
-    """Return the runtimes, in seconds, of the jobs that succeeded last."""
+    """Return the runtimes, in seconds, of the latest jobs that succeeded."""
     c = JobRow.__table__.c
     query = (
         select(c.runtime_used_s)
@@ -94,7 +94,7 @@ def add(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def change(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update stored forecasts, keeping their first expected time."""
+    """Update stored forecasts, but keep their first expected times."""
     if rows:
         values = [{f"new_{name}": value for name, value in row.items()} for row in rows]
         session.connection().execute(_change(), values)
@@ -120,8 +120,8 @@ def _change() -> Update:
 
 
 def settle(session: Session) -> None:
-    """Record when forecast events happened, and delete forecasts of events that will never
-    happen."""
+    """Record when the events that were forecast happened, and delete forecasts of events that will
+    never happen."""
     row, attempt = ForecastRow, AttemptRow
     is_open = row.came_at.is_(None)
     same = and_(attempt.job_id == row.job_id, attempt.attempt == row.attempt)
@@ -174,7 +174,7 @@ def outlook(session: Session) -> OutlookRow | None:
 
 
 def outlook_made_at(session: Session) -> datetime | None:
-    """When the newest outlook was made, without reading the outlook."""
+    """Return when the newest outlook was made, without reading the outlook."""
     return session.scalar(select(OutlookRow.made_at).where(OutlookRow.id == THE_OUTLOOK))
 
 

@@ -13,8 +13,8 @@ from service.domain.leases import Lease
 
 LOOPS = "loops"
 ADVISORY_LOCK = 0x6C656173
-"""Key of an advisory lock. Transactions under the lease hold it in shared mode, and a takeover of
-the lease holds it in exclusive mode."""
+"""Key of an advisory lock. Transactions that rely on the lease hold the lock in shared mode, and a
+takeover of the lease holds it in exclusive mode."""
 
 _TABLE = cast(Table, LeaseRow.__table__)
 _LEASE = select(_TABLE.c.holder, _TABLE.c.term, _TABLE.c.expires_at).where(_TABLE.c.name == LOOPS)
@@ -34,7 +34,7 @@ _LOCK = {
     )
 }
 
-# pg_locks shows a bigint key as two halves, of which the upper one is 0 here.
+# pg_locks shows a bigint key as two halves. The upper half of this key is 0.
 _END_WRITES = text(
     "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
     " AND classid = 0 AND objid = :key AND objsubid = 1 AND granted AND mode = 'ShareLock'"
@@ -46,11 +46,11 @@ _END_WRITES = text(
 def lock(session: Session, *, alone: bool) -> None:
     """Prevent the lease from being taken over until this transaction ends.
 
-    `alone` is whether to lock exclusively, which waits for all transactions that hold the lock.
+    If `alone` is set, lock in exclusive mode, which waits for all transactions that hold the lock.
 
-    The lock is an advisory lock, because its waiters are served in order. With rows locked `FOR
-    SHARE`, new readers could delay a takeover forever. On SQLite, no lock is needed, because no
-    other process writes.
+    The lock is an advisory lock, because waiting transactions get such a lock in order. If rows
+    were locked with `FOR SHARE`, new readers could delay a takeover indefinitely. On SQLite, no
+    lock is needed, because no other process writes.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.connection().execute(_LOCK[alone])
@@ -64,13 +64,13 @@ def end_writes(session: Session) -> None:
 
 def get(session: Session) -> Lease | None:
     """Return the committed lease. If this transaction has called `lock`, the lease does not change
-    until it ends."""
+    until the transaction ends."""
     row = session.connection().execute(_LEASE).one_or_none()
     return None if row is None else Lease(*row)
 
 
 def compare_and_set(session: Session, seen: Lease, then: Lease, now: datetime) -> bool:
-    """Renew the lease `seen`. Returns False if it was taken over or has expired."""
+    """Renew the lease `seen`. Returns False if the lease was taken over or has expired."""
     values = {"by": seen.holder, "in_term": seen.term, "at": now, "until": then.expires_at}
     changed = session.connection().execute(_RENEW, values)
     return changed.scalar_one_or_none() is not None

@@ -19,7 +19,7 @@ _CLAIMED = (
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
     *("created_at", "silo_sources"),
 )
-"""The columns of a job that a claim reads."""
+"""The columns of a job that are read when it claims slots."""
 
 
 def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
@@ -45,8 +45,8 @@ def _locking_waiting() -> Select[Any]:
 def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> None:
     """Change jobs that `lock_waiting` returned.
 
-    Each item of `changes` contains `job_id` and the new values of columns, which must be the same
-    columns for all jobs.
+    Each item of `changes` contains `job_id` and the new values of columns. The columns must be the
+    same for all jobs.
     """
     if not changes:
         return
@@ -60,8 +60,8 @@ def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> No
 
 @cache
 def _change_waiting(names: tuple[str, ...]) -> Update:
-    """Return a statement that sets these columns of a waiting job to parameters named `new_` plus
-    the name of the column."""
+    """Return a statement that sets these columns of a waiting job. The parameter for a column is
+    named `new_` followed by the column's name."""
     table = table_of(JobRow)
     return (
         update(table)
@@ -131,11 +131,11 @@ def _waiting_notes() -> Select[Any]:
 
 
 def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Store why jobs are waiting. A single statement is used for all jobs, because when a job
-    starts, all jobs behind it move up.
+    """Store the reasons why jobs are waiting. A single statement updates all jobs, because when a
+    job starts, all jobs behind it move up.
 
-    Each item of `notes` contains `job_id` and the columns `_NOTE`, each named `new_` plus the name
-    of the column.
+    Each item of `notes` contains `job_id` and the columns `_NOTE`. The key for a column is `new_`
+    followed by the column's name.
     """
     if notes:
         session.connection().execute(_change_waiting(_NOTE), list(notes))
@@ -183,14 +183,14 @@ def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
 
 
 def count_queued(session: Session) -> int:
-    # A job that is being deleted is never in this state.
+    # A job that is being deleted is never queued.
     query = select(func.count()).select_from(JobRow).where(JobRow.state == JobState.QUEUED)
     return session.scalar(query) or 0
 
 
 def holding_slots(session: Session, first: Sequence[str], limit: int) -> Sequence[Row[Any]]:
     """Return the columns `_NAMED` of up to `limit` jobs with a live attempt: first the jobs in
-    `first`, then the oldest of the others."""
+    `first`, then the oldest other jobs."""
     live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
     query: Select[Any] = select(*_NAMED).where(JobRow.id.in_(live))
     order = (JobRow.id.in_(first).desc(), JobRow.number)

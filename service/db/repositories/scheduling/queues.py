@@ -37,8 +37,8 @@ def lock(session: Session, name: str) -> Queue | None:
     """Lock the queue and return it; None if it does not exist.
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
-    the queue limits the number of waiting jobs, no other transaction can add a waiting job either.
-    A queue without such limits is locked in shared mode, so that submissions to it do not wait for
+    the queue limits the number of waiting jobs, other transactions also can't add waiting jobs. A
+    queue without such limits is locked in shared mode, so that submissions to it do not wait for
     each other.
     """
     return _found(session, _locking(shared=True), name) or lock_alone(session, name)
@@ -61,8 +61,8 @@ def _named() -> Select[Any]:
 
 @cache
 def _locking(*, shared: bool) -> Select[Any]:
-    """Return a locking query. With `shared`, it locks in shared mode, and only matches queues
-    without limits on waiting jobs."""
+    """Return a locking query. With `shared`, the query locks in shared mode, and matches only
+    queues without limits on waiting jobs."""
     c = QueueRow.__table__.c
     bounds = [c[name].is_(None) for name in BOUNDS_OF_WAITING if shared]
     return _named().where(*bounds).with_for_update(read=shared)
@@ -74,7 +74,7 @@ def put(session: Session, queue: Queue) -> None:
 
 
 def add(session: Session, queue: Queue) -> None:
-    """Add a queue. If it already exists, only lock it until this transaction ends."""
+    """Add a queue. If the queue already exists, only lock it until this transaction ends."""
     _upsert(session, queue, {"name": queue.name})
 
 
@@ -91,7 +91,7 @@ def remove(session: Session, name: str) -> None:
 
 
 def _waiting() -> tuple[ColumnElement[bool], ...]:
-    # The second condition allows the database to use the index on queue, state and owner.
+    # With the second condition, the database can use the index on queue, state and owner.
     return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
 
 
@@ -107,14 +107,14 @@ def count_unfinished(session: Session, queue: str) -> int:
 
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
-    """Return the lowest rank of the queue's waiting jobs with this priority, not counting `but`;
-    None if there are none."""
+    """Return the lowest rank among the queue's waiting jobs with this priority, except for the job
+    `but`; None if there are no such jobs."""
     here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, JobRow.id != but)
     return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
 
 def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
-    """Return (queue, owner, number of waiting jobs, number of held jobs among them)."""
+    """Return (queue, owner, number of waiting jobs, number of waiting jobs that are on hold)."""
     counts = (func.count(), func.count(JobRow.held_by))
     query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
     return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
@@ -130,7 +130,7 @@ def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 
 
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
-    # With a condition on `finished_at` alone, SQLite might scan all jobs that were ever in the
+    # If `finished_at` were the only condition, SQLite might scan all jobs that were ever in the
     # queue.
     states = [state for state in JobState if not state.is_terminal]
     return JobRow.finished_at.is_(None), JobRow.state.in_(states)

@@ -26,7 +26,7 @@ from service.domain.ids import is_array_id
 
 
 def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
-    """Insert copies of the stored job `first`, with its labels and its event.
+    """Insert copies of the stored job `first`, including its labels and its event.
 
     `copies` contains the columns that differ. All other columns are copied within the database.
     """
@@ -50,14 +50,14 @@ def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str,
 
 
 def first(session: Session, array_id: str) -> JobRow | None:
-    """Return the array's job with the lowest index, from which everything that the jobs have in
-    common is read."""
+    """Return the array's job with the lowest index. Everything that the array's jobs have in common
+    is read from this job."""
     query = select(JobRow).where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
     return session.scalar(query.order_by(JobRow.array_index).limit(1))
 
 
 def counts(session: Session, array_id: str) -> dict[JobState, int]:
-    """Return the number of the array's jobs in each state; states without jobs are omitted."""
+    """Return the number of the array's jobs in each state. States without jobs are omitted."""
     query = (
         select(JobRow.state, func.count())
         .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
@@ -77,8 +77,7 @@ def started(session: Session, array_id: str) -> list[str]:
 def cancel_unstarted(
     session: Session, units: Collection[str], *, code: str, message: str, now: datetime
 ) -> list[Row[str, str | None, int]]:
-    """Cancel the jobs that wait for their first attempt among `units`, which are ids of jobs and
-    arrays.
+    """Cancel the jobs in `units` (ids of jobs and arrays) that are waiting for their first attempt.
 
     Returns (id, array_id, number of the event to add) of each cancelled job.
     """
@@ -109,7 +108,7 @@ def cancel_unstarted(
 
 
 def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
-    """Yield separate conditions for the jobs and for the arrays among `units`.
+    """Yield separate conditions for the jobs and the arrays in `units`.
 
     SQLite would scan all rows for a combined condition.
     """

@@ -1,8 +1,8 @@
 """SQL for uploaded code: its descriptions, packs and parts.
 
 A pack is deleted when no code uses it and its parts have not been requested for some time. Before
-code relies on a part, the part's pack must be renewed. On PostgreSQL, this also waits for a running
-deletion of the pack.
+code relies on a part, the part's pack must be renewed. On PostgreSQL, renewing also waits for a
+running deletion of the pack.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def locations(session: Session, owner: str, parts: Collection[str]) -> dict[str,
 
 
 def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
-    """Restart the retention period of these packs. Returns the packs that are not being deleted."""
+    """Restart the retention period of those packs that are not being deleted, and return them."""
     kept: set[str] = set()
     for some in _batches(sorted(packs), MOST_AT_ONCE):
         kept |= set(
@@ -84,7 +84,7 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
 
 
 def insert_parts(session: Session, owner: str, parts: Mapping[str, PartLocation]) -> None:
-    """Add those parts of a written pack that no other pack contains. Repeating this is harmless."""
+    """Add the parts of a written pack that no other pack contains. Repeating this is harmless."""
     insert_ = _insert_of(session)
     rows: list[dict[str, Any]] = [
         {
@@ -101,7 +101,7 @@ def insert_parts(session: Session, owner: str, parts: Mapping[str, PartLocation]
 
 
 def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow | None:
-    """Add completely uploaded code and its packs. Returns the row of the code, which another
+    """Add code whose upload is complete, and its packs. Returns the row of the code, which another
     request might have added."""
     values = {column.name: getattr(row, column.name) for column in CodeRow.__table__.columns}
     insert_ = _insert_of(session)
@@ -119,8 +119,8 @@ def delete_unused(session: Session, before: datetime) -> None:
 
 
 def begin_deleting_packs(session: Session, before: datetime, now: datetime) -> None:
-    """Start deleting packs that no code uses and that were last used before this time, by deleting
-    their parts."""
+    """Start deleting packs that no code uses and that were last used before this time: mark the
+    packs, and delete their parts' rows."""
     in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
     doomed = list(
         session.scalars(

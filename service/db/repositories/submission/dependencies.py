@@ -1,4 +1,4 @@
-"""SQL for dependencies of jobs and arrays on other jobs and arrays, for whose end they wait."""
+"""SQL for dependencies: jobs and arrays that wait for other jobs and arrays to end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from service.domain.states import STOPPED_EARLY
 
 
 def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
-    """Insert the dependencies of `waiter`. `after` contains pairs: the id of a job or array to wait
-    for, and whether it must succeed."""
+    """Insert the dependencies of `waiter`. `after` contains pairs of the id of a job or array to
+    wait for, and whether this job or array must succeed."""
     rows = [
         {"waiter": waiter, "after_id": after_id, "on_success": on_success}
         for after_id, on_success in after
@@ -54,8 +54,8 @@ def waiting_for(
 ) -> list[tuple[str, str, bool]]:
     """Return (waiter, after_id, on_success) of all dependencies on these jobs and arrays.
 
-    The rows that depend on arrays remain locked. If two jobs of an array end at the same time, the
-    second transaction waits for the lock and then sees the end of the other job.
+    The rows of dependencies on arrays remain locked. If two jobs of an array end at the same time,
+    the second transaction waits for the lock, and can then see that the other job has ended.
     """
     queries = [(_waiting_for(), some) for some in in_chunks(job_ids, CHUNK)]
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
@@ -95,15 +95,15 @@ def hold_unfinished(session: Session, ids: Collection[str]) -> None:
 
 
 def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str]]:
-    """For each of these jobs and arrays, return its states, each with the id of a job in that
-    state.
+    """Return the states of each of these jobs and arrays. Each state is mapped to the id of a job
+    in this state.
 
     Jobs and arrays that do not exist or are being deleted are omitted.
     """
     c = JobRow.__table__.c
     found: dict[str, dict[JobState, str]] = {}
     stopped_early = and_(c.reason_code == STOPPED_EARLY, c.state == JobState.CANCELLED)
-    # A sweep succeeds even if trials were stopped early because others were better.
+    # A sweep succeeds even if trials were stopped early because other trials were better.
     in_array = case((stopped_early, literal(JobState.SUCCEEDED, c.state.type)), else_=c.state)
     for column, state in ((c.id, c.state), (c.array_id, in_array)):
         query = select(column.label("unit"), state.label("state"), c.id)

@@ -13,7 +13,7 @@ from service.db.models import IdempotencyRow
 
 def try_lock(session: Session, number: int) -> bool:
     """Lock `number` until this transaction ends. Returns False if another transaction has locked
-    it.
+    `number`.
 
     On SQLite, no other transaction can write at the same time.
     """
@@ -32,7 +32,7 @@ def reserve(
     drill_id: str | None,
     now: datetime,
 ) -> IdempotencyRow | None:
-    """Bind the key to the job or drill. If the key is already bound, return its row."""
+    """Bind the key to the job or drill. If the key is already bound, return the existing row."""
     values = {
         "owner": owner,
         "key": key,

@@ -37,7 +37,7 @@ def get(session: Session, array_id: str) -> SweepRow | None:
 
 
 def lock(session: Session, array_id: str) -> SweepRow | None:
-    """Lock the sweep and return it. No other trial of the sweep can be judged until this
+    """Lock the sweep and return it. No other transaction can judge a trial of the sweep until this
     transaction ends."""
     query = select(SweepRow).where(SweepRow.array_id == array_id).with_for_update()
     return session.scalar(query)
@@ -58,8 +58,8 @@ def rank_on_rung(
     """Return the number of trials that were judged at the rung, and the number of these trials that
     are better than `value`."""
     better = func.count().filter(_is_better(value, maximises))
-    # Trials that failed after they were judged do not count, so that no other trial is stopped
-    # because of them.
+    # Trials that failed after they were judged are not counted, so that other trials are not
+    # stopped because of failed trials.
     failed = select(JobRow.id).where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
     query = select(func.count(), better).where(
         TrialRungRow.array_id == array_id,
@@ -146,8 +146,8 @@ def earlier_trials(session: Session, array_id: str) -> Sequence[EarlierTrialRow]
 
 
 def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
-    """Return the parameters of each trial among these jobs, by job id. The value is None for a
-    trial without parameters."""
+    """Return the parameters of each of these jobs that is a trial, by job id; None for a trial
+    without parameters."""
     return {
         row.job_id: row.parameters
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -163,7 +163,7 @@ def _parameters() -> Select[Any]:
 
 
 def without_values(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """Return the trials without parameters among these jobs, each with the id of its sweep."""
+    """Return the trials without parameters in `job_ids`, each with the id of its sweep."""
     return _without_values(session, "job_id", job_ids)
 
 
@@ -192,8 +192,8 @@ def _lacking(column: str) -> Select[Any]:
 def set_values(
     session: Session, job_id: str, parameters: Mapping[str, Any], document: Mapping[str, Any]
 ) -> bool:
-    """Set the parameters of a trial. Returns False if it already has parameters or is no longer
-    waiting."""
+    """Set the parameters of a trial. Returns False if the trial already has parameters or is no
+    longer waiting."""
     waits = select(JobRow.id).where(JobRow.id == job_id, JobRow.state == JobState.QUEUED)
     if session.scalar(waits.with_for_update()) is None:
         return False

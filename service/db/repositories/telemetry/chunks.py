@@ -33,7 +33,7 @@ def metric_keys(session: Session, job_id: str) -> set[str]:
 
 @dataclass(frozen=True)
 class MetricChunk:
-    """A chunk without its points."""
+    """A chunk of metrics without its points."""
 
     id: int
     key: str
@@ -75,14 +75,14 @@ def metric_chunks(
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
 
 
-# Building a statement takes longer than running it, so the statements that polling uses are built
-# once.
+# Building a statement takes longer than executing it, so statements that are used for polling are
+# built once.
 
 
 @cache
 def _chunks_query(chosen: str) -> Select[Any]:
-    """Return a query for a rank's chunks. `chosen` is the name of the condition: `after_step` or
-    `keys`, or empty for all chunks."""
+    """Return a query for a rank's chunks. `chosen` is the name of the condition (`after_step` or
+    `keys`), or empty for all chunks."""
     c = _TABLE.c
     columns = [c[name] for name in _COLUMNS]
     query = select(*columns, c.outline.is_not(None).label("has_outline")).where(
@@ -130,14 +130,14 @@ def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, byt
 
 
 def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
-    """Return the outlines of these chunks by id, skipping chunks that have none."""
+    """Return the outlines of these chunks by id. Chunks without an outline are omitted."""
     return _blobs(session, "outline", chunk_ids)
 
 
 def last_log_chunks(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[int, list[LogChunkRow]]:
-    """Return the open chunks and the latest chunk of the log of each rank, in order, by rank."""
+    """Return the open log chunks and the latest log chunk of each rank, in order, by rank."""
     found: dict[int, list[LogChunkRow]] = {}
     for batch in batches(ranks):
         asked = {"job_id": job_id, "attempt": attempt, "ranks": batch}
@@ -169,7 +169,7 @@ def _last_log_chunks() -> Select[LogChunkRow]:
 
 def open_log_chunks(session: Session, job_id: str, attempt: int) -> Sequence[Row[Any]]:
     """Return (rank, first_line, num_lines, size_bytes, incarnation, next_number) of all open
-    chunks, in order, except for chunks that drop their oldest lines."""
+    chunks, in order, except for chunks from which the oldest lines are dropped."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     return session.connection().execute(_open_log_chunks(), asked).all()
 

@@ -1,4 +1,4 @@
-"""SQL for the last values and the extremes of metric series."""
+"""SQL for the last values and the extreme values of metric series."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TABLE = table_of(MetricSummaryRow)
 
 @dataclass(frozen=True)
 class MetricSummary:
-    """The columns of a series except for its job and key."""
+    """The columns of a series' summary except for the job and the key."""
 
     last_step: int
     last_value: float | None
@@ -31,7 +31,7 @@ class MetricSummary:
 
 
 def merge(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Merge summaries of later points, given by key, into the stored summaries. Merging the same
+    """Merge summaries of later points (by key) into the stored summaries. Merging the same
     summaries again has no effect."""
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     session.connection().execute(_merging(session.get_bind().dialect.name), rows)
@@ -57,7 +57,7 @@ def _merging(dialect: str) -> Insert:
 
 
 def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Replace all summaries of the job with `summaries`, which are given by key."""
+    """Replace all summaries of the job with `summaries` (by key)."""
     session.connection().execute(delete(_TABLE).where(_TABLE.c.job_id == job_id))
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     if rows:

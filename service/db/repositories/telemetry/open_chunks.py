@@ -70,7 +70,7 @@ def _last_steps() -> Select[Any]:
 
 
 def last_steps(session: Session, job_id: str, attempt: int) -> dict[tuple[str, int], int]:
-    """Return the last step of each series that is stored in chunks, by (key, rank)."""
+    """Return the last step that is stored in chunks for each series, by (key, rank)."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     rows = session.connection().execute(_last_steps(), asked)
     return {(key, rank): step for key, rank, step in rows}
@@ -91,7 +91,7 @@ def newest(
 
 
 def store(session: Session, job_id: str, attempt: int, chunks: Sequence[OpenChunk]) -> None:
-    """Insert the chunks that have no id, and update the others."""
+    """Insert the chunks that have no id, and update all other chunks."""
     connection = session.connection()
     known = [{"of_id": c.id, **_values(c, _CHANGING)} for c in chunks if c.id is not None]
     if known:

@@ -1,4 +1,5 @@
-"""SQL for the latest metrics of attempts, which are not yet in chunks: one row per reply."""
+"""SQL for the latest metrics of attempts, which are not yet in chunks. There is one row per
+reply."""
 
 from __future__ import annotations
 

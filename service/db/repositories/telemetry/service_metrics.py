@@ -39,8 +39,8 @@ def every(session: Session) -> dict[Cell, float]:
 
 
 def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
-    """Return (queue, state, num_jobs, first_at) of unfinished jobs. `first_at` is when the oldest
-    job that waits only for free slots was submitted."""
+    """Return (queue, state, num_jobs, first_at) of unfinished jobs. `first_at` is the submission
+    time of the oldest job that is waiting only for free slots."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
     first = func.min(JobRow.created_at).filter(can_start)
     query = (

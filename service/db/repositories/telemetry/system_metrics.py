@@ -17,18 +17,18 @@ _C = _TABLE.c
 
 
 def add(session: Session, row: SystemMetricsRow) -> None:
-    """Add a row, which is written together with others when the session is flushed."""
+    """Add a row, which is written together with other rows when the session is flushed."""
     session.add(row)
 
 
 def num_lone(session: Session, job_id: str) -> int:
-    """Return the number of distinct times of the samples in the job's rows with a single sample."""
+    """Return the number of distinct sample times in the job's rows with a single sample."""
     query = select(func.count(distinct(_C.last_time))).where(_C.job_id == job_id, _C.is_lone)
     return session.connection().execute(query).scalar() or 0
 
 
 def first_ranks_of_lone(session: Session, job_id: str) -> list[int]:
-    """Return the first ranks of rows with a single sample, including rows added by this
+    """Return the `first_rank` of the job's rows with a single sample, including rows added by this
     transaction."""
     session.flush()
     query = select(_C.first_rank).where(_C.job_id == job_id, _C.is_lone).distinct()
@@ -59,7 +59,7 @@ def take(session: Session, ids: Collection[int]) -> list[bytes]:
 def points_after(
     session: Session, job_id: str, first_rank: int, after_time: int
 ) -> Sequence[bytes]:
-    """Return the points of rows that contain a sample after this time, in the order of
+    """Return the points of the rows that contain a sample after this time, in the order of
     insertion."""
     query = (
         select(_C.points)

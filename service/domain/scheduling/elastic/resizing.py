@@ -17,14 +17,14 @@ GROWING_PAUSE = timedelta(seconds=30)
 than `LACKING_PAUSE`, because other programs may use the cluster for a long time."""
 RECALL_LIMIT = timedelta(minutes=2)
 """Time limit for a group to report its slots after a recall. A group usually reports within a few
-seconds, unless processes can't be ended or the supervisor doesn't answer."""
+seconds, unless processes can't be ended or the supervisor doesn't respond."""
 KEEPING_PAUSE = timedelta(minutes=10)
 """Pause before more slots are recalled from a group that kept all recalled slots or did not
-answer."""
+respond."""
 
 
 class NotItsOwn(ValueError):
-    """A group reports slots that it was never granted."""
+    """Raised if a group reports slots that it was never granted."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,22 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
     """Return the holding after a group has reported that it holds exactly `kept`.
 
     known: number of the newest grant that the group had received when it reported. The slots of a
-    newer grant are on their way to the group, and some of them may already be in `kept`. All of
-    them remain assigned to the group, because otherwise two attempts could get the same slots.
+    newer grant are on their way to the group, and some of these slots may already be in `kept`. All
+    of these slots remain assigned to the group; otherwise, two attempts could get the same slots.
     Raises NotItsOwn if the report can't be true.
     """
     if known > holding.resize_number:
-        raise NotItsOwn(f"it reports grant {known}, but only {holding.resize_number} were made")
+        raise NotItsOwn(
+            f"the report names grant {known}, but only {holding.resize_number} grants were made"
+        )
     free = _by_node(holding.slices)
     free.subtract(_by_node(kept))
     for node_id, number in free.items():
         if number < 0:
-            raise NotItsOwn(f"it reports {-number} more slots of {node_id} than it was granted")
+            raise NotItsOwn(
+                f"the report contains {-number} more slots on node {node_id} than the "
+                "group was granted"
+            )
     granted = holding.granted
     if granted is not None and known < holding.resize_number:
         coming = (Slice(p.node_id, min(p.num_workers, free[p.node_id])) for p in granted)

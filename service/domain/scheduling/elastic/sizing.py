@@ -1,14 +1,14 @@
 """Pure rules that divide workers among elastic jobs, depending on how much each job gains.
 
 A job reports how long its steps take with its current workers. A model of the step time with few
-coefficients is fitted to these reports. It predicts the job's speed with other numbers of workers.
-The workers of the cluster are assigned in size increments; each increment is assigned to the job
-that gains most from it. The gain of a job is its speed relative to its speed at the minimum size,
-weighted by the time that the job has left. The weights keep the mean completion time short. With
-equal weights, each job would get a fair share (Pollux, Qiao et al., OSDI 2021). With the weight 1 /
-time left, short jobs would strictly come first. The weight used here, 1 / sqrt(time left), lies
-between the two, as does the optimum for speeds that grow with a power of the size (heSRPT, Berg et
-al. 2020, https://arxiv.org/abs/1903.09346).
+coefficients is fitted to these reports. The model predicts the job's speed with other numbers of
+workers. The workers of the cluster are assigned in increments; each increment is assigned to the
+job that gains most from it. The gain of a job is its speed relative to its speed at the minimum
+size, weighted by the time that the job has left. The weights keep the mean completion time low.
+With equal weights, each job would get a fair share (Pollux, Qiao et al., OSDI 2021). With the
+weight 1 / time left, short jobs would strictly come first. The weight used here, 1 / sqrt(time
+left), is between these two weights, as is the optimum for speeds that grow with a power of the size
+(heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
 
 At each size, a job with a batch range (`train.batch_range`) uses the batch size with the most
 progress per second. The progress is the number of samples per second, times the value of a sample
@@ -28,26 +28,26 @@ EXPLORED = 2
 """Largest size to try, as a multiple of the largest reported size. The speed at even larger sizes
 is unknown."""
 RESTART_S = 30.0
-"""Seconds without progress after a change of a job's size."""
+"""Seconds without progress after a job's size has changed."""
 LASTS_S = 300.0
-"""Seconds for which a job is expected to keep a size. In this time, the gain from the size must
-make up for the restart."""
+"""Seconds for which a job is expected to keep a size. In this time, the gain from the size has to
+outweigh the cost of the restart."""
 LEFT_POWER = 0.5
-"""Power of the time left by which a job's gain is divided; see the module's docstring."""
+"""Exponent of the time left in the divisor of a job's gain; see the module's docstring."""
 UNKNOWN_LEFT_S = 600.0
 """Assumed time left of a job, in seconds, until the job reports it."""
 SHORTEST_S = 30.0
 """Lower bound of the time that a job has left, in seconds."""
 NEARLY_NOTHING = 1e-6
 CLEARLY_BETTER = 1.05
-"""Factor by which the progress with another batch size must exceed the current progress before the
-batch size changes."""
+"""Factor by which the predicted progress with another batch size must exceed the current progress
+for the batch size to change."""
 TRIED = 1.15
-"""Factor in favour of a batch size that is larger than all reported batch sizes. Only a report of a
-larger batch can show which part of a step's time doesn't depend on the batch size, so larger
-batches are tried if little can be lost."""
+"""Factor in favour of batch sizes that are larger than all reported batch sizes. Only a report with
+a larger batch can show which part of a step's time doesn't depend on the batch size, so larger
+batches are tried if little progress can be lost."""
 LEAST_SHARE = 1e-4
-"""Lower bound of a step's time, relative to the shortest reported step."""
+"""Lower bound for a predicted step time, relative to the shortest reported step."""
 PRIOR = 1e-3
 """Weight of the assumption that the step time depends only on the samples, in squared relative
 errors."""
@@ -66,17 +66,17 @@ class ReportedStep:
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """The possible sizes of a job, and its reports."""
+    """The possible sizes of a job, and the job's reports."""
 
     least: int
     most: int
     batch_size: int
     """The current batch size."""
     micro_batch_size: int
-    """Maximum number of samples in a worker's forward pass. A larger share of the batch takes
-    several passes."""
+    """Maximum number of samples in a worker's forward pass. A larger share of the batch is computed
+    in several passes."""
     step_times: tuple[ReportedStep, ...] = ()
-    """Steps of this job and of similar earlier jobs."""
+    """Reported steps of this job and of similar earlier jobs."""
     in_place: bool = False
     """Whether the group can grow and shrink without releasing its slots and restarting."""
     steps_left: float | None = None
@@ -95,26 +95,26 @@ class Sized:
     job_id: str
     job: ElasticJob
     held: int
-    """Number of workers that the job has; 0 if it waits."""
+    """Number of workers that the job has; 0 if it is waiting."""
     stays: bool = False
-    """Whether the job keeps its workers. It can still get more workers."""
+    """Whether the job keeps its workers. It may still get more workers."""
     comes_first: bool = False
-    """Whether the job gets its minimum size before any job gets more."""
+    """Whether the job gets its minimum size before other jobs are enlarged."""
     has_grown: bool = False
     """Whether the job got slots recently. It must release them for jobs that start, but not for
     running jobs."""
     has_shrunk: bool = False
-    """Whether the job recently released slots to jobs that gain more from them. It gets more slots
-    only if no other job wants them."""
+    """Whether the job recently released slots to jobs that gain more from these slots. It gets more
+    slots only if no other job wants them."""
 
 
 @functools.lru_cache(maxsize=4096)
 def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
     """Return nonnegative coefficients of `_terms` for the step time.
 
-    The fit minimizes the squared relative errors. Time that can't be attributed to a term from the
-    reports is attributed to the number of samples, so a job is assumed to scale well until its
-    reports show otherwise.
+    The fit minimizes the squared relative errors. If the reports don't show to which term some time
+    belongs, the time is attributed to the number of samples, so a job is assumed to scale well
+    until its reports show otherwise.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)
@@ -133,9 +133,9 @@ NUM_TERMS = 5
 
 
 def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tuple[float, ...]:
-    """Return the terms of the step time, which represent: the number of passes, the samples per
-    worker, an exchange, the additional time of an exchange between nodes, and the part of the
-    exchange that grows with the number of workers."""
+    """Return the terms of the step time: the number of passes, the samples per worker, an exchange,
+    the additional time of an exchange between nodes, and the part of the exchange that grows with
+    the number of workers."""
     share = batch_size / num_workers
     return (
         float(math.ceil(share / micro)),
@@ -175,12 +175,12 @@ def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int
 
 
 def least_run_s(min_run_s: float, num_left: int) -> float:
-    """Return how many seconds a job can keep its slots before it must release them for jobs that
+    """Return how many seconds a job can keep its slots before it has to release them for jobs that
     gain more.
 
-    num_left: number of times that the job has released its slots. After each time, the job can keep
-    its slots for longer. Within t seconds, it therefore leaves at most sqrt(2 t / min_run_s) times,
-    even if the estimates are wrong.
+    num_left: number of times that the job has released its slots. Each time, the period for which
+    the job can keep its slots becomes longer. Within t seconds, it therefore leaves at most sqrt(2
+    t / min_run_s) times, even if the estimates are wrong.
     """
     return min_run_s * (1 + num_left)
 
@@ -200,9 +200,9 @@ def step_s(
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
-    """Return the batch size with the most progress on `num_workers`. Only the current size, twice
-    this size and half of it are compared, because the step times of other batch sizes can't be
-    predicted well enough."""
+    """Return the batch size with the most progress per second on `num_workers`. Only the current
+    size, twice this size, and half of this size are compared, because the step times of other batch
+    sizes can't be predicted well enough."""
     now = job.batch_size
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
         return now
@@ -217,8 +217,8 @@ def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
 
 
 def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> float:
-    """Return the number of seconds in which steps of size `batch` make as much progress as one step
-    of the current batch size."""
+    """Return the number of seconds in which steps with batch size `batch` make as much progress as
+    one step with the current batch size."""
     seconds, now = step_s(job, num_workers, per_node, batch), job.batch_size
     if batch == now or job.noise_scale is None:
         return seconds
@@ -233,7 +233,8 @@ def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
 
 
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
-    """Return the sizes to compare: powers of two within a node, then numbers of whole nodes."""
+    """Return the sizes to compare: powers of two within a node, and above that, multiples of whole
+    nodes."""
     most = max(job.least, min(job.most, job.batch_size))
     if not job.in_place:  # trying another size requires a restart
         known = max((each.num_workers for each in job.step_times), default=0)
@@ -280,11 +281,11 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
 
 
 def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]:
-    """Return the number of workers of each job, at most `capacity` in total; 0 for a job that gets
-    none.
+    """Return the number of workers for each job, at most `capacity` in total; 0 for a job that gets
+    no workers.
 
-    Groups that have recently grown keep their size, unless jobs that start need the slots.
-    Otherwise, groups would pass slots back and forth.
+    Groups that have recently grown keep their size, unless jobs that start need the slots. Without
+    this rule, groups would pass slots back and forth.
     """
     worth = {each.job_id: worths(each, per_node) for each in jobs}
     given = _by_gain(jobs, worth, capacity)

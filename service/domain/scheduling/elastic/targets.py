@@ -1,4 +1,4 @@
-"""Chooses the target sizes, in one plan, of all elastic jobs whose speed is known or will be known
+"""Chooses the target sizes in one plan for all elastic jobs whose speed is known or will be known
 soon.
 
 Jobs with a lower `Standing` choose first. Waiting jobs of a fixed size get what they request.
@@ -19,7 +19,7 @@ Standing = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class ElasticClaim:
-    """An elastic job that has or wants slots."""
+    """An elastic job that has slots or wants slots."""
 
     job_id: str
     standing: Standing
@@ -38,7 +38,7 @@ def targets(
     num_free: Callable[[WorkerKind], int],
     per_node: Callable[[WorkerKind], int],
 ) -> dict[str, int]:
-    """Return the number of workers of each claim.
+    """Return the number of workers for each claim.
 
     others: number of workers that waiting jobs of a fixed size request. num_free: returns the
     number of workers that fit in addition to the workers that the claims hold. per_node: returns

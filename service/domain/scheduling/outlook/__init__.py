@@ -1,1 +1,2 @@
-"""Simulations of the policy: when jobs will start, and which changes would start them sooner."""
+"""Simulations of the policy, which predict when jobs will start, and which changes would make them
+start sooner."""

@@ -1,8 +1,8 @@
 """Finds changes with which a waiting job would start: fewer workers, less of a resource, another
 queue, a higher priority, or no required topology.
 
-Before a change is suggested, it is tried out: the policy is called with the changed job and the
-unchanged other jobs. If the job would not start immediately, a simulation predicts its start.
+A change is tried out before it is suggested: the policy is called with the changed job and all
+other jobs unchanged. If the job would not start immediately, a simulation predicts its start.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MAX_CHECKED = 16
 document."""
 GIB = 2.0**30
 UNITS = {"CPU": 1.0, "GPU": 1.0, "memory": GIB}
-"""Units in which the amounts of a worker's resources are tried."""
+"""Units in which amounts of a worker's resources are tried."""
 MAX_PLANS = 60
-"""Maximum number of calls of the policy for one expected start."""
+"""Maximum number of calls to the policy for one expected start."""
 SOONER_S = 5.0
 """Minimum number of seconds by which a suggested start must precede the expected start."""
 
@@ -49,7 +49,7 @@ class Resubmit(Protocol):
     change."""
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        """Returns None if the document would be refused."""
+        """Return None if the document would be refused."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Counterfactual:
 
     message: str
     at: datetime | None
-    """When the job would start; None if never, or if the time is unknown."""
+    """When the job would start; None if it would never start, or if the time is unknown."""
     change: Change | None = None
     """The change to the document, if any."""
     queue: str | None = None
@@ -123,8 +123,8 @@ def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> lis
 
 
 class JobQuestions:
-    """Answers questions about one job. If the situation contains an older version of the job, it is
-    ignored."""
+    """Answers questions about one job. If the situation contains an older version of the job, that
+    version is ignored."""
 
     def __init__(self, situation: Situation, job: WaitingJob, now: datetime) -> None:
         self.job = job
@@ -171,12 +171,13 @@ class JobQuestions:
         return replace(self._situation, snapshot=replace(self._situation.snapshot, queue=with_it))
 
     def answers(self, choices: Choices, why: Reason) -> list[Counterfactual]:
-        """Return the changes with which the job would start. why: the reason why it waits."""
+        """Return the changes with which the job would start. why: the reason why the job is
+        waiting."""
         if why.code == UNSATISFIABLE:
             not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
-        # Another queue differs only in its limits, and in the rules by which other jobs come first.
+        # Other queues differ only in their limits, and in the rules by which other jobs come first.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
@@ -186,7 +187,7 @@ class JobQuestions:
             found = self._largest(choices, most, to_size)
             if found is not None and self._starts_alone(found[2]):
                 change = found[1]
-                message = f"could start at some time {change.words}"
+                message = f"could start eventually {change.words}"
                 yield Counterfactual(message, None, change)
 
     def _starts_alone(self, job: WaitingJob) -> bool:
@@ -221,7 +222,8 @@ class JobQuestions:
     def _largest(
         self, choices: Choices, most: int, to_size: Callable[[int], Change]
     ) -> tuple[int, Change, WaitingJob] | None:
-        """Return the largest size up to `most` with a valid document, its change, and the job."""
+        """Return (size, change, changed job) for the largest size up to `most` with a valid
+        document."""
         for size in range(most, max(0, most - MAX_CHECKED), -1):
             change = to_size(size)
             job = choices.resubmit(self.job, change)
@@ -230,7 +232,8 @@ class JobQuestions:
         return None
 
     def _less(self, there: Resources) -> Iterator[Sizes]:
-        """Yield each amount that could be reduced so that the job fits on these nodes."""
+        """For each amount that can be reduced, yield the largest value with which the job might fit
+        on these nodes, and a function that returns the change."""
         request = self.job.request
         if not request.roles:  # it is unknown which roles a smaller number of workers would have
             most = min(self._capacity_of(request, there), request.least - 1)
@@ -245,7 +248,7 @@ class JobQuestions:
 
     def _most_units(self, name: str, unit: float, below: int, there: Resources) -> int:
         """Return the largest number of units of a resource, up to `below`, with which the job fits;
-        0 if none."""
+        0 if the job fits with no such number."""
         request = self.job.request
 
         def has_capacity(units: int) -> bool:
@@ -291,8 +294,8 @@ class JobQuestions:
         self, job: WaitingJob, words: str, *, later: bool = False
     ) -> Iterator[Counterfactual]:
         """Yield a counterfactual if the changed job starts immediately, or once other jobs have
-        released slots for it. later: whether to also yield one if the job starts at a known later
-        time."""
+        released slots for it. later: whether to also yield a counterfactual if the job starts at a
+        known later time."""
         decision = self._decide(job)
         if isinstance(decision, policy.Start):
             yield Counterfactual(f"starts now {words}", self._now)
@@ -307,10 +310,10 @@ class JobQuestions:
             return
         verb = "has" if len(decision.blocked_by) == 1 else "have"
         others = jobs(decision.blocked_by)
-        yield Counterfactual(f"starts {words} once {others} {verb} made room", at)
+        yield Counterfactual(f"starts {words} once {others} {verb} released slots", at)
 
     def _played(self, job: WaitingJob) -> datetime | None:
-        """Return when the job starts; None if that depends on a job of unknown length."""
+        """Return when the job starts; None if this depends on a job of unknown length."""
         there = self._with(job).paced(ranges.SHARES[ranges.MIDDLE])
         play = Simulation(there, self._now, only=job.job_id, max_plans=MAX_PLANS)
         found = play.run()[job.job_id]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 NEWEST = 9
-"""Number of earlier runs to use. Jobs change, so the latest runs predict best."""
+"""Number of earlier runs to use. Jobs change over time, so the latest runs predict best."""
 LONGEST_S = 10 * 365 * 86400.0
 """Upper bound in seconds, for jobs whose total number of steps is practically infinite."""
 
@@ -17,10 +17,10 @@ def seconds_left(
     """Return the remaining seconds of a job at its full size; None if nothing is known.
 
     share_done: reported share of completed steps, from 0 to 1; None if the job reports no steps.
-    Such a job is expected to run as long again as it has run, once it has run for longer than
-    similar jobs. ran_s: seconds that the job has run. earlier_s: running times in seconds of
-    similar finished jobs, newest last. Their median is weighted by the share of the job that is not
-    done.
+    Once such a job has run for longer than similar jobs, its remaining time is expected to equal
+    the time that it has already run. ran_s: seconds that the job has run. earlier_s: running times
+    in seconds of similar finished jobs, newest last. Their median is weighted by the share of the
+    job that is not done.
     """
     if share_done is None:
         usual_s = statistics.median(earlier_s[-NEWEST:]) if earlier_s else 0.0

@@ -1,11 +1,12 @@
 """Selects the waiting jobs of a long queue that can affect a plan.
 
-Jobs with equal requests and the same limits form a class. A blocked job reserves, on each node,
-slots for all of its workers, or as many slots as the node has. Once the first jobs of a class
-together request more workers than fit on the largest node, the jobs behind them therefore affect no
-other decision. A plan for the first jobs of all classes (the heads) makes the same decisions about
-these jobs as a plan for the entire queue. Jobs with different limits on the running time can share
-a class, because a shorter limit never allows a job to overtake a blocked job with an equal request.
+Jobs with equal requests and the same limits form a class. On each node, a blocked job reserves
+slots for all of its workers, or as many slots as the node has. Therefore, once the first jobs of a
+class together request more workers than fit on the largest node, the jobs behind them don't affect
+any other decision. A plan for the first jobs of all classes (the heads) makes the same decisions
+about these jobs as a plan for the entire queue. Jobs with different limits on the running time can
+share a class, because a shorter limit never allows a job to overtake a blocked job with an equal
+request.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class JobClasses:
     def __init__(
         self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
     ) -> None:
-        """queue: jobs in the order in which a plan considers them, as far as it is known."""
+        """queue: jobs in the order in which a plan considers them, as far as this order is
+        known."""
         self._queues = {each.name: each for each in queues}
         self._nodes = list(nodes)
         self._positions: dict[str, int] = {}
@@ -70,8 +72,8 @@ class JobClasses:
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
         """Return the first jobs of each class: all jobs that could start on the free resources, and
-        all that could block other jobs. free: free resources by node. at_least: minimum number of
-        jobs per class."""
+        all jobs that could block other jobs. free: free resources by node. at_least: minimum number
+        of jobs per class."""
         found: list[WaitingJob] = []
         self.left_out = {}
         capacity: dict[_Sort, int] = {}
@@ -101,7 +103,7 @@ class JobClasses:
         return [job.not_before for job in self._jobs.values() if job.not_before is not None]
 
     def _largest_of(self, sort: _Sort) -> int:
-        """Return how many workers of this sort fit on the largest node."""
+        """Return how many workers of this kind fit on the largest node."""
         if sort not in self._largest:
             self._largest[sort] = max((_fits(sort, n.total) for n in self._nodes), default=0)
         return self._largest[sort]

@@ -1,4 +1,4 @@
-"""Computes ranges of expected starts, from three simulations: with the shortest, the middle and the
+"""Computes ranges of expected starts from three simulations: with the shortest, the middle and the
 longest time that the jobs are likely to have left."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from service.domain.scheduling.rules.obstacles import Reason
 SHARES = (0.0, 0.5, 1.0)
 MIDDLE = SHARES.index(0.5)
 WIDER = 1.25
-"""Factor by which the next run can be shorter than the shortest, or longer than the longest, of the
-earlier runs."""
+"""Factor by which the next run may be shorter than the shortest earlier run, or longer than the
+longest earlier run."""
 ENOUGH_RUNS = 5
 """Minimum number of runs for estimating the length of a job that has never run."""
 
@@ -28,7 +28,8 @@ def plays(situation: Situation, now: datetime, **more: Any) -> list[Simulation]:
 
 
 def expected(situation: Situation, played: Sequence[Simulation]) -> dict[str, Expected]:
-    """Return the starts with their ranges. played: the finished simulations of this situation."""
+    """Return the expected starts with their ranges. played: the finished simulations of this
+    situation."""
     starts = [play.starts for play in played]
     is_usual_known = situation.usual_range_s is not None
     return {
@@ -66,7 +67,7 @@ def of_usual(runs: Sequence[float]) -> TimeLeft | None:
 
 def by_earlier_runs(earlier_s: Sequence[float], ran_s: float) -> TimeLeft | None:
     """Estimate the time that a job has left from the runs of similar earlier jobs. Returns None if
-    there are no such runs, or if the job has already run longer than expected from them. ran_s:
+    there are no such runs, or if the job has already run longer than these runs suggest. ran_s:
     seconds that the job has run."""
     newest = earlier_s[-forecast.NEWEST :]
     if not newest or ran_s >= WIDER * max(newest):

@@ -1,13 +1,13 @@
 """A simulation of the policy that predicts when each waiting job will start.
 
 The simulation steps from the end of one job to the end of the next. At each of these times, it
-calls `policy.plan`, like the scheduler, and applies the plan: jobs start, or they leave or shrink
+calls `policy.plan` as the scheduler does, and applies the plan: jobs start, or they leave or shrink
 to release slots for other jobs. It assumes that nothing else happens: no job is submitted or fails,
 groups don't grow, nodes and their use by other programs don't change, and dependencies on the
 success of a job are satisfied.
 
-The distant future is simulated in coarse steps, because its assumptions are even coarser: if jobs
-end at nearly the same time, relative to the distance of this time from now, they are treated as
+The distant future is simulated in coarse steps, because the assumptions about it are even coarser:
+if jobs end at nearly the same time, relative to how far away this time is, they are treated as
 ending at the same time.
 """
 
@@ -43,13 +43,13 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 LEAVING_S = 15.0
-"""Seconds that a job takes to release its slots after it was asked to."""
+"""Seconds that a job takes to release its slots after it was asked to leave."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
-"""Minimum distance between two steps, relative to the distance of the steps from now. The distance
-is at least `FINEST_S`."""
+"""Minimum time between two steps of the simulation, as a fraction of the simulated time so far. The
+time is at least `FINEST_S` seconds."""
 MAX_PLANS = 600
-"""Maximum number of calls of the policy in one simulation."""
+"""Maximum number of calls to the policy in one simulation."""
 HORIZON_S = 30 * 86400.0
 
 
@@ -59,15 +59,15 @@ class Expected:
 
     at: datetime | None
     why: Reason | None = None
-    """Why the start is unknown."""
+    """The reason why the start is unknown."""
     not_before: datetime | None = None
-    """If the start is unknown: the job won't start before this time."""
+    """If the start is unknown, the job won't start before this time."""
     num_assumed: int = 0
     """Number of jobs of unknown length on which `at` depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """`earliest` and `latest` are the range of `at`. `latest` is None if it is unknown whether the
-    job starts when the other jobs take as long as they can."""
+    """`earliest` and `latest` are the range of `at`. `latest` is None if it is unknown when the job
+    starts if the other jobs take their longest expected time."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Active:
     is_assumed: bool = False
     """Whether the job's length is only an assumption."""
     goes_on: bool = False
-    """Whether the job waits again after it has released its slots."""
+    """Whether the job returns to the queue after it has released its slots."""
     shrinks_at: datetime | None = None
     """When the job will release its recalled slots."""
 
@@ -104,7 +104,7 @@ class Simulation:
         only: str | None = None,
         max_plans: int = MAX_PLANS,
     ) -> None:
-        """only: the job whose start is of interest, None for all waiting jobs. The simulation for a
+        """only: the job whose start is simulated; None for all waiting jobs. The simulation for a
         single job stops once it `has_run_out`."""
         self.starts: dict[str, Expected] = {}
         self._situation = situation
@@ -130,10 +130,10 @@ class Simulation:
         self._unfinished.update(situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
-        """Whether a job has started that is followed by waiting jobs that are not in the situation.
-        Starts after this one may be later than predicted."""
+        """Whether a job has started behind which jobs wait that are not in the situation. Later
+        starts may then be later than predicted."""
         self._num_assumed = 0
-        """Number of jobs of unknown length that have ended."""
+        """Number of jobs of unknown length that have ended in the simulation."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
         for holder in snapshot.holders:
             self._active.setdefault(holder.job_id, self._leftover(holder))
@@ -229,7 +229,7 @@ class Simulation:
         assumed = sum(active.is_assumed for active in self._active.values())
         expected = Expected(self._now, num_assumed=self._num_assumed + assumed)
         if job.preparing is not None and self._now == self._began:
-            # Slots are free, but it is unknown how long the preparation will take.
+            # Slots are free, but it is unknown how long preparing the environment will take.
             expected = Expected(None, Reason("preparing_environment", job.preparing))
         self._record(job.job_id, expected)
         number = count(slices)
@@ -263,11 +263,12 @@ class Simulation:
             return _Active(job, self._now, ends_at, goes_on=goes_on)
         left_s = job.left_s
         if left_s is None:
-            # Once the job has run for longer than usual, it is assumed to run as long again.
+            # Once the job has run for longer than usual, its remaining time is assumed to equal the
+            # time that it has run.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
-        # Without LONGEST_S, an endless job with fewer workers would end after the largest
+        # Without LONGEST_S, an endless job with fewer workers would end later than the largest
         # `datetime`.
         left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
@@ -343,7 +344,8 @@ class Simulation:
         return not active.goes_on
 
     def _shrink(self, active: _Active) -> None:
-        """Release the recalled slots. The job continues with the rest and takes longer."""
+        """Release the recalled slots. The job continues with its remaining slots and takes
+        longer."""
         job = active.at(self._now)
         slices = list(job.slices)
         for part in job.recalled:
@@ -395,8 +397,8 @@ NOTHING_ENDS = Reason(
 
 
 def _without_shares(node: Node) -> dict[str, float]:
-    """Return a node's free resources, without the counts that depend on the parts of shared
-    GPUs."""
+    """Return a node's free resources, except for the counts that depend on which parts of GPUs are
+    in use."""
     return {
         name: amount
         for name, amount in node.available_to_us.items()

@@ -19,7 +19,7 @@ from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Tier
 
 UNKNOWN_S = 3600.0
-"""Assumed running time of a job, in seconds, if nothing is known about it or other jobs."""
+"""Assumed running time of a job, in seconds, if nothing is known about this job or other jobs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Situation:
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds until a job with `max_runtime_s` is stopped, by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
-    """The array of each unfinished job that belongs to one, by job."""
+    """The array of each unfinished job that belongs to an array, by job."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of unfinished jobs that are not in the snapshot, by array."""
     cancelled: frozenset[str] = frozenset()
@@ -41,16 +41,16 @@ class Situation:
     usual_range_s: TimeLeft | None = None
     """The range around `usual_s`; None if too few jobs have run."""
     time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
-    """Time left of each running or waiting job for which it can be estimated from the job's speed
-    or from earlier runs, by job."""
+    """Time left, by job, of each running or waiting job whose speed or earlier runs allow an
+    estimate."""
     unmeasured: frozenset[str] = frozenset()
     """Running jobs whose time left is unknown."""
     accounts: frozenset[Account] = frozenset()
-    """Queues and users that have running jobs or jobs that could run, including jobs that were left
-    out."""
+    """Pairs of a queue and a user with running jobs or with jobs that could run, including jobs
+    that were left out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of waiting jobs that are not in the snapshot, by the job behind which they wait. The
-    jobs have the same request and limits as the job before them."""
+    """Number of waiting jobs that are not in the snapshot, by the job behind which they wait. They
+    have the same request and limits as this job."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""
@@ -74,9 +74,8 @@ class Situation:
         )
 
     def paced(self, share: float) -> Situation:
-        """Return the situation with the time left of each job set to a point in its range: `share`
-        is 0 for the minimum and 1 for the maximum. A running job of unknown length takes
-        `usual_s`."""
+        """Return the situation with each job's time left set to a point in its range: `share` is 0
+        for the minimum and 1 for the maximum. A running job of unknown length takes `usual_s`."""
         snapshot = self.snapshot
 
         def left_s(job: WaitingJob | RunningJob) -> float | None:
@@ -106,7 +105,7 @@ class Situation:
 
     @functools.cached_property
     def heads(self) -> list[WaitingJob]:
-        """The jobs of the queue that can affect the next plan."""
+        """The jobs in the queue that can affect the next plan."""
         classes = JobClasses(self.snapshot.queue, self.snapshot.queues, self.nodes)
         return classes.heads({node.id: node.available_to_us for node in self.nodes})
 
@@ -123,7 +122,7 @@ class Situation:
         return self.accounts | {(job.queue, job.owner) for job in there}
 
     def favoured(self, queue: str, owner: str) -> list[Reason]:
-        """Return the rules by which other jobs come before this user's jobs in this queue."""
+        """Return the reasons why other jobs come before this user's jobs in this queue."""
         snapshot = self.snapshot
         accounts = self._accounts() | {(queue, owner)}
         standings = Standings(snapshot.queues, snapshot.used_s, accounts)
@@ -134,10 +133,10 @@ class Situation:
                 message = f"jobs within the quota of the queue {other.name!r} come first"
                 found.append(Reason("other_quota", message))
         if standings.tier(queue) is Tier.AHEAD:
-            message = f"the queue {queue!r} has used more than its share: others come first"
+            message = f"the queue {queue!r} has used more than its share: other queues come first"
             found.append(Reason("queue_is_ahead", message))
         if standings.user_is_ahead(queue, owner):
-            message = f"{owner} has used more than their share of the queue: others come first"
+            message = f"{owner} has used more than their share of the queue: other users come first"
             found.append(Reason("user_is_ahead", message))
         return found
 

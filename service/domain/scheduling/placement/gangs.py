@@ -27,8 +27,8 @@ from service.domain.scheduling.placement.slots import (
 )
 
 SIZE_POWER = 0.7
-"""Exponent of a gang's size in its weight. With 1, a wide job would wait behind every narrow job
-with the same runtime; with 0, the width would not matter."""
+"""Exponent of a gang's size in its weight. With an exponent of 1, a wide job would wait behind
+every narrow job with the same runtime; with an exponent of 0, the width would not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Requirement:
 
 
 class WorkerKind:
-    """Workers with equal bundles in gangs with equal requirements. Instances are compared by
-    identity."""
+    """A kind of worker: workers with equal bundles in gangs with equal requirements. Instances are
+    compared by identity."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WorkerKind:
         self.counted = tuple(
             amounts(bundle if heterogeneous is None else heterogeneous.mean_bundle, 1).items()
         )
-        """A worker's resources, as counted by the rules of queues."""
+        """A worker's resources as counted by the rules of queues."""
         self.vector: tuple[float, ...] = ()
         """The worker's amount of each resource that any job requests."""
         self.role_vectors: Mapping[int, tuple[float, ...]] = {}
@@ -92,9 +92,9 @@ class WorkerKind:
         return found
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
-        """Return the same as `slots.fits`, but for vectors. `free` are the free resources, and
-        `aside` the amounts of these resources that are set aside. For heterogeneous workers, the
-        result is an upper bound."""
+        """Like `slots.fits`, but for vectors. `free` contains the free resources, and `aside` the
+        amounts of these resources that are set aside. For heterogeneous workers, the result is an
+        upper bound."""
         most = math.inf if self.demand else 0.0
         for at, each in self.demand:
             left = free[at] if aside is None else free[at] - aside[at]
@@ -113,7 +113,7 @@ class Gang:
         self.kind = kind
         self.least = request.least
         self.weight: float = share**SIZE_POWER
-        """Weight of the gang's size in the order of the queue."""
+        """Weight that the gang's size has in the order of the queue."""
 
     @functools.cached_property
     def needs(self) -> str:
@@ -125,7 +125,7 @@ class Gang:
 
 
 class Gangs:
-    """The gangs of one plan, and the names of the resources they request."""
+    """The gangs of one plan, and the names of the resources that they request."""
 
     def __init__(self, total: Mapping[str, float]) -> None:
         """`total` is the sum of the cluster's resources."""
@@ -177,8 +177,8 @@ class Gangs:
 
     def name_all(self, *, shares_gpus: bool = False, has_closed: bool = False) -> None:
         """Define the vectors, whose elements are the resources that the known gangs request. Gangs
-        that are added later only hold slots. `shares_gpus` is whether running jobs have fractions
-        of GPUs, and `has_closed` whether some nodes accept only ranks of silos."""
+        that are added later only hold slots. `shares_gpus` states whether running jobs have
+        fractions of GPUs, and `has_closed` whether some nodes accept only ranks of silos."""
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
         names |= dict.fromkeys(label for home in homes for label in home)
@@ -204,8 +204,8 @@ class Gangs:
     def _measure(self, kind: WorkerKind) -> None:
         """Compute the vectors of a kind. Workers of the same job never share a GPU: workers with
         fractions need one GPU with room each, and workers with whole GPUs need GPUs of which no job
-        has a fraction. Each fraction is assumed to be the only fraction on its GPU; it leaves room
-        for a second fraction if the sum of both is at most 1."""
+        has a fraction. Each fraction is assumed to be the only fraction on its GPU. It leaves room
+        for a second fraction if the sum of the two fractions is at most 1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         capacities = {

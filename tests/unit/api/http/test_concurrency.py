@@ -175,6 +175,6 @@ def test_a_proxy_that_the_operator_names_is_believed_for_whom_it_calls(
 
 def test_a_proxy_that_is_no_address_is_refused_at_the_start() -> None:
     with pytest.raises(
-        ValueError, match="names 'proxy', which is neither an address nor a network"
+        ValueError, match="contains 'proxy', which is neither an address nor a network"
     ):
         Settings(forwarded_allow_ips=("127.0.0.1", "proxy"))

@@ -95,7 +95,7 @@ def test_what_is_wrong_with_a_part_is_told_to_those_with_a_token(
         ("ann", "line 1"),
         (f"ann:{hashed('x')}\nann:{hashed('y')}", "line 2"),
         ("ann:plain-text-token", "line 1"),
-        ("# nobody\n", "has no callers"),
+        ("# nobody\n", "lists no callers"),
     ],
 )
 def test_a_tokens_file_that_is_wrong_is_refused_at_the_start(

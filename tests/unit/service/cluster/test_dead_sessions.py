@@ -63,7 +63,7 @@ def test_a_process_that_does_not_end_when_killed_holds_up_neither_a_start_nor_a_
     record.parent.mkdir()
     known = embedded.Daemon(NO_PROCESS, 0, "instance", "127.0.0.1:1", "")
     record.write_text(json.dumps(asdict(known)))
-    with pytest.raises(embedded.EmbeddedRayError, match=f"do not end: {NO_PROCESS}"):
+    with pytest.raises(embedded.EmbeddedRayError, match=f"have not ended: {NO_PROCESS}"):
         ray.ensure()
     ray.stop()
     assert record.exists()  # for the next service

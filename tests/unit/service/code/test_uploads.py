@@ -127,7 +127,7 @@ async def test_names_that_look_alike_are_told_apart_in_the_refusal(service: Serv
 
 async def test_a_size_that_its_parts_do_not_have_is_refused(service: Service) -> None:
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
-    with pytest.raises(BadUpload, match="does not agree"):
+    with pytest.raises(BadUpload, match="does not match the sizes of its parts"):
         await service.jobs.code.describe([FileEntry("a", 3, False, (sha(PROGRAM),))], "ann")
 
 
@@ -163,7 +163,7 @@ async def test_more_than_the_limit_is_refused(
     for number in range(3):  # parts without code
         part = bytes([number]) * (1 << 20)
         await service.jobs.code.put_parts({sha(part): part}, "ann")
-    with pytest.raises(UploadTooLarge, match="don't belong to any code"):
+    with pytest.raises(UploadTooLarge, match="don't belong to a completed upload"):
         await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "bob")
 
@@ -233,7 +233,7 @@ async def test_a_pack_that_was_never_written_is_swept(
         (
             {"entrypoint": "mpi.py", "framework": "mpi"},
             "/script/entrypoint",
-            "mpi.py imports mpi4py in line 2: its ranks find each other through the daemons",
+            "mpi.py imports mpi4py in line 2: mpi4py's ranks find each other through the daemons",
         ),
         (
             {"entrypoint": "mpi_too.py", "framework": "mpi"},
@@ -275,7 +275,11 @@ NET = b"import torch\n\nclass Net(torch.nn.Module):\n    pass\n\nsmall = other =
 @pytest.mark.parametrize(
     ("target", "words", "hint"),
     [
-        ("none:Net", r"no module none in the code: neither none.py nor none/__init__.py", "net.py"),
+        (
+            "none:Net",
+            "no module none in the code: it has neither none.py nor none/__init__.py",
+            "net.py",
+        ),
         ("package.none:Net", "no module package.none", "net.py"),
         ("net:Other", "net.py does not define Other", "it defines Net, other, small, torch"),
         ("bad:Net", "bad.py is not Python: line 1", None),
@@ -322,4 +326,4 @@ async def test_a_model_of_ones_own_needs_storage_that_is_a_folder(service: Servi
     assert await models.why_unfit(service.jobs.code, document, "ann", "file:///x") is None
     unfit = await models.why_unfit(service.jobs.code, document, "ann", "s3://bucket")
     assert unfit is not None
-    assert "storage in a folder" in unfit.message
+    assert "requires the storage to be a folder" in unfit.message

@@ -34,12 +34,12 @@ def test_by_default_no_node_may_be_added() -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("CPU=8", "'CPU=8' is not a number of nodes with resources, as in `4x CPU=8"),
+        ("CPU=8", "'CPU=8' is not a number of nodes followed by resources, as in `4x CPU=8"),
         ("4x", "'4x' is not a number of nodes"),
-        ("4x cpus=8", "'cpus=8' is not a resource: write CPU, GPU, memory"),
+        ("4x cpus=8", "'cpus=8' is not a resource: write NAME=AMOUNT"),
         ("4x CPU=1.2.3", "'1.2.3' is not a number"),
         ("4x CPU=8 memory=8G", "is ambiguous"),
-        ("4x GPU=8", "has no CPU, but every worker needs one"),
+        ("4x GPU=8", "has no CPU, but every worker needs a CPU"),
         ("600x CPU=8, 600x CPU=4", "lists more than 1000 nodes in total"),
     ],
 )

@@ -25,7 +25,7 @@ def test_levels_are_keys_of_labels_separated_by_commas(monkeypatch: pytest.Monke
     ("said", "told"),
     [
         ("rack,rack", "names a level twice"),
-        ("rack,node", "names 'node', which is always the last level: remove it"),
+        ("rack,node", "contains 'node', which is always added as the last level: remove it"),
         ("rack,", "String should have at least 1 character"),
         ("rack=1", "String should match pattern"),
     ],

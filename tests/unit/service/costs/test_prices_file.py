@@ -96,7 +96,7 @@ def test_a_rule_that_never_holds_is_refused(path: Path) -> None:
         ),
     )
     assert "prices/1 never applies" in said
-    assert "prices/0 comes first" in said
+    assert "prices/0 matches all nodes" in said
 
 
 def test_a_file_that_is_not_there_is_refused(path: Path) -> None:

@@ -529,4 +529,4 @@ def test_a_start_logs_one_line_for_the_schema(
         database.close()
     lines = [each.getMessage() for each in caplog.records if each.name == "service.db.migrate"]
     assert len(lines) == 1
-    assert lines[0].startswith("creating the database schema, revision ")
+    assert lines[0].startswith("creating the database schema at revision ")

@@ -52,9 +52,9 @@ def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
         (SCRIPT, {}, "only if it calls dray.train.prepare"),
         (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
         (RECIPE, {"workers": 1}, "no other rank holds its state"),
-        (RECIPE, {"gpus": True}, "half a step on"),
-        (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that no other rank has"),
-        (RECIPE | {"sync": {"every": 4}}, {}, "each has its own state"),
+        (RECIPE, {"gpus": True}, "in the middle of a step"),
+        (RECIPE | {"parallel": {"shard": 2}}, {}, "each rank has parts that no other rank has"),
+        (RECIPE | {"sync": {"every": 4}}, {}, "each rank has its own state"),
     ],
 )
 def test_each_kind_that_never_recovers_has_its_reason(

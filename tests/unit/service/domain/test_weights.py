@@ -90,7 +90,7 @@ def test_what_the_shapes_do_not_hang_on_may_differ(
             {"recipe": None, "script": {"entrypoint": "train.py"}},
             DIGITS,
             "/init_from/job",
-            "is the job of a script",
+            "is a script's job",
         ),
     ],
 )

@@ -157,7 +157,7 @@ async def test_a_script_that_reports_steps_is_drilled_at_one_of_them(service: Se
     with pytest.raises(DrillImpossible, match="has not reported a step yet"):
         await service.faults.drill(job_id, asking(at_step=50))
     service.report(job_id, 1, [metrics(12, {"x": 1.0})])
-    with pytest.raises(DrillImpossible, match="already done 12 steps"):
+    with pytest.raises(DrillImpossible, match="already completed 12 steps"):
         await service.faults.drill(job_id, asking(at_step=12))
     drill = await service.faults.drill(job_id, asking(at_step=50))
     live = service.followed(job_id)

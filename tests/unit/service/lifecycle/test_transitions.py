@@ -73,7 +73,7 @@ async def test_a_job_that_this_release_refuses_is_not_claimed_but_fails(service:
     assert service.claim(job_id) is None
     job = await service.jobs.get(job_id)
     assert (job.state, job.reason.code, job.attempt) == (JobState.FAILED, "document_refused", 0)
-    assert "rejects it: /schedule there is no field 'schedule'" in job.reason.message
+    assert "rejects the job document: /schedule there is no field 'schedule'" in job.reason.message
 
 
 async def test_a_job_of_a_newer_release_is_not_claimed_but_fails(service: Service) -> None:

@@ -398,7 +398,7 @@ def test_a_server_whose_replica_is_lost_too_does_not_begin_anew() -> None:
     keeper = ShardServer(1, NUM_WORKERS, document(), generation=1)
     with (
         listening(store, key_of(1), LOOPBACK, keeper.serve),
-        pytest.raises(ConnectionLost, match="servers 0 and 1 were lost"),
+        pytest.raises(ConnectionLost, match="the shard of server 0 is lost"),
     ):
         taken_over(store, 0, 2, 1)
 

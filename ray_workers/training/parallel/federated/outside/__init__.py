@@ -1,1 +1,1 @@
-"""The aggregating rank for clients outside of the cluster, which send their updates as files."""
+"""The aggregating rank for clients outside the cluster, which send their updates as files."""

@@ -1,9 +1,9 @@
-"""Rounds of clients outside of the cluster with secure aggregation: the server's side of the
-protocol, whose messages are files of the round.
+"""Server side of secure aggregation with clients outside the cluster. The protocol's messages are
+files of the round.
 
-The round's secrets exist only in this process and in the clients of the round. Therefore, if too
-many clients of a round or this process are lost, the round is restarted under another name. Clients
-that have lied are excluded from later rounds.
+The round's secrets exist only in this process and on its clients. Therefore, if this process or too
+many clients are lost, the round is restarted under another name. Clients that have lied are
+excluded from later rounds.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.strategy import StrategyContext
 
 ANSWER_S = 60.0
-"""Time limit in seconds for clients' answers in phases without training. Later answers don't
-count."""
+"""Time limit in seconds for clients' responses in phases without training. Later responses are
+ignored."""
 TOLERANCE = 1e-6
 """Relative tolerance for rounding errors in a norm."""
 MAX_BROKEN_ROUNDS = 10
@@ -63,10 +63,10 @@ MAX_NAMED = 20
 
 
 class RoundBrokenError(Exception):
-    """Raised if a round has no result."""
+    """Raised if a round ends without a result."""
 
     def __init__(self, reason: str, gone: Collection[str] = ()) -> None:
-        """gone: clients that have vanished from the round."""
+        """gone: clients that stopped responding during the round."""
         super().__init__(reason)
         self.gone = {int(name) for name in gone}
 
@@ -77,12 +77,12 @@ def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
         FixedPoint.of(outside_settings(options, "any", num_elements), options.clients_per_round)
     except ValueError as error:
         raise RoundsError(
-            f"federated.secure_aggregation: {error}; http.max_samples bounds the weights"
+            f"federated.secure_aggregation: {error} (the weights are limited by http.max_samples)"
         ) from error
 
 
 class MaskedAnswers:
-    """The clients' answers in the server's current phase."""
+    """The clients' responses in the server's current phase."""
 
     def __init__(self, server: MaskingServer, folder: str, masked_bytes: int) -> None:
         """folder: URL of the round's files. masked_bytes: the size of a masked update."""
@@ -110,12 +110,12 @@ class MaskedAnswers:
                     message = bytes(parts)
                 server.receive(str(client), phase, message)
             except (MessageRefused, DamagedUpdateError) as error:
-                log(f"the message of client {client} in {phase} is refused: {error}")
+                log(f"message from client {client} in phase {phase} rejected: {error}")
                 self.refused.add(client)
 
 
 class MaskedCollector(UpdateCollector):
-    """The feed of an aggregating rank that only learns the sums of updates."""
+    """The feed of an aggregating rank that sees only sums of updates."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class MaskedCollector(UpdateCollector):
         model: Callable[[], dict[str, Tensor]],
         liars: set[int],
     ) -> None:
-        """liars: clients that have lied in a round of the job. This collector adds further
-        liars."""
+        """liars: clients that have lied in a round of the job. This collector adds new liars to
+        it."""
         super().__init__(given, num_elements, model)
         self._liars = liars
         self._oldest_version = 1
@@ -154,15 +154,15 @@ class MaskedCollector(UpdateCollector):
             self._report(replace(opening, is_open=False))
             return Feeding(found.weight, [self._share(step, found, opening.clients)])
         raise RoundsError(
-            f"round {step} of secure aggregation broke {MAX_BROKEN_ROUNDS} times in a row. The "
-            f"last reason: {reason}"
+            f"round {step} of secure aggregation failed {MAX_BROKEN_ROUNDS} times in a row. Last "
+            f"failure: {reason}"
         )
 
     def _publish_to(self, step: int, resting: Set[int], again: int) -> RoundReport:
         """Open the round to clients that have not lied.
 
-        resting: clients that made an earlier try of this round fail, possibly without lying. These
-        clients are only asked again in this round if too few others remain.
+        resting: clients that made an earlier attempt at this round fail, perhaps without lying.
+        They are asked again in this round only if too few other clients remain.
         """
         options = self._options
         least = max(options.least_updates, LEAST_CLIENTS)
@@ -170,7 +170,7 @@ class MaskedCollector(UpdateCollector):
         if len(honest) < least:
             raise RoundsError(
                 f"{len(self._liars)} of the {options.clients} clients have lied in secure "
-                f"aggregation and are excluded, and a round needs {least}"
+                f"aggregation and are excluded, but a round needs at least {least} clients"
             )
         rested = [client for client in honest if client not in resting]
         eligible = rested if len(rested) >= least else honest
@@ -199,9 +199,8 @@ class MaskedCollector(UpdateCollector):
         return server.aggregate()
 
     def _check(self, found: Aggregate) -> None:
-        """Raise RoundBrokenError if the sum can't be the sum of updates that the document allows.
-        In that case, a client has masked something other than a valid update, but the masks hide
-        which client it was."""
+        """Raise RoundBrokenError if no set of updates that the document allows has this sum. In
+        that case, a client has masked an invalid update, but the masks hide which client it was."""
         assert self._options.http is not None
         most = len(found.clients) * self._options.http.max_samples
         limit = self._options.max_update_norm * (1 + TOLERANCE)
@@ -211,16 +210,16 @@ class MaskedCollector(UpdateCollector):
             is_sound = norm <= limit and abs(found.mean[-1]) <= limit
         if not is_sound:
             raise RoundBrokenError(
-                "the sum can't be the sum of updates within federated.max_update_norm and "
-                "weights within http.max_samples: a client has masked other values"
+                "a client has masked an invalid update: the sum is impossible for updates within "
+                "federated.max_update_norm and weights within http.max_samples"
             )
 
     def _leave_out(self, step: int, server: MaskingServer) -> None:
         """Log the clients that have lied in this round, and exclude them from later rounds."""
         for owner, holder in server.disputes[:MAX_NAMED]:
             log(
-                f"round {step}: client {holder}'s share of a secret of client {owner} does not "
-                "fit: one of the two has lied"
+                f"round {step}: client {holder}'s share of client {owner}'s secret is wrong: one "
+                "of the two clients has lied"
             )
         found = {int(name): lie for name, lie in server.liars.items()}
         self._liars.update(found)
@@ -235,7 +234,7 @@ class MaskedCollector(UpdateCollector):
 
     @staticmethod
     def _gone(server: MaskingServer) -> Set[str]:
-        """Return the clients that have begun the round but have not answered in this phase."""
+        """Return the clients that have started the round but have not responded in this phase."""
         return (server.expected or frozenset()) - server.answered
 
     def _store_messages(
@@ -250,7 +249,7 @@ class MaskedCollector(UpdateCollector):
                 self._page.move()
 
     def _play_phase(self, server: MaskingServer, asking: RoundReport) -> None:
-        """Collect the answers of a phase until it is over. Raises RoundBrokenError."""
+        """Collect the responses of a phase until it ends. Raises RoundBrokenError."""
         is_first = server.expected is None
         is_long = is_first or server.phase is MaskingPhase.MASKED_INPUT
         asking = replace(
@@ -261,7 +260,7 @@ class MaskedCollector(UpdateCollector):
         answers = MaskedAnswers(server, f"{self._url}/{asking.name}", asking.update_bytes)
         if self._collect(asking, answers, asks_all=is_first) is None:
             raise RoundBrokenError(
-                f"{len(server.answered)} clients have answered in {server.phase}, but "
+                f"{len(server.answered)} clients have responded in phase {server.phase}, but "
                 f"{server.least} are needed",
                 self._gone(server),
             )

@@ -1,4 +1,4 @@
-"""Publishes a round for clients outside of the cluster, as files in the job's storage."""
+"""Publishes a round for clients outside the cluster as files in the job's storage."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ray_workers.training.parallel.strategy import StrategyContext
 DATA_OF_CLIENTS = (
     *("decimal", "delimiter", "encoding", "missing", "missing_columns", "validation_fraction"),
 )
-"""Fields of `data` that also apply to clients' files."""
+"""Fields of the document's `data` that also apply to the clients' files."""
 
 
 class RoundPublisher:
-    """Publishes the model of each round, and the form (see `form_of`), which is the same for all
-    rounds."""
+    """Publishes the model for each round, and once the form (see `form_of`), which all rounds
+    share."""
 
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
     ) -> None:
-        """model: returns the tensors with which clients begin a round."""
+        """model: returns the tensors from which clients start a round."""
         self._document = given.spec
         self._workload: Workload = given.workload
         self._waiting = given.page.move
@@ -42,15 +42,15 @@ class RoundPublisher:
         self._num_elements = num_elements
         self._model = model
         self._form: tuple[str, int] | None = None
-        """(SHA-256, size in bytes), once the form is published."""
+        """(SHA-256, size in bytes) of the form; None until it is published."""
 
     def publish(
         self, number: int, clients: list[int] | None, quorum: int, deadline_s: float, nonce: str
     ) -> RoundReport:
         """Write the files of the round to the storage, and delete the files of older rounds.
 
-        clients: the clients that are asked; None for all. nonce: a string that makes the name of
-        the round unique, so that no other attempt continues the round; empty if another attempt can
+        clients: the clients to ask; None for all. nonce: a string that makes the round's name
+        unique, so that no other attempt can continue the round; empty if other attempts may
         continue it.
         """
         with TemporaryDirectory(prefix="dray-round-") as scratch:
@@ -94,9 +94,10 @@ class RoundPublisher:
         storage_faults.wait_for_space(f"the round's {path.name}", store, waiting=self._waiting)
 
     def _delete_old(self, number: int, name: str) -> None:
-        """Delete the files of all rounds except for this round and the previous round, which an
-        attempt repeats if there is no newer checkpoint. All rounds are checked, because requests
-        that were in progress when a round ended might have left files."""
+        """Delete the files of all rounds except for the current round and the previous round. An
+        attempt repeats the previous round if there is no newer checkpoint. All older rounds are
+        checked, because requests that were in progress when a round ended may have written files
+        afterwards."""
         for each in names_below(self._url):
             found = round_files.number_of(each)
             if found is not None and each != name and found != number - 1:
@@ -104,9 +105,10 @@ class RoundPublisher:
 
 
 def form_of(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
-    """Return the form: the information that a client needs in addition to the weights. It describes
-    the model's inputs and outputs, as in a job's result, and contains the parts of the document
-    that affect training. The path of the job's own data and its environment are left out.
+    """Return the form: the information that a client needs in addition to the weights. The form
+    describes the model's inputs and outputs in the same way as a job's result, and contains the
+    parts of the document that affect training. The path of the job's own data and its environment
+    are left out.
 
     folder: an empty folder for temporary files.
     """

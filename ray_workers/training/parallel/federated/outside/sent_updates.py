@@ -31,7 +31,7 @@ class SentUpdates:
         self.sent: dict[int, SentUpdate] = {}
         self.accepted: set[int] = set()
         self.readable: set[int] = set()
-        """Clients whose updates were refused, but can be read."""
+        """Clients whose updates are readable, but were rejected."""
         self._damaged: set[int] = set()
 
     @property
@@ -75,7 +75,7 @@ def read_update(folder: str, sent: SentUpdate, num_elements: int) -> Tensor:
 
 
 def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearray:
-    """Read the bytes that a client has sent in parts. Raises DamagedUpdateError or StorageError."""
+    """Read and join the parts of a client's update. Raises DamagedUpdateError or StorageError."""
     content = bytearray()
     for part in range(round_files.num_parts(num_bytes)):
         url = f"{folder}/{round_files.part_path(client, part)}"
@@ -84,7 +84,7 @@ def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearr
         except FileNotFoundError:
             raise DamagedUpdateError(f"its part {part} is missing") from None
     if len(content) != num_bytes:
-        raise DamagedUpdateError("its shape differs from the model's")
+        raise DamagedUpdateError("its size differs from the model's")
     if hashlib.sha256(content).hexdigest() != sha256:
         raise DamagedUpdateError("its bytes do not match the client's announcement")
     return content

@@ -1,5 +1,5 @@
-"""The strategy of a federated job with clients outside of the cluster. The only rank is the server,
-and a round is a step, as in a simulation."""
+"""The strategy of a federated job with clients outside the cluster. The only rank is the server,
+and each round is one step, as in a simulation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OutsideEngine(FederatedEngine):
         """Clients that are excluded because they have lied in secure aggregation."""
 
     def state_dict(self) -> dict[str, Any]:
-        # A job that continues from another job's state has different clients with the same numbers.
+        # If a job continues from another job's state, the same numbers belong to different clients.
         liars = {"rounds": self._given.rounds_url, "clients": sorted(self.liars)}
         return super().state_dict() | {"liars": liars}
 
@@ -62,7 +62,7 @@ class OutsideEngine(FederatedEngine):
         sent, size = mine.sent[participant.client], self._flat.num_elements
         try:
             update = mine.update_of(participant.client, size)
-        # The update has changed since it was received; with NaN, it is refused.
+        # The update has changed since it was received. Setting it to NaN makes the round reject it.
         except DamagedUpdateError:
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
@@ -100,7 +100,7 @@ class OutsideEngine(FederatedEngine):
 
 
 class OutsideStrategy(ServerStrategy):
-    """The server for clients outside of the cluster, on the job's only rank."""
+    """The server for clients outside the cluster, on the job's only rank."""
 
     _engine: OutsideEngine
 
@@ -124,8 +124,12 @@ class OutsideStrategy(ServerStrategy):
         try:
             files.remove_folder(self.given.rounds_url)
         except Exception as error:
-            # Storage clients raise many types; the files are deleted with the job.
-            log(f"files of the last rounds are kept until the job is deleted: {error}")
+            # Storage clients raise many types of exceptions. Files that remain are deleted with the
+            # job.
+            log(
+                "can't delete the files of the last rounds; they remain until the job is "
+                f"deleted: {error}"
+            )
         return super().trained()
 
     def _tensors(self) -> dict[str, Tensor]:

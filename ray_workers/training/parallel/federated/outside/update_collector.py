@@ -1,8 +1,8 @@
-"""Rounds with clients outside of the cluster: publishes a model, and waits for updates.
+"""Rounds with clients outside the cluster: publishes a model, and waits for updates.
 
-No state of a round exists only in this process. The round's model and the updates are files in the
-job's storage, under a name that depends on the weights. The next attempt, which begins with the
-same weights, therefore finds the updates received so far, and counts none of them twice.
+The complete state of a round is stored outside this process: its model and updates are files in the
+job's storage, under a name that depends on the weights. The next attempt starts with the same
+weights, so it finds the updates received so far, and doesn't count any of them twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from ray_workers.training.parallel.federated.rounds import (
 from ray_workers.training.parallel.strategy import StrategyContext
 
 LOOK_S = 0.2
-"""Seconds between two checks for updates; `REMOTE_LOOK_S` if the storage is not a local folder."""
+"""Seconds between two checks for updates in a local folder. For other storage, the interval is
+`REMOTE_LOOK_S`."""
 REMOTE_LOOK_S = 2.0
 
 
@@ -52,23 +53,24 @@ class MaskedShare(RoundShare):
 
 
 class RoundAnswers(Protocol):
-    """The clients' answers received so far."""
+    """The clients' responses received so far."""
 
     @property
     def accepted(self) -> Set[int]:
-        """The clients whose answers count."""
+        """The clients whose responses count."""
 
     @property
     def refused(self) -> Set[int]:
-        """The clients whose answers don't count."""
+        """The clients whose responses were rejected."""
 
     def look(self, moved: Callable[[], None]) -> None:
-        """Read the new answers. Raises StorageError. moved: called for each answer."""
+        """Read the new responses. Raises StorageError. moved: called before each response is
+        read."""
 
 
 @dataclass(frozen=True)
 class CollectedShare(RoundShare):
-    """A finished round. All of its updates are on rank 0."""
+    """A finished round, whose updates are all on rank 0."""
 
     sent: Mapping[int, SentUpdate]
     """The updates, by client."""
@@ -87,7 +89,7 @@ class UpdateCollector(RoundFeed):
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
     ) -> None:
-        """model: returns the tensors with which clients begin a round."""
+        """model: returns the tensors from which clients start a round."""
         options = given.spec.federated
         assert options is not None
         assert options.http is not None
@@ -101,13 +103,13 @@ class UpdateCollector(RoundFeed):
         self._publisher = RoundPublisher(given, num_elements, model)
         self._rounds = Rounds(options, (), given.spec.train.seed)
         self._candidates: list[int] | None = None
-        """The clients that can take part; None for all clients of the job."""
+        """The clients that may take part; None for all clients of the job."""
         self._failing_since: float | None = None
-        """When the storage stopped answering; None while it answers."""
+        """Time since which the storage has not responded; None while it responds."""
         self._look_s = LOOK_S if files.local_path(self._url) is not None else REMOTE_LOOK_S
 
     def at(self, step: int) -> Feeding:
-        """Publish the round, and wait until it is over. Raises LeaveRequested if the rank was asked
+        """Publish the round, and wait until it ends. Raises LeaveRequested if the rank was asked
         to leave."""
         opening = self._publish(step, self._chosen(step))
         folder = f"{self._url}/{opening.name}"
@@ -138,10 +140,10 @@ class UpdateCollector(RoundFeed):
     def _collect(
         self, asking: RoundReport, answers: RoundAnswers, *, asks_all: bool
     ) -> RoundReport | None:
-        """Report the round to the service, and collect answers until it is over.
+        """Report the round to the service, and collect responses until the round ends.
 
         asks_all: whether to ask all clients at the deadline and then continue to wait for a quorum.
-        If it is False, and there is no quorum at the deadline, the method returns None.
+        If False, the method returns None if there is no quorum at the deadline.
         """
         late_at = time.monotonic() + asking.deadline_s
         self._look(answers)
@@ -172,15 +174,15 @@ class UpdateCollector(RoundFeed):
         time.sleep(self._look_s)
 
     def _look(self, answers: RoundAnswers) -> None:
-        """Check for answers. Raises StorageError only if the storage has not answered for
-        `storage_faults.WAIT_S` seconds, because a round can take hours, in which the storage may
-        fail briefly."""
+        """Check for answers. Raises StorageError only if the storage has not responded for
+        `storage_faults.WAIT_S` seconds, because a round can take hours, and the storage may fail
+        briefly during this time."""
         try:
             answers.look(self._page.move)
         except StorageError as error:
             if self._failing_since is None:
                 self._failing_since = time.monotonic()
-                log(f"the updates of the round can't be read; trying again: {error}")
+                log(f"can't read the updates of the round; retrying: {error}")
             elif time.monotonic() - self._failing_since > storage_faults.WAIT_S:
                 raise
         else:

@@ -1,4 +1,5 @@
-"""The strategy of the aggregating rank: a round is a step, whose update the silos compute."""
+"""The strategy of the aggregating rank: each round is one step, for which the silos compute the
+updates."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ class SiloEngine(FederatedEngine):
 
 
 class SiloFeed(RoundFeed):
-    """A feed that makes the silos run a round where other feeds read a batch."""
+    """A feed that makes the silos run a round instead of reading a batch."""
 
     def __init__(self, engine: SiloEngine, server: SiloServer, given: StrategyContext) -> None:
         self._engine = engine

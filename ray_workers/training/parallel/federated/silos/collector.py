@@ -23,7 +23,7 @@ class SiloUpdate:
     update: Tensor
     """float32 (elements,)."""
     metrics: Mapping[str, float]
-    """The metrics that the silo is allowed to release, under the names that a job uses for its own
+    """The metrics that the silo is allowed to release, by the names that a job uses for its own
     metrics."""
     is_refused: bool = False
     """Whether the update is refused because it would corrupt the mean."""
@@ -32,9 +32,9 @@ class SiloUpdate:
 class RoundCollector:
     """Accepts one update from each silo in each round.
 
-    A round ends according to the rules of `next_of`. Once there are `least` updates, it doesn't
-    wait for lost silos. A silo is awaited from the beginning of the training until it is lost, and
-    again after it has returned.
+    A round ends according to the rules of `next_of`. Once `least` updates have arrived, the round
+    doesn't wait for lost silos. The collector waits for a silo from the beginning of the training
+    until the silo is lost, and again after it has returned.
     """
 
     def __init__(self, num_silos: int, least: int, deadline_s: float | None) -> None:
@@ -62,12 +62,13 @@ class RoundCollector:
         self._awaited.discard(silo)
 
     def wants(self, silo: int) -> int | None:
-        """Return the round for which the silo has to send an update; None if there is none."""
+        """Return the round for which the silo has to send an update; None if no update is
+        needed."""
         return None if silo in self.updates else self.number
 
     def take(self, silo: int, number: int, update: SiloUpdate) -> bool:
-        """Add an update. Returns whether it counts: only the silo's first update in the open round
-        does."""
+        """Add an update. Returns whether the update counts: only the silo's first update in the
+        open round does."""
         if number != self.number or silo in self.updates:
             return False
         self.updates[silo] = update
@@ -79,8 +80,8 @@ class RoundCollector:
         return len(self._awaited - self.updates.keys())
 
     def wait_s(self, now: float) -> float:
-        """Return the number of seconds after which the round ends if no update arrives; 0 if it is
-        over."""
+        """Return the number of seconds after which the round ends if no update arrives; 0 if the
+        round has ended."""
         refused = {silo for silo, sent in self.updates.items() if sent.is_refused}
         accepted = self.updates.keys() - refused
         is_enough = len(accepted) >= self._least
@@ -104,12 +105,12 @@ class RoundCollector:
 
 
 NOTICE_S: Final = 5.0
-"""Rounds that are shorter than this number of seconds are not reported. Longer rounds are reported
-at intervals of at least this length."""
+"""Minimum number of seconds between two reports. Rounds that are shorter than this are not
+reported."""
 
 
 class RoundNotices:
-    """Reports long rounds, so that users see for which silos the job is waiting. It first reports
+    """Reports long rounds, so that users see which silos the job is waiting for. It first reports
     the round, then each change in the set of silos that have not answered, and finally the end of
     the round."""
 

@@ -1,7 +1,7 @@
-"""The aggregator's side of the connections to silos, each of which has its own thread.
+"""The aggregator's side of the connections to silos. Each connection has its own thread.
 
-Silos and their aggregator are not in a process group, for the same reason as workers of parameter
-servers: if a connection breaks, only two processes are affected.
+Silos and their aggregator don't form a process group, so that a broken connection affects only two
+processes. The same applies to workers and parameter servers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_COUNT: Final = 2**31
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The data that silos get at the beginning of a round."""
+    """The data that silos receive at the beginning of a round."""
 
     number: int
     weights: Tensor
@@ -56,8 +56,8 @@ class SiloServer:
         self._start: RoundStart | None = None
 
     def play(self, start: RoundStart, look: Callable[[SiloRoundReport], None]) -> Played:
-        """Make the silos run a round. look: called repeatedly with the state of the round; it can
-        raise an error to abort the round."""
+        """Make the silos run a round. look: called repeatedly with the state of the round; may
+        raise an exception to abort the round."""
         collector = self._collector
         with self._lock:
             self._start = start
@@ -73,11 +73,11 @@ class SiloServer:
             look(found)
 
     def serve(self, connection: TensorConnection) -> None:
-        """Serve one silo until it is gone."""
+        """Serve one silo until its connection is lost."""
         hello, _ = connection.receive()
         silo = hello["silo"]
         if type(silo) is not int or not 0 <= silo < self._num_silos:
-            raise ConnectionLost("a silo that the document does not name")
+            raise ConnectionLost(f"the document has no silo {silo}")
         connection.send({"is_same": hello["fingerprint"] == self._fingerprint})
         with self._lock:
             older = self._connections.get(silo)
@@ -119,7 +119,7 @@ class SiloServer:
         try:
             number, update = int(header["round"]), _update_of(header, payload, options.metrics)
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-            raise ConnectionLost(f"the message is no update: {error}") from None
+            raise ConnectionLost(f"the message is not a valid update: {error}") from None
         verdict, _ = judged(update.update, len(start.weights), options.max_update_norm)
         update = replace(update, is_refused=verdict is not Verdict.ACCEPTED)
         with self._lock:
@@ -150,7 +150,7 @@ def _update_of(
 ) -> SiloUpdate:
     num_samples, num_steps = int(header["num_samples"]), int(header["num_steps"])
     if not (1 <= num_samples <= MAX_COUNT and 1 <= num_steps <= MAX_COUNT):
-        raise ValueError(f"an update of {num_samples} samples in {num_steps} steps")
+        raise ValueError(f"invalid update: {num_samples} samples in {num_steps} steps")
     sent = dict(header["metrics"])
     metrics = {name: float(sent[name]) for name in listed_metrics if name in sent}
     return SiloUpdate(num_samples, num_steps, payload.view(torch.float32), metrics)

@@ -1,2 +1,2 @@
-"""Simulation of federated learning: the ranks simulate the clients, whose data are parts of the
+"""Simulation of federated learning: the ranks simulate the clients, each of which has a part of the
 job's data set."""

@@ -20,7 +20,7 @@ from ray_workers.training.parallel.strategy import Numbers
 
 @dataclass(frozen=True)
 class SimulatedShare(RoundShare):
-    """A rank's part of a round. The samples of its clients are read when they are requested."""
+    """A rank's part of a round. The samples of the rank's clients are read on request."""
 
     feed: ClientFeed
 
@@ -60,7 +60,7 @@ class ClientFeed(RoundFeed):
         return Feeding(plan.num_samples, [SimulatedShare.of(plan, owners, feed=self)])
 
     def batches(self, round_number: int, participant: Participant) -> Iterator[Piece]:
-        """Like `batches_of`, for a participant of a round."""
+        """Like `batches_of`, but for a participant of a round."""
         own = torch.from_numpy(self._clients[participant.client])
         seed = self._seed, round_number, participant.client
         return batches_of(self._samples, own, participant.num_steps, self._batch_size, *seed)

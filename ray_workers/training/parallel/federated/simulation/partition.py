@@ -68,8 +68,8 @@ def divide(
 
 
 def _without_nan(shares: Shares, generator: np.random.Generator) -> Shares:
-    """Fix classes for which all draws are 0 because of a small concentration: one client gets the
-    whole class."""
+    """Assign a whole class to one client if all draws for the class are 0, which happens if the
+    concentration is small."""
     for row in shares:
         if not np.isfinite(row).all() or row.sum() == 0.0:
             row[:] = 0.0
@@ -103,7 +103,7 @@ def _of_equal_clients(
             counts[:, client] += found
             left -= found
             missing -= found.sum()
-    # Equal shares, for classes that only occur in validation.
+    # Classes that occur only in the validation data are shared equally.
     shares = np.full(counts.shape, 1 / num_clients)
     shares[present] = counts[present] / sizes[present, None]
     return shares
@@ -119,8 +119,9 @@ def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shar
         )
     if per_client * num_clients < num_classes:
         raise DataError(
-            f"federated.partition.classes_per_client is {per_client}: {num_clients} clients would "
-            f"leave some of the {num_classes} classes out. Use more clients or classes_per_client"
+            f"federated.partition.classes_per_client is {per_client}, so {num_clients} clients "
+            f"can't cover all {num_classes} classes. Increase federated.clients or "
+            "classes_per_client"
         )
     has = np.zeros((num_classes, num_clients))
     slots = np.arange(per_client * num_clients)
@@ -141,16 +142,16 @@ def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> 
 
 
 def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bool_]) -> None:
-    """Give each client without samples one sample of a class that it is allowed to have. The sample
-    is taken from the client with the most samples of that class. Modifies `owners`. may_have:
-    (classes, clients)."""
+    """Give one sample to each client without samples, from a class that the client may have. The
+    sample is taken from the client with the most samples of that class. Modifies `owners`.
+    may_have: (classes, clients)."""
     num_classes, num_clients = may_have.shape
     sizes = np.bincount(owners, minlength=num_clients)
     order = np.lexsort((owners, labels))  # by class, then by client
     whole = labels[order] * num_clients + owners[order]
     pairs, first, counts = np.unique(whole, return_index=True, return_counts=True)
-    # For each class, a heap of (-samples, client, index in `order` of its next sample to give
-    # away).
+    # For each class, a heap of (-samples, client, index in `order` of the client's next sample to
+    # give away).
     donors: list[list[tuple[int, int, int]]] = [[] for _ in range(num_classes)]
     for pair, index, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
         label, client = divmod(pair, num_clients)
@@ -167,8 +168,8 @@ def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bo
                 offering.append((heap[0][0], label))
         if not offering:
             raise DataError(
-                f"the data have too few samples of some class for {num_clients} clients: use "
-                "fewer federated.clients, or a larger partition.alpha or classes_per_client"
+                f"some class has too few samples for {num_clients} clients: reduce "
+                "federated.clients, or increase partition.alpha or classes_per_client"
             )
         _, label = min(offering)
         count, donor, index = donors[label][0]

@@ -1,5 +1,5 @@
-"""A round with secure aggregation, in which the ranks simulate the clients' side of the protocol
-and, in parts, the server's side.
+"""A round with secure aggregation, in which the ranks simulate the clients and share the work of
+the server.
 
 Each rank has the sum of the masked updates of its own clients, and a copy of all other messages to
 the server. Clients drop out in the phases that are given in the round's plan.
@@ -33,7 +33,7 @@ from ray_workers.training.parallel.federated.simulation.client_feed import Simul
 
 
 class SecureRound:
-    """One round on one rank."""
+    """A rank's part of one round."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SecureRound:
         world_size: int,
         page: HeartbeatPage,
     ) -> None:
-        """Raises RoundsError if there are too few bits for the updates."""
+        """Raises RoundsError if the encoding has too few bits for the updates."""
         plan = mine.plan
         self._rank, self._world_size, self._page = rank, world_size, page
         max_weight = mine.feed.most_samples if options.privacy is None else 1
@@ -58,7 +58,10 @@ class SecureRound:
         except ValueError as error:
             raise RoundsError(f"federated.secure_aggregation: {error}") from error
         if rank == 0 and plan.number == 1:
-            log(f"secure aggregation rounds numbers by at most {encoding.max_error:.2g}")
+            log(
+                "secure aggregation rounds numbers, with an error of at most "
+                f"{encoding.max_error:.2g}"
+            )
         self._server = MaskingServer(settings)
         self._lost_in: dict[str, MaskingPhase | None] = {}
         self._own: dict[str, MaskingClient] = {}
@@ -68,7 +71,7 @@ class SecureRound:
             self._join(one.client, one.lost_in, owner)
         self._messages: Mapping[str, bytes] = dict.fromkeys(self._lost_in, b"")
         self._reason: str | None = None
-        """Why the round has no result; None if it has one."""
+        """The reason why the round has no result; None if it has a result."""
 
     def _join(self, client: int, lost_in: MaskingPhase | None, owner: int) -> None:
         name = str(client)

@@ -96,8 +96,8 @@ class SimulatedEngine(FederatedEngine):
         return update, loss
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
-        """Return the buffers of the accepted client with the most samples (the first, if there are
-        several). Counters, such as a BatchNorm's number of batches, can't be averaged. A
+        """Return the buffers of the accepted client with the most samples (in a tie, the first
+        client). Counters, such as a BatchNorm's number of batches, can't be averaged. A
         collective."""
         accepted, participants = received.accepted, mine.plan.participants
         if not self._flat.integers or not accepted:
@@ -110,8 +110,8 @@ class SimulatedEngine(FederatedEngine):
         return found
 
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
-        """Yield the batches, and mark progress at each of them, because a client with many steps
-        could be mistaken for a hang."""
+        """Yield the batches, and report progress at each batch, so that a client with many steps is
+        not mistaken for a hang."""
         for batch in batches:
             self._given.page.move()
             yield batch

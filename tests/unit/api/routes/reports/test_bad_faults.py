@@ -38,8 +38,8 @@ INVALID: dict[str, tuple[dict[str, Any] | bytes, str, str]] = {
 }
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str, str]] = {
     "a rank too many": ({**KILL, "rank": 2}, "/rank", "ranks 0 to 1"),
-    "a step that is past": ({**KILL, "at_step": 10}, "/at_step", "already done 10 steps"),
-    "a step that never comes": ({**KILL, "at_step": 100}, "/at_step", "ends with step 100"),
+    "a step that is past": ({**KILL, "at_step": 10}, "/at_step", "already completed 10 steps"),
+    "a step that never comes": ({**KILL, "at_step": 100}, "/at_step", "ends after step 100"),
     "a rank to preempt": ({"kind": "preempt", "rank": 1}, "/rank", "the whole job"),
 }
 

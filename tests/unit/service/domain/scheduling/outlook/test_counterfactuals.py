@@ -135,7 +135,7 @@ def test_another_queue_whose_limit_leaves_room_is_named() -> None:
 def test_a_higher_priority_has_others_make_room() -> None:
     job = waits("a", 4, left_s=9 * HOUR)
     found = answers(job, [], [runs("r", {"n": 4}, HOUR, yields=True)])
-    assert told(found) == ["starts at priority 51 once job r has made room"]
+    assert told(found) == ["starts at priority 51 once job r has released slots"]
     assert found[0].priority == 51
 
 
@@ -166,13 +166,13 @@ def test_a_job_that_no_node_could_hold_never_starts_and_a_smaller_one_could() ->
     assert told(found) == [
         "not on the cluster as it is: needs 9 workers of 1 GPU, but the whole cluster has room "
         "for 4 at once",
-        "could start at some time with 4 workers",
+        "could start eventually with 4 workers",
     ]
     large = waits("a", 1)
     large = WaitingJob("a", 0, 50, 1, type(large.request)(1, {"GPU": 16.0}))
     assert told(answers(large, [], [])) == [
         "not on the cluster as it is: each worker needs 16 GPU, but the largest node has 4 GPU",
-        "could start at some time with 4 GPU for each worker",
+        "could start eventually with 4 GPU for each worker",
     ]
 
 
@@ -233,6 +233,6 @@ def test_few_plans_answer_however_many_jobs_wait(monkeypatch: pytest.MonkeyPatch
     there = situation(queue, [runs("r", {"n": 3})]).first_jobs()
     job = waits("a", 4, left_s=9 * HOUR)
     found = JobQuestions(there, job, NOW).answers(Choices(), Reason("waiting_for_slots", "waits"))
-    assert told(found) == ["starts at priority 51 once job r has made room"]
+    assert told(found) == ["starts at priority 51 once job r has released slots"]
     assert len(sizes) <= 8
     assert max(sizes) < 40

@@ -311,7 +311,9 @@ def test_a_user_is_said_to_be_ahead_by_the_weight_in_the_queue() -> None:
         then = replace(there, snapshot=replace(there.snapshot, used_s=used))
         assert [owner for owner in ("ann", "bob") if told(then, owner)] == ahead
     (reason,) = then.favoured("default", "bob")
-    assert reason.message == "bob has used more than their share of the queue: others come first"
+    assert (
+        reason.message == "bob has used more than their share of the queue: other users come first"
+    )
 
 
 def told(there: Situation, owner: str) -> list[str]:

@@ -136,7 +136,7 @@ def test_clients_of_few_classes_have_no_others_and_no_class_is_left_out() -> Non
     ("num_clients", "options", "message"),
     [
         (3001, {}, "federated.clients is 3001, but there are only 3000 training samples"),
-        (9, {"by": "classes", "classes_per_client": 1}, "would leave some of the 10 classes out"),
+        (9, {"by": "classes", "classes_per_client": 1}, "9 clients can't cover all 10 classes"),
         (9, {"by": "classes", "classes_per_client": 11}, "the data have only 10 classes"),
     ],
 )
