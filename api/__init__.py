@@ -1,4 +1,4 @@
-"""The HTTP layer: parses and authorises a request, calls one function of the service and answers.
+"""The HTTP layer: parses and authorises a request, calls one function of the service and responds.
 
 This package uses neither SQL nor Ray.
 """

@@ -29,7 +29,8 @@ from service.runtime import Runtime, tune_interpreter
 BACKLOG = 1024
 """Maximum number of connections that the operating system queues until they are accepted."""
 STOP_WITHIN_S = 5
-"""Seconds that downloads have to finish after a request to stop. Long polls end immediately."""
+"""Time in seconds that running downloads have to finish after the server is asked to stop. Long
+polls end immediately."""
 
 
 class CannotStart(StartRefused):
@@ -42,7 +43,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for bound in sockets or ():
-            # asyncio has set a smaller backlog: the number of connections that it accepts at once.
+            # asyncio has set a smaller backlog, equal to the number of connections that it accepts
+            # at once.
             bound.listen(BACKLOG)
 
     @contextlib.contextmanager
@@ -53,11 +55,12 @@ class Server(uvicorn.Server):
 def check_exposure(settings: Settings) -> None:
     """Raise CannotStart if other machines can reach the address but there are no tokens.
 
-    Without tokens, any caller could run arbitrary code on the cluster, by submitting a job.
+    Without tokens, any caller could run arbitrary code on the cluster by submitting a job.
     """
     if settings.tokens_file is None and not is_loopback(settings.host):
         raise CannotStart(
-            f"DRAY_HOST is {settings.host}, which others can reach, but there are no tokens: set "
+            f"DRAY_HOST is {settings.host}, which other machines can reach, but "
+            "there are no tokens: set "
             "DRAY_TOKENS_FILE to a file with a line name:sha256-of-the-token for each caller "
             "(printf %s TOKEN | sha256sum), or leave DRAY_HOST at 127.0.0.1"
         )
@@ -66,8 +69,8 @@ def check_exposure(settings: Settings) -> None:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Bind the port before anything is started. Connections are accepted only later, once the
-    server listens."""
+    """Bind the port, so that a port in use is reported before anything is started. Connections are
+    accepted only once the server listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -101,7 +104,7 @@ def sign_in_link(settings: Settings, address: str) -> str | None:
 
 
 async def serve(settings: Settings, *, loops: bool) -> None:
-    """Run until SIGTERM or SIGINT, then wait until jobs have saved and stopped.
+    """Run until SIGTERM or SIGINT, then wait until the jobs have saved their state and stopped.
 
     A second signal ends the wait.
     """
@@ -182,7 +185,7 @@ async def _stop_server(app: FastAPI, server: Server, stop: asyncio.Event) -> Non
 
 
 async def _announce(runtime: Runtime, address: str, link: str | None, server: Server) -> None:
-    """Print the API's address, the sign-in link, and the Ray dashboard's address once Ray answers.
+    """Print the API's address, the sign-in link, and the Ray dashboard's address once Ray responds.
 
     The link is a secret, so it is printed and not logged.
     """
@@ -207,7 +210,7 @@ def main() -> int:
     parser.add_argument(
         "--no-loops",
         action="store_true",
-        help="only answer requests; `python -m service` runs the loops",
+        help="only serve requests; run the loops with `python -m service`",
     )
     arguments = parser.parse_args()
     write_privately()

@@ -28,8 +28,8 @@ from service.config.settings import Settings
 from service.runtime import Runtime
 
 FIRST = (status.router, jobs.router)
-"""Routers that come first, because paths are matched in this order, and these routers answer most
-requests."""
+"""Routers that are included first: paths are matched in the order of the routers, and these routers
+serve most requests."""
 
 
 def _routers() -> list[APIRouter]:

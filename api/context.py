@@ -29,7 +29,8 @@ class Context:
     telemetry: Telemetry
     limiter: ConcurrencyLimiter
     uploads: ConcurrencyLimiter
-    """Rate limiter for updates from clients of federated jobs, whose parts are held in memory."""
+    """Concurrency limiter for updates from clients of federated jobs. The parts of an update are
+    held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop, so that long polls answer immediately."""
 
@@ -66,9 +67,9 @@ async def actor(request: Request) -> str:
 
 
 def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
-    """Raise Refused unless the caller is an admin. `may` describes the action, for the message."""
+    """Raise Refused unless the caller is an admin. `may` names the action in the message."""
     if not context.authority.is_admin(caller):
-        hint = "ask the operator: in DRAY_TOKENS_FILE, an admin's line ends with :admin"
+        hint = "an admin's line in DRAY_TOKENS_FILE ends with :admin; ask the operator"
         raise Refused("forbidden", f"only an admin may {may}", None, hint)
 
 
@@ -95,8 +96,8 @@ async def no_parameters(request: Request) -> None:
 
 
 def use_cases(of: Callable[[Runtime], Any]) -> Any:
-    """Return the dependency that passes a route its use cases. `of` gets them from the running
-    service, or creates them if they keep no state between requests."""
+    """Return a FastAPI dependency that provides a route's use cases. `of` gets the use cases from
+    the running service, or creates them if they keep no state between requests."""
 
     async def found(request: Request) -> Any:
         return of(context_of(request).runtime)

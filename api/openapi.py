@@ -33,11 +33,11 @@ JOB_SPEC_BODY: dict[str, Any] = {
 """The body of a submission. FastAPI can't derive it, because `api.http.body` reads it."""
 
 BODIES: list[type[BaseModel]] = []
-"""The classes of all bodies that routes have described with `json_body`."""
+"""Classes of all bodies that routes have described with `json_body`."""
 
 
 def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """Describe the body of a route that reads a `kind`."""
+    """Describe the body of a route that reads an object of the class `kind`."""
     name = kind.__name__
     BODIES.append(kind)
     content = {
@@ -63,7 +63,7 @@ _IF_NONE_MATCH = {
     "description": "ETags of the versions that the caller has.",
     "schema": {"type": "string"},
 }
-_NOT_MODIFIED = {"description": "The caller already has this answer, according to `If-None-Match`."}
+_NOT_MODIFIED = {"description": "`If-None-Match` contains the ETag of this response."}
 
 
 def install(app: FastAPI) -> None:
@@ -123,7 +123,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _describe_problems(path: str, responses: dict[str, Any]) -> None:
-    """Replace FastAPI's own 422, and add the problems that any call can answer with."""
+    """Replace FastAPI's own 422, and add the problems that any call can return."""
     if "application/json" in responses.get("422", {}).get("content", {}):
         responses["422"] = declare("invalid_parameter")[422]
     if path in UNGUARDED:
@@ -134,7 +134,7 @@ def _describe_problems(path: str, responses: dict[str, Any]) -> None:
 
 
 def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> None:
-    """Describe `If-None-Match` and 304 for each answer that has an ETag."""
+    """Describe `If-None-Match` and 304 for each response that has an ETag."""
     responses = operation["responses"]
     content = responses.get("200", {}).get("content", {})
     if method == "get" and path.startswith("/v1/") and "application/json" in content:

@@ -1,4 +1,4 @@
-"""Turns errors into answers in problem+json (RFC 9457).
+"""Turns errors into responses in problem+json (RFC 9457).
 
 Each code has one status, defined by its class in `dray.errors`. Codes of the domain come from
 `service.domain.errors`; codes that concern only HTTP are raised as `Refused`.
@@ -28,7 +28,7 @@ STATUS: Mapping[str, int] = {code: kind.http_status for code, kind in errors.COD
 
 RETRY_AFTER_S = 1
 RETRIED = frozenset({"idempotency_in_flight", "too_many_requests"})
-"""Codes after which a retry can succeed, in addition to all codes with status 503."""
+"""Problem codes for which a retry can succeed, in addition to all codes with status 503."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ def refusal(request: Request, error: Refused) -> Response:
 
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
-    """Answer a request with an invalid parameter. Bodies are not validated by FastAPI, but by
+    """Refuse a request with an invalid parameter. Bodies are not validated by FastAPI, but by
     `api.http.body`."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
@@ -130,7 +130,7 @@ def _query_names(request: Request) -> Sequence[str]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer a request whose path or method the router refuses."""
+    """Respond to a request whose path or method the router refuses."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
@@ -155,14 +155,14 @@ def _methods(request: Request) -> set[str]:
 
 
 def unexpected(request: Request) -> Response:
-    """Answer a request that failed because of a bug in dray. The traceback is logged, but not sent
-    to the caller."""
+    """Respond to a request that failed because of a bug in dray. The traceback is logged, but not
+    sent to the caller."""
     detail = "dray failed to answer this request; the server's log shows the error"
     return problem(request, "internal_error", detail, hint="search the log for this request_id")
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Answer every error of `app`, which has these `routes`, as a problem."""
+    """Make `app`, which has these `routes`, return every error as a problem."""
     app.state.routes = [route for route in routes if isinstance(route, Route)]
     app.add_exception_handler(DomainError, _domain_error)
     app.add_exception_handler(Refused, _refused)
@@ -171,11 +171,11 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 CODES = "x-problem-codes"
-"""Key in the description of an answer, under which programs find the list of problem codes."""
+"""Key of a response's description that lists the problem codes for programs."""
 
 
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """Return the problems that a route can answer with, besides the problems of every route."""
+    """Describe the problems that a route can return, in addition to the problems of every route."""
     schema = {"$ref": "#/components/schemas/Problem"}
     by_status: dict[int | str, list[str]] = {}
     for code in codes:
@@ -206,4 +206,4 @@ EVERYWHERE = (
     "unavailable",
     "database_unavailable",
 )
-"""Problems that any call under /v1, and /metrics, can answer with."""
+"""Problems that `/metrics` and any call under `/v1` can return."""

@@ -1,7 +1,7 @@
 """The reference page of the API, rendered on the server from the OpenAPI description.
 
-The page loads no files and runs no script. Its Content-Security-Policy allows its only style by
-hash.
+The page loads no files and runs no script. Its Content-Security-Policy allows its only style sheet
+by hash.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _section(tag: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> I
 
 
 def parts_of_call(operation: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the parameters, the body and the answers of a call, as tables with examples."""
+    """Yield the parameters, the body and the responses of a call, as tables with examples."""
     rows = [
         (
             f"<code>{escape(parameter['name'])}</code>",
@@ -127,7 +127,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def fields_of(schema: Mapping[str, Any]) -> str:
-    """Return a table of the fields of a document or answer, or the type if the schema has no
+    """Return a table of the fields of a document or response, or the type if the schema has no
     fields."""
     required = schema.get("required", ())
     rows = [

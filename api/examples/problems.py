@@ -35,12 +35,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "webhook_url_forbidden": {
         "detail": "10.0.0.7 is not allowed as a receiver: 10.0.0.7 is a private address",
         "pointer": "/url",
-        "hint": "the operator allows private hosts, also without https, by "
+        "hint": "the operator can allow private hosts, also without https, in "
         "DRAY_WEBHOOK_PRIVATE_HOSTS",
     },
     "webhook_not_found": {
         "detail": f"there is no webhook {WEBHOOK_ID}",
-        "hint": "`dray webhook ls` shows the webhooks there are",
+        "hint": "`dray webhook ls` shows the existing webhooks",
     },
     "download_link_not_found": {
         "detail": "this link does not work any more: it has been used, is older than 60 s, or its "
@@ -97,7 +97,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/where",
     },
     "not_comparable": {
-        "detail": f"{JOB_ID} is a single job, and has no baseline",
+        "detail": f"{JOB_ID} is a single job and has no baseline",
         "hint": "name another job, or pin a baseline of its experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
@@ -107,7 +107,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "annotations_changed": {
         "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
-        "hint": "read them again, and apply your change to the present tags and notes",
+        "hint": "read them again, and apply your change to the current tags and notes",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
@@ -143,7 +143,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "queue_in_use": {
         "detail": "3 jobs in the queue 'night' have not ended",
-        "hint": "move or cancel them first, or wait for their end",
+        "hint": "move or cancel them first, or wait until they have ended",
     },
     "queue_not_found": {
         "detail": "there is no queue 'night'",
@@ -159,7 +159,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "did you mean 'night'?",
     },
     "priority_too_high": {
-        "detail": "is 90, above 70, the highest of the queue 'night'",
+        "detail": "is 90, above 70, the maximum of the queue 'night'",
         "pointer": "/priority",
         "hint": "an admin can raise the job's priority after its submission",
     },
@@ -270,7 +270,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "storage_unavailable": {"detail": "the storage can't be read"},
     "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
 }
-"""The fields that differ from one example problem to the next, by code.
+"""The detail, and for some codes the pointer and the hint, of the example of each problem code.
 
 If a code has no entry, the detail is the docstring of its exception in the SDK."""
 

@@ -22,7 +22,7 @@ SMALL_BYTES = 64 << 10
 """Maximum size of a body that is parsed in the event loop. Larger bodies, which ordinary jobs don't
 need, are parsed in a thread, so that other requests don't wait."""
 SWEEP = b'"sweep"'
-"""A body that contains this is also parsed in a thread, because each value of a sweep is
+"""A body that contains this key is also parsed in a thread, because each value of a sweep is
 checked."""
 
 

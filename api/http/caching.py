@@ -1,5 +1,5 @@
-"""ETags and conditional requests (RFC 9110, section 13), which avoid sending an unchanged answer
-again, and the check whether an answer may be compressed."""
+"""ETags and conditional requests (RFC 9110, section 13), which avoid sending an unchanged
+response again, and the check whether a response may be compressed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from api.problems import Refused
 from dray.views import View
 
 REVALIDATE = "private, no-cache"
-"""A cache may store an answer only for the caller that received it, and must revalidate the answer
-before each use."""
+"""A cache may store a response only for the caller that received it, and must revalidate the
+response before each use."""
 
 _REVISION = re.compile(r'"([0-9]{1,18})"')
 _CODING = re.compile(r"([a-z0-9-]+|\*)(?:[ \t]*;[ \t]*q=([01](?:\.[0-9]{0,3})?))?")
@@ -22,13 +22,13 @@ _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag_of(body: bytes) -> str:
-    """Return a strong ETag. Hashing an answer is cheap (microseconds) compared with creating it (a
-    transaction)."""
+    """Return a strong ETag. Hashing a response is cheap (microseconds) compared with creating the
+    response (a transaction)."""
     return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Whether the caller's `If-None-Match` has this version (weak comparison)."""
+    """Whether the caller's `If-None-Match` contains this ETag (weak comparison)."""
     header = request.headers.get("if-none-match")
     if header is None:
         return False
@@ -53,17 +53,17 @@ def revision_tag(revision: int) -> dict[str, str]:
 
 
 def wanted_revision(if_match: str | None) -> int | None:
-    """Return the revision in `If-Match` that the caller wants to change; None accepts any revision.
+    """Return the revision in `If-Match`, the only one to change; None if any may be changed.
 
-    Raises Refused for a malformed tag: ignoring it would change a version that the caller has not
-    read.
+    Raises Refused for a malformed ETag: if it were ignored, a version that the caller has not read
+    could be changed.
     """
     header = (if_match or "*").strip()
     if header == "*":
         return None
     match = _REVISION.fullmatch(header)
     if match is None:
-        detail = f"If-Match is {header[:100]!r}, which is not the ETag of an answer"
+        detail = f"If-Match is {header[:100]!r}, which is not an ETag of this resource"
         raise Refused("malformed_request", detail, hint='an ETag looks like "3"')
     return int(match[1])
 
@@ -97,7 +97,7 @@ def answer_json(
 
 
 def fresh(view: View, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the view as JSON, in answer to a change. Caches must not store it."""
+    """Return the view as the JSON response to a change. Caches must not store the response."""
     return Response(
         view.model_dump_json(),
         status_code=status,

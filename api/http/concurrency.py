@@ -1,9 +1,9 @@
-"""Limits concurrent requests that take long to answer, such as predicting when a job would start.
+"""Limits concurrent requests that take a long time, such as predicting when a job would start.
 
 Such a request simulates the scheduler in one of the few threads that read the database for all
-requests. The server therefore answers only a few of a caller's requests at a time, lets a few more
-wait, and refuses the rest. A limit on the requests of all callers together leaves threads for other
-kinds of requests.
+requests. The server therefore processes only a few of a caller's requests at a time, lets a few
+more wait, and refuses the rest. A limit on the total number for all callers leaves threads for
+other kinds of requests.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TOO_MANY = "too_many_requests"
 
 @dataclass(frozen=True)
 class ConcurrencyLimits:
-    """Limits on the requests that are answered, or wait, at the same time."""
+    """Limits on the number of requests that are processed, or wait, at the same time."""
 
     at_once: int = 4
-    """Requests of all callers: half of the threads that read the database."""
+    """Limit for all callers together: half of the threads that read the database."""
     of_caller: int = 2
     waiting_of_caller: int = 16
 

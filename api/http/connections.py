@@ -1,8 +1,8 @@
 """Limits on connections: uvicorn's HTTP protocol with bounds on times, headers and connections.
 
 With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes to send
-them, and its `limit_concurrency` counts idle connections as well as busy ones. Here a connection
-that waits for its caller is closed after a timeout, or earlier to make space for a new connection.
+them, and its `limit_concurrency` counts idle connections as well as busy ones. This module
+closes a connection that waits for its caller after a timeout, or earlier to make space.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from service.config.settings import Settings
 logger = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 64
-"""Connections that asyncio accepts in one iteration of its loop, before it reads any of them."""
+"""Connections that asyncio accepts in one iteration of its loop before it reads any of them."""
 RESERVED_DESCRIPTORS = 512
-"""File descriptors for the database, files, pipes, and connections that will be refused."""
+"""Descriptors reserved for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16
-"""Maximum number of descriptors to request. Some systems allow a billion, and some programs iterate
-over all of them."""
+"""Maximum number of descriptors to request. Some systems allow a billion, but some programs iterate
+over all possible descriptors."""
 SPARE = 32
-"""Connections accepted above the limit, so that a refused caller can receive the 503."""
+"""Number of connections accepted above the limit, so that a refused caller can receive the 503."""
 SLICE_BYTES = 16 << 10
 MAX_PIPELINED = 16
 
@@ -51,17 +51,17 @@ class Limits:
     """Maximum size of the request line and headers, and of the framing of a chunked body."""
     num_headers: int = 128
     head_within_s: float = 20.0
-    """Seconds in which the head of a request must arrive. They are counted from the opening of the
-    connection or, for later requests, from the first byte."""
+    """Seconds within which the head of a request must arrive: for the first request, after the
+    connection was opened; for later requests, after the first byte."""
     body_within_s: float = 60.0
     send_within_s: float = 120.0
-    """Maximum number of seconds for which a caller can pause reading its answer."""
+    """Maximum number of seconds for which a caller can pause reading its response."""
     linger_s: float = 2.0
     """Seconds for which the server continues to read from a refused caller. If the socket were
-    closed with unread bytes, the connection would be reset before the answer arrives."""
+    closed with unread bytes, the connection would be reset before the response arrives."""
     keep_alive_s: int = 75
-    """Seconds after which an idle connection is closed. Longer than the pause between two polls, so
-    that polls reuse a connection."""
+    """Seconds after which an idle connection is closed. This is longer than the pause between two
+    polls, so that polls reuse a connection."""
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
@@ -91,7 +91,7 @@ class Connections:
         self._open: dict[BoundedProtocol, str] = {}
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
-        """Connections without a request in progress, by client, in the order of their waits."""
+        """Connections without a request in progress, by client, longest wait first."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
         """Count a new connection, which has no request in progress."""
@@ -100,10 +100,10 @@ class Connections:
         self.wait(connection)
 
     def evict_surplus(self, client: str) -> None:
-        """Close the connection that has waited longest if a new one of `client` exceeds a limit.
+        """Close a waiting connection if a new connection of `client` exceeds a limit.
 
-        Closes the connection that has waited longest, of the same client or of the client with the
-        most waiting connections, so that no client displaces a client that has fewer.
+        Closes the longest-waiting connection of `client`, or of the client with the most waiting
+        connections, so that no client displaces a client that has fewer.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
@@ -150,13 +150,13 @@ class Admission:
         self._of_client: Counter[str] = Counter()
 
     def enter(self, client: str) -> Refused | None:
-        """Count a request. Returns the refusal if there are too many requests already."""
+        """Count a request. Returns the refusal if too many requests are already in progress."""
         self._num += 1
         self._of_client[client] += 1
         if self._num > self._limits.connections:
-            detail = f"the server answers {self._limits.connections} requests at a time"
+            detail = f"the limit is {self._limits.connections} concurrent requests"
         elif self._of_client[client] > self._limits.per_client:
-            detail = f"the server answers {self._limits.per_client} requests per client at a time"
+            detail = f"the limit is {self._limits.per_client} concurrent requests per client"
         else:
             return None
         hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and its limit on "
@@ -170,7 +170,7 @@ class Admission:
 
 
 class Awaited(Enum):
-    """The part of a request that the server waits for on a connection."""
+    """The part of a request for which the server is waiting on a connection."""
 
     HEAD = auto()
     BODY = auto()
@@ -189,17 +189,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._sending: asyncio.TimerHandle | None = None
         self._refused = False
         self._begun = False
-        """Whether a part of a request has arrived."""
+        """Whether part of a request has arrived."""
         self._num_unused = 0
-        """Bytes received since the last complete head or piece of a body."""
+        """Number of bytes received since the last complete head or piece of a body."""
         self._num_head = 0
         """Number of bytes in the target and headers of the current request."""
         self._is_of_own_user: bool | None = None
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
-        # Two iterations of the loop later, all connections that were accepted together have been
-        # read once. Closing one with unread bytes would reset it instead of answering 503.
+        # Two iterations of the loop later, every connection that was accepted in the same iteration
+        # has been read once. Closing a connection with unread bytes would reset it, without a 503.
         self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -310,10 +310,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def give_way(self) -> None:
         """Close this connection, to make space for another one."""
         if self._begun and not self._refused:
-            detail = "the server has too many connections; this one was slow to send its request"
+            detail = "too many connections are open, and this one was slow to send its request"
             self.transport.write(_answer("unavailable", detail))
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # the caller is not reading its answer
+            self.transport.abort()  # the caller is not reading its response
         else:
             self._close()
 
@@ -347,7 +347,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, code: str, detail: str) -> None:
-        """Answer a request that does not reach the application, and keep reading for `linger_s`."""
+        """Refuse a request before it reaches the application, and keep reading for `linger_s`."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -378,7 +378,7 @@ class BoundedProtocol(HttpToolsProtocol):
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Return why the host of a request is ambiguous (RFC 9112, 3.2), or None if it is not.
 
-    If it is, the server and a proxy, or two parts of the server, could use different hosts.
+    A proxy and the server, or two parts of the server, could read an ambiguous host differently.
     """
     hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
     if len(hosts) > 1:

@@ -24,12 +24,12 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
     206: {"description": "The requested range of the file.", "content": _CONTENT},
     304: {"description": "The caller already has this version, according to `If-None-Match`."},
 }
-"""Answers to a download, except for problems, for OpenAPI."""
+"""OpenAPI descriptions of the responses to a download, except for problems."""
 DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "Size, type and hash of the file are in the headers."},
     304: DOWNLOAD[304],
 }
-"""Answers to a HEAD, except for problems, for OpenAPI."""
+"""OpenAPI descriptions of the responses to a HEAD request, except for problems."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def attachment(path: str) -> dict[str, str]:
 
 
 def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
-    """Return the requested range. Returns None if the whole file is to be sent, also because
+    """Return the requested range, or None to send the whole file. The whole file is also sent if
     `If-Range` contains the ETag of another version (RFC 9110, 13.1.5)."""
     if request.method != "GET" or request.headers.get("if-range", etag) != etag:
         return None
@@ -102,7 +102,7 @@ async def _pieces(storage: Storage, key: str, part: Range) -> AsyncIterator[byte
 class Range:
     start: int
     end: int
-    """One past the last byte."""
+    """Offset one past the last byte."""
 
     @property
     def length(self) -> int:
@@ -110,7 +110,7 @@ class Range:
 
 
 class Unsatisfied(Exception):
-    """The range is well formed, but the file has no byte in it."""
+    """The range is well formed, but contains no byte of the file."""
 
 
 def parse_range(header: str | None, size: int) -> Range | None:

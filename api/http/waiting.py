@@ -1,7 +1,7 @@
 """Long polls, and requests that the concurrency limiter delays.
 
-A wait ends when there is something to answer, when its time is up, when the server is asked to stop
-(so that stopping takes no longer than a request), or when the caller disconnects.
+A wait ends when there is something to return, when its time is up, when the server is asked to stop
+(so that waits don't delay the stop), or when the caller disconnects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def unless_over(
 ) -> T | None:
     """Return the result of `work`, or None if the server stops or the caller disconnects first.
 
-    If `request` is None, a disconnection of the caller is not detected.
+    If `request` is None, the function doesn't notice when the caller disconnects.
     """
     wanted = asyncio.ensure_future(work)
     others: list[asyncio.Future[Any]] = [asyncio.ensure_future(context.stopping.wait())]
@@ -81,7 +81,7 @@ async def long_poll(
 
 @asynccontextmanager
 async def limited(request: Request) -> AsyncIterator[None]:
-    """Limit how many requests of the caller that take long to answer run concurrently.
+    """Limit how many long-running requests of a caller run concurrently.
 
     A caller is identified by the name of its token or, on a server without tokens, by its address.
     If the caller disconnects, its request stops waiting and does not run.

@@ -1,4 +1,4 @@
-"""Answers in the JSON form of MLflow's protocol buffers (mlflow/protos/service.proto)."""
+"""Responses in the JSON form of MLflow's protocol buffers (mlflow/protos/service.proto)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _BY_STATUS = {
 
 
 class MlflowRoute(APIRoute):
-    """A route whose errors have MLflow's format, because MLflow's client reads no other."""
+    """A route whose errors have MLflow's format, the only format that MLflow's client
+    understands."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -89,8 +90,8 @@ def run(
 ) -> dict[str, Any]:
     """Return a job as a run.
 
-    notes: None for a job without notes. last: for each metric, a series that ends with the last
-    point. Without `last`, the values come from the job's summary, and all have the job's newest
+    notes: None for a job without notes. last: for each metric, a series, of which the last point
+    is used. Without `last`, the values come from the job's summary, and all have the job's newest
     step.
     """
     info = {

@@ -70,7 +70,7 @@ async def search_experiments(
 
 
 async def _experiments(request: Request, mlflow: MlflowQueries, filter_: str) -> Response:
-    """Answer with all experiments on one page."""
+    """Return all experiments on one page."""
     async with limited(request):
         found = await mlflow.experiments(filter_)
     return JSONResponse({"experiments": [answers.experiment(one) for one in found]})
@@ -145,7 +145,7 @@ async def list_artifacts(queries: TheQueries, _: Caller, run_id: Text, path: Tex
 
 @router.get(ARTIFACTS)
 async def list_files(queries: TheQueries, _: Caller, path: Text = "") -> Response:
-    """List artifacts in MLflow's artifact protocol, with names instead of paths."""
+    """List artifacts as in MLflow's artifact protocol, which uses names instead of paths."""
     job_id, _slash, folder = path.strip("/").partition("/")
     found = answers.files((await queries.artifacts(job_id)).items, folder)
     return JSONResponse({"files": [{**f, "path": f["path"].rpartition("/")[2]} for f in found]})
@@ -170,7 +170,7 @@ async def _artifact(queries: TheQueries, job_id: str, path: str) -> views.Artifa
 
 @router.post(f"{API}/logged-models/search")
 async def search_models(_: Caller) -> Response:
-    """Answer with an empty list. MLflow's client calls this when it lists artifacts, but dray
+    """Return an empty list. MLflow's client calls this route when it lists artifacts, but dray
     stores models as artifacts."""
     return JSONResponse({"models": []})
 
@@ -186,7 +186,7 @@ async def anything_else(request: Request, _: Caller) -> Response:
             403,
             "PERMISSION_DENIED",
             "the MLflow API of a dray server is read-only: jobs report with dray.train, and are "
-            "changed with dray's own API",
+            "changed through dray's own API",
         )
     return mlflow_error(
         404, "ENDPOINT_NOT_FOUND", f"a dray server does not support {request.url.path}"

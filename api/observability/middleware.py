@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-"""Paths of health checks. Health checks are polled constantly, so they are not logged. They pass
-the gate under any host name, and are answered even if the server has reached its limits."""
+"""Paths of health checks. Health checks are frequent, so they are not logged. They pass the gate
+under any host name, and are processed even if the server has reached its limits."""
 PAGE = "/"
-"""Path of the web page. Any site can link to the page, since the page itself contains no data of
-jobs. The gate checks the calls that the page makes, like all other calls."""
+"""Path of the web page. Any site can link to the page, since the page itself contains no job
+data. The gate checks the calls that the page makes, like all other calls."""
 
 SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Headers that keep browsers from running, framing or embedding an answer of this server."""
+"""Headers that keep browsers from running, framing or embedding a response of this server."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})

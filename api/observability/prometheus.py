@@ -1,8 +1,8 @@
-"""Prometheus metrics. Requests are counted as they are answered; all other metrics are read from
-the database at each scrape.
+"""Prometheus metrics. Requests are counted when they have been processed; all other metrics are
+read from the database at each scrape.
 
-A scrape costs a few SQL statements, however many jobs exist. The number of series is bounded:
-queues are the only labels with user-defined names, and only admins create queues.
+A scrape needs a few SQL statements, regardless of the number of jobs. The number of series is
+bounded: queues are the only labels with user-defined names, and only admins create queues.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Telemetry:
         )
         self._seconds = Histogram(
             "dray_http_request_seconds",
-            "Time to answer a request; long polls and streams wait on purpose.",
+            "Time to respond to a request. Long polls and streams wait intentionally.",
             ("method", "route"),
             registry=self.registry,
         )
@@ -134,16 +134,16 @@ def _of_queues(watched: Watched) -> Iterator[Family]:
 
 
 def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
-    yield _gauge("dray_cluster_connected", "1 while Ray answers.", {(): float(cluster.connected)})
+    yield _gauge("dray_cluster_connected", "1 while Ray responds.", {(): float(cluster.connected)})
     yield _gauge(
         "dray_cluster_seen_seconds",
-        "Time since the loops of the service last looked at the cluster.",
+        "Time since the loops of the service last read the state of the cluster.",
         {(): _age_s(cluster.updated_at, now)},
     )
     alive = [node for node in cluster.nodes if node.alive]
     yield _gauge(
         "dray_nodes",
-        "Live nodes, by whether they are accepted.",
+        "Live nodes, by whether dray accepts them.",
         {
             (str(accepted).lower(),): sum(node.accepted is accepted for node in alive)
             for accepted in (True, False)
@@ -164,12 +164,12 @@ def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
     quarantined = sum(each.slots for node in alive for each in node.quarantined)
     yield _gauge(
         "dray_quarantined_slots",
-        "Slots that are withheld until all parts of their last job have ended.",
+        "Slots that are withheld until all processes of the last job on them have ended.",
         {(): quarantined},
     )
     yield _gauge(
         "dray_storage_full",
-        "1 while the storage is full, so that no job is accepted or started.",
+        "1 while the storage is full: jobs are then neither accepted nor started.",
         {(): float(cluster.storage.problem is not None)},
     )
 
@@ -185,14 +185,14 @@ def _of_webhooks(watched: Watched) -> Iterator[Family]:
     yield _gauge("dray_webhook_waiting", "Messages waiting to be sent to webhooks.", {(): waiting})
     yield _gauge(
         "dray_webhook_oldest_seconds",
-        "Age of the oldest of these messages.",
+        "Age of the oldest message waiting to be sent to a webhook.",
         {(): _age_s(oldest_at, watched.now)},
     )
 
 
 def _slot_seconds(seconds: Mapping[str, float]) -> Family:
     family = CounterMetricFamily(
-        "dray_slot_seconds", "Slot-seconds of all jobs, by how they were used.", labels=["class"]
+        "dray_slot_seconds", "Slot-seconds of all jobs, by type of use.", labels=["class"]
     )
     for slot_class in TimeCategory:
         family.add_metric([slot_class.value], seconds.get(slot_class, 0.0))

@@ -1,4 +1,4 @@
-"""Serves the manual, if `make docs` has built it. Files are read when they are requested."""
+"""Serves the manual, if `make docs` has built it. Each file is read when it is requested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import dray
 from api.page.static_files import StaticFile
 
 FOLDER = Path(dray.__file__).parent / "_manual"
-"""`make docs` writes into this folder, so that a wheel contains the manual too."""
+"""`make docs` writes into this folder, so that a wheel also contains the manual."""
 NOT_BUILT = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>dray: manual</title></head>

@@ -26,7 +26,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy of the page: nothing inline, and nothing from other origins."""
+"""Content-Security-Policy of the page: no inline code or styles, and nothing from other origins."""
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".json": "application/json",
@@ -42,7 +42,7 @@ class StaticFile:
     media_type: str
     body: bytes
     compressed: bytes
-    """The body, compressed by gzip."""
+    """The body, compressed with gzip."""
 
     @classmethod
     def of(cls, name: str, body: bytes) -> StaticFile:
@@ -53,10 +53,10 @@ class StaticFile:
 @dataclass(frozen=True)
 class StaticFiles:
     version: str
-    """A hash of all files."""
+    """Hash of all files."""
     index: StaticFile
     files: Mapping[str, StaticFile]
-    """The other files, by their path below the folder."""
+    """The other files, by their paths relative to the folder."""
 
 
 @cache

@@ -110,7 +110,7 @@ def _members(content: bytes) -> dict[str, bytes]:
                 elif not member.isreg() or member.issparse():
                     problem = "is not a regular file"
                 elif not 0 <= member.size <= PART_BYTES:
-                    problem = f"has {member.size} bytes; a part can have at most {PART_BYTES}"
+                    problem = f"has {member.size} bytes; the maximum size of a part is {PART_BYTES}"
                 else:
                     packed = archive.extractfile(member)
                     assert packed is not None, "a regular file has content"

@@ -32,7 +32,7 @@ router = APIRouter(prefix="/v1", tags=["federated"])
 TheInvitations = Annotated[Invitations, use_cases(lambda runtime: Invitations(runtime.database))]
 
 UPLOADS = ConcurrencyLimits(at_once=32, of_caller=1, waiting_of_caller=1)
-"""Limits the number of update parts that are received at the same time, which together take up to
+"""Limits on the number of update parts that are received at the same time, which together use up to
 128 MiB of memory."""
 SMALL_BYTES = 16 << 10
 _JOB = ("invalid_parameter", "job_not_found", "not_federated")

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 _BEARER = 'Bearer realm="dray"'
 _SEND = "send `Authorization: Bearer TOKEN`; the SDK and CLI read it from DRAY_TOKEN"
 _OF_HOME = (
-    "only programs of this server's own user on this machine can call it without the token in its "
-    "home; the link that the server prints when it starts signs a browser in"
+    "without a token, only programs that run as the server's user on the same machine can call "
+    "this server; to sign in with a browser, open the link that the server prints when it starts"
 )
-_FROM_HOME = f"{_SEND}. The token is the line in the file `token` in the server's DRAY_HOME"
+_FROM_HOME = f"{_SEND}. The token is stored in the file `token` in the server's DRAY_HOME"
 
 
 class Authority:
@@ -65,8 +65,8 @@ class Authority:
         """Return the name of the caller of a web page. The token can also be sent as the password
         of Basic authentication.
 
-        Other routes refuse passwords, because browsers also attach them to requests that other
-        sites' pages cause.
+        Other routes refuse passwords, because browsers also attach them to requests from other
+        sites' pages.
         """
         token = _token(request) or _password(request)
         return self._owner(request, token, 'Basic realm="dray", charset="UTF-8"')
@@ -107,7 +107,7 @@ class Authority:
         return None if known is None else hashlib.sha256(known.sha256).hexdigest()
 
     def knows(self, request: Request) -> bool:
-        """Whether `caller` would return a name for the request."""
+        """Whether the request passes the checks of `caller`."""
         try:
             self.caller(request)
         except Refused:
@@ -120,7 +120,9 @@ class Authority:
         except OSError as error:
             logger.error("all requests are refused: DRAY_TOKENS_FILE can't be read: %s", error)
             detail = "the server can't read its tokens file"
-            raise Refused("unavailable", detail, None, "the server's log has the error") from None
+            raise Refused(
+                "unavailable", detail, None, "see the error in the server's log"
+            ) from None
 
     def _owner_of(self, token: str) -> str | None:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
@@ -146,7 +148,7 @@ def client_token(request: Request) -> str:
     """
     token = _token(request)
     if token is None:
-        raise _unauthorized("this call needs the token of a client", _BEARER)
+        raise _unauthorized("this call requires the token of a client of a federated job", _BEARER)
     return token
 
 
@@ -159,7 +161,7 @@ def _refuse_client(request: Request) -> None:
         detail = (
             "the token belongs to a client of a federated job, and is valid only for its rounds"
         )
-        raise Refused("forbidden", detail, None, "leave it out, or send your own token")
+        raise Refused("forbidden", detail, None, "send your own token instead, or no token")
 
 
 def _password(request: Request) -> str | None:

@@ -36,7 +36,7 @@ class Gate:
         self.origins = frozenset(origin.lower().rstrip("/") for origin in origins or ())
 
     def check(self, headers: Mapping[str, str]) -> Refused | None:
-        """Return the refusal of the request, or None if the request may pass."""
+        """Return why the request is refused, or None if it is allowed."""
         host = headers.get("host", "")
         if self._checks_hosts and not self._answers_as(host):
             return Refused(
@@ -49,7 +49,7 @@ class Gate:
             page = headers.get("origin", "another site")
             return Refused(
                 "forbidden",
-                f"this server does not answer web pages from {page[:255]!r}",
+                f"this server does not accept calls from web pages of {page[:255]!r}",
                 hint="call it from a program, or add the page's origin to DRAY_ALLOWED_ORIGINS",
             )
         return None

@@ -40,7 +40,11 @@ class LocalCallers:
         try:
             expected = home_token.read(self._home)
         except (home_token.UnsafeTokenFile, OSError) as error:
-            logger.error("no token is accepted: %s: %s", home_token.path_in(self._home), error)
+            logger.error(
+                "no token is accepted, because the token file can't be read: %s: %s",
+                home_token.path_in(self._home),
+                error,
+            )
             return False
         given = token.encode("utf-8", "surrogateescape")
         return expected is not None and hmac.compare_digest(given, expected.encode())
@@ -61,7 +65,7 @@ def is_of_own_user(request: Request) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether a Host header has a name, or an address that only this machine can reach."""
+    """Whether a Host header contains a name, or a loopback address."""
     name = host_name(host)
     try:
         ipaddress.ip_address(name)

@@ -92,7 +92,7 @@ async def _content(
         step, path = wanted.checkpoint.step, wanted.checkpoint.path
         return download(request, storage, await checkpoints.locate(queries, job_id, step, path))
     log = wanted.log
-    assert log is not None, "one of the three is given"
+    assert log is not None, "exactly one field is set"
     first = await _page(queries, job_id, log, None)
     name = f"{job_id}.log" if log.rank is None else f"{job_id}-rank-{log.rank}.log"
     lines = _lines(queries, job_id, log, first)

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 5.0
-"""Interval between keep-alive comments, and between queries for events, while there are no
+"""Interval in seconds between keep-alive comments, and between queries, while there are no
 events."""
 RETRY = b"retry: 1000\n\n"
 """Makes a client that has lost the connection wait 1000 ms before it reconnects."""
@@ -59,7 +59,7 @@ async def events(
     query: Annotated[EventsQuery, QueryParameters()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """List the events of a job in order. No event is left out.
+    """List the events of a job in order. Every event is included.
 
     With `Accept: text/event-stream`, events are streamed as they happen, until the end of the job.
     In the stream, the name of an event is its `type`, and its id is its `seq`. To resume a stream,

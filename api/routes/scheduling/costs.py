@@ -44,8 +44,8 @@ async def report(
 ) -> Response:
     """Report the cost of each user or queue in a time span, with the highest cost first.
 
-    Admins see the costs of all users; other callers see only their own costs. If only a part of an
-    attempt is in the time span, only the cost of that part is counted.
+    Admins see the costs of all users; other callers see only their own costs. Attempts that lie
+    partly within the time span are charged only for that part.
     """
     _refuse_empty(query.since, query.until)
     owner = None if context.authority.is_admin(caller) else caller
@@ -55,5 +55,5 @@ async def report(
 
 def _refuse_empty(since: datetime | None, until: datetime | None) -> None:
     if since is not None and until is not None and until <= since:
-        hint = "give an earlier since or a later until"
-        raise Refused("invalid_parameter", "until is not later than since", "/until", hint)
+        hint = "use an earlier `since` or a later `until`"
+        raise Refused("invalid_parameter", "`until` must be later than `since`", "/until", hint)

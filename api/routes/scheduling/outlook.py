@@ -23,7 +23,8 @@ Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
 
 class DecisionsQuery(Query):
     before: Annotated[int, Field(ge=1, le=MAX_NUMBER)] | None = None
-    """List only rounds with a lower number. Pass the `next_before` of the previous page."""
+    """List only rounds with a number lower than this. Pass the `next_before` of the previous
+    page."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
 
 
