@@ -1,4 +1,4 @@
-"""Placement of gangs with heterogeneous slots, in which some roles have their own resources."""
+"""Placement of gangs with heterogeneous slots, in which some roles request different resources."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_NODES = 32
 
 
 def place_heterogeneous(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
-    """Return slices for all ranks, in rank order, each close to the earlier ones. Returns an empty
-    tuple if no placement exists or none was found."""
+    """Return slices for all ranks, in rank order, each as close as possible to the previous slices.
+    Returns an empty tuple if no placement exists or none was found."""
     return _placed(request, free, topology)[0]
 
 
@@ -33,8 +33,8 @@ def never_fits(request: Request, free: Free, topology: Topology) -> bool:
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """Return the slices, and whether the result is certain. If there are no slices, the result is
-    certain if the search has shown that no placement exists."""
+    """Return (slices, is_certain). Empty slices are certain if the search has shown that no
+    placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
@@ -77,8 +77,8 @@ def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple
 
 
 def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[Slice, ...]]:
-    """Place the sorts one after another, and return the slices of each sort; an empty list if there
-    is no room for one of them."""
+    """Place one sort after another, and return the slices of each sort; an empty list if a sort
+    does not fit."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
     for number, bundle in sorts:
@@ -130,7 +130,7 @@ class _Search:
         )
 
     def _capacity_of(self, bundle: Mapping[str, float], first: int) -> int:
-        """Return the room on all nodes starting at index `first`."""
+        """Return how many such workers fit on the nodes from index `first` to the last."""
         return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
 
     def _fill(self, sort: int, at: int, number: int) -> bool:

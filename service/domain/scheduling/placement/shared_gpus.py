@@ -118,8 +118,8 @@ def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[floa
 
 
 def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield each way to place `number` more workers of `size` units, as the sorted free units of
-    the GPUs after that. The fullest GPUs are tried first."""
+    """For each way to place `number` more workers of `size` units, yield the sorted free units that
+    the GPUs would then have. The fullest GPUs are tried first."""
     fitting = [at for at, free in enumerate(left) if free >= size]
     for chosen in itertools.combinations(fitting, number):
         after = list(left)
@@ -129,11 +129,11 @@ def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, 
 
 
 class SharedGpus:
-    """Computes those amounts of a resource vector that depend on the fractions of GPUs on the
+    """Computes the amounts in a resource vector that depend on the fractions of GPUs on the
     node."""
 
     def __init__(self, names: Sequence[str], parts: Sequence[float]) -> None:
-        """`names` are the names of the amounts, and `parts` the fractions that jobs request."""
+        """`names` are the names of the amounts; `parts` are the fractions that jobs request."""
         self.gpu_at = names.index("GPU")
         self._number_at = names.index(NUM_GPUS)
         self._whole_at = names.index(WHOLE_GPUS)

@@ -289,7 +289,7 @@ def needs(request: Request) -> str:
     at_least = "at least " if request.min_workers is not None else ""
     level = request.required_level
     within = "" if level is None else f" within one {level}"
-    within += ", silos on the nodes of their data" if request.homes else ""
+    within += ", each silo on a node that has its data" if request.homes else ""
     if not request.roles:
         number = workers(request.least)
         return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}"

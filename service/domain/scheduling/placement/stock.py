@@ -71,8 +71,8 @@ class Free:
     def __init__(
         self, nodes: Iterable[tuple[str, int, Amounts]], totals: Sequence[Amounts]
     ) -> None:
-        """`nodes` has the id, kind and free resources of each node, and `totals` the resources of
-        an empty node by kind."""
+        """`nodes` contains the id, kind and free resources of each node; `totals` contains the
+        resources of an empty node by kind."""
         self._totals = totals
         self.exceeds_total = False
         """Whether the free resources of a node might exceed its total, which can happen with the
@@ -118,7 +118,7 @@ class Stock:
         holders: Sequence[Holder] = (),
     ) -> None:
         """`gangs` must contain all gangs whose jobs will request slots. `topology` can contain
-        further nodes. `holders` are jobs that hold slots and could leave them."""
+        additional nodes. `holders` are jobs that hold slots and could leave them."""
         self.topology = topology
         self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
@@ -164,11 +164,11 @@ class Stock:
         had: int = 0,
         is_again: bool = False,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return a node's amounts and fractions of GPUs after these slots are released, or if
-        `sign` is -1, after they are taken. `vector` is the vector of one worker, `parts` are the
-        fractions before the change, and `had` is the number of workers with fractions that the job
-        has on the node before the change. `is_again` is whether slots are taken again that were
-        released before; the fractions then return to their earlier position in the order."""
+        """Return a node's amounts and fractions of GPUs after these slots are released (or taken,
+        if `sign` is -1). `vector` is the vector of one worker, `parts` are the fractions before the
+        change, and `had` is the number of workers with fractions that the job has on the node
+        before the change. `is_again` is set if previously released slots are taken back; their
+        fractions then return to their earlier position in the order."""
         found = plus(tuple(amounts), tuple(vector), sign * part.num_workers)
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         if self._shared is None or not 0 < size < 1:
@@ -205,9 +205,9 @@ class Stock:
         self._capacity.update(capacity)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
-        """Return the spots in the domains that could hold the whole gang if they were empty, for a
-        gang with a requirement. Also stores in `_whole` how many workers of the gang fit in the
-        largest domain."""
+        """Return the spots in the domains that, when empty, could hold the whole gang; an empty set
+        if the gang has no requirement. Also stores in `_whole` how many workers of the gang fit in
+        the largest domain."""
         required = kind.required
         if required is None or not self.topology.has(required.level):
             self._whole[kind] = 0

@@ -35,7 +35,7 @@ def can_ever_fit(
     request: Request, nodes: Sequence[Node], topology: Topology | None = None
 ) -> Reason | None:
     """Return why the accepted nodes could not run the gang even if they were empty; None if they
-    could run it. `topology` can contain further nodes."""
+    could run it. `topology` can contain additional nodes."""
     accepted = [node for node in nodes if node.accepted]
     reason = _why_not_on(request, accepted, topology)
     if reason is None or len(accepted) == len(nodes):
@@ -168,7 +168,8 @@ def _why_unplaceable(request: Request, nodes: Sequence[Node]) -> Reason | None:
     labels = " and ".join(label.removeprefix(LABEL) for label in request.homes[worker])
     return _unsatisfiable(
         f"no node of the cluster with the label {labels} has room for the worker of "
-        f"federated.silos[{worker}] in addition to other silos: {spoken_bundle(request.bundle)}"
+        f"federated.silos[{worker}] in addition to other silos: "
+        f"it needs {spoken_bundle(request.bundle)}"
     )
 
 

@@ -1,5 +1,5 @@
-"""The scheduling policy. It decides which jobs start and where, and which jobs wait, make room or
-grow, and gives reasons.
+"""The scheduling policy. It decides which jobs start, and where; which jobs wait, make room or
+grow; and why.
 
 A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to
 its minimum. Jobs are considered in the order defined by `order`: by priority, then by remaining
@@ -10,10 +10,10 @@ A job that can't start yet reserves everything that it could use: on each node, 
 aside resources for as many of the job's workers as would fit if the node were empty, and later jobs
 can take only the remaining resources. Therefore a small job never delays a larger job that comes
 before it, but it can start first if it uses capacity that the larger job can't use, such as nodes
-of a different kind. A job that leaves its slots on request can even start on reserved slots, since
-it can be evicted again, until the job with the reservation has waited for a long time. A job with a
-limited runtime can start on reserved slots if it certainly ends before the job with the reservation
-could start (`backfill`).
+of a different kind. Until the job with the reservation has waited for a long time, a job that
+leaves its slots on request can even start on the reserved slots, since it can be evicted again. A
+job with a limited runtime can start on reserved slots if it certainly ends before the job with the
+reservation could start (`backfill`).
 
 Elastic jobs that report step times get the sizes that maximize the total gain over all of them
 (`sizing`). Running jobs whose current size differs from the chosen size grow, release slots, or
@@ -54,7 +54,7 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 OnError = Callable[[str, Exception], None]
-"""Callback for errors: gets the id of the job that can't be planned, and the error."""
+"""Called with the id of each job that can't be planned, and the error."""
 
 
 def plan(

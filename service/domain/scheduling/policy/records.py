@@ -62,8 +62,8 @@ class Growing:
     slices: tuple[Slice, ...]
     """The slots that the group holds. A grant fails if they have changed."""
     lacking: int = 0
-    """Number of missing workers that the group waits for, or, if `trains` is set, continues
-    without."""
+    """Number of missing workers. The group waits for them, or continues without them if `trains` is
+    set."""
     queue: str = DEFAULT
     owner: str = "default"
     trains: bool = False

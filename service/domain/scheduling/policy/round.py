@@ -270,7 +270,7 @@ class Round:
         most, held = group.most, count(group.slices)
         if group.job_id in self._targets:
             most = min(most, self._targets[group.job_id] - held)
-        sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
+        sentence = f"could grow by {workers(group.most)} of {gang.bundle_spoken}"
         if most <= 0:
             if self._capacity_near(group, gang) <= 0:
                 return self._stay(sentence, group, gang, 1)

@@ -18,14 +18,13 @@ from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck,
 from service.domain.scheduling.rules.order import SETTLING_S, Rank
 
 SURE = 0.5
-"""The share of the forecast time for which a job is assumed to keep running with certainty."""
+"""The fraction of the forecast time for which a job is assumed to be certain to keep running."""
 MAX_BLOCKED = 100
 """Maximum number of blocked jobs that a job may overtake."""
 
 
 class Backfill:
-    """Tracks for how long the slots that the blocked jobs of a plan have reserved are certain to
-    remain unused."""
+    """Tracks how long the slots reserved by a plan's blocked jobs are certain to remain unused."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Backfill:
         self._gone.add(job_id)
 
     def close(self) -> None:
-        """Let no further jobs overtake."""
+        """Prevent further jobs from overtaking."""
         self._free_s = 0.0
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:

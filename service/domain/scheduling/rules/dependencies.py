@@ -49,7 +49,7 @@ def waits_for(after: Sequence[Dependency]) -> str:
         for one in after[:MAX_NAMED]
     ]
     if len(after) > MAX_NAMED:
-        shown.append(f"and of {len(after) - MAX_NAMED} more")
+        shown.append(f"and {len(after) - MAX_NAMED} more")
     return f"waits for {', '.join(shown)}"
 
 
@@ -73,6 +73,6 @@ class ArrayLimit:
         verbs = ("job", "runs") if running == 1 else ("jobs", "run")
         soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
         return (
-            f"{running} {verbs[0]} of {self.array_id} {verbs[1]}{soon}, "
-            f"of at most {self.max_running} at once"
+            f"{running} {verbs[0]} of {self.array_id} {verbs[1]}{soon}; "
+            f"at most {self.max_running} can run at once"
         )

@@ -111,17 +111,17 @@ def because(coming: Rank, rank: Rank) -> str:
     if coming.tier < rank.tier:
         if coming.tier is Tier.QUOTA:
             return "which is within its queue's quota"
-        return "because its own queue has used more than its share"
+        return "because this job's queue has used more than its share"
     if coming.priority > rank.priority:
         return "which has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
-        return "because its own user has used more than their share"
+        return "because this job's user has used more than their share"
     if coming.place:  # the coming job has the rank of a job that it passes
         return "which was moved to the front of its queue"
     if coming.work < 0:
         return "which has waited for more than a day"
     if not coming.work:
-        return "which goes first until it is known how long it takes"
+        return "which comes first until its duration is known"
     return "which has less work left"
 
 
@@ -141,7 +141,7 @@ class Ask(NamedTuple):
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves. In that case, `slices` are the slots that it was not asked to release
+    """Whether the job leaves. If it does, `slices` are the slots that it was not asked to release
     before."""
 
 

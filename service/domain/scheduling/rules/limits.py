@@ -238,7 +238,7 @@ def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | Non
 
 
 def _never(scope: _Scope, counted: _Counted, least: int) -> Headroom | None:
-    """Return headroom for 0 workers if the limits can never allow `least` workers, else None."""
+    """Return a headroom of 0 workers if the limits can never allow `least` workers, else None."""
     for name, each in counted:
         most = scope.amounts[name]
         if least * each > most + EPSILON:

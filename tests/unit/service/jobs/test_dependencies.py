@@ -71,7 +71,7 @@ async def test_a_job_waits_for_all_that_it_names(service: Service) -> None:
     assert why_waits(service, last) == (
         "waits for "
         + ", ".join(f"the success of {name} (RUNNING)" for name in names[:3])
-        + ", and of 2 more"
+        + ", and 2 more"
     )
     for name in names:
         assert not starts(service, last)

@@ -373,7 +373,7 @@ async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
 async def test_a_group_below_its_size_explains_what_it_waits_for(service: Service) -> None:
     job_id = await trains(service)
     assert (await service.queries.explain(job_id)).reason.message == "trains on 2 workers"
-    reason = policy.Reason("waiting_for_slots", "could use 2 workers more; 0 are free")
+    reason = policy.Reason("waiting_for_slots", "could grow by 2 workers; 0 are free")
     stay = policy.Stay(job_id, reason, ("job-x",))
 
     def note() -> int:
@@ -381,7 +381,7 @@ async def test_a_group_below_its_size_explains_what_it_waits_for(service: Servic
 
     assert [note(), note()] == [1, 0]
     explained = await service.queries.explain(job_id)
-    assert explained.reason.message == "trains on 2 workers; could use 2 workers more; 0 are free"
+    assert explained.reason.message == "trains on 2 workers; could grow by 2 workers; 0 are free"
     assert (explained.blocked_by, explained.expected_start_at) == (["job-x"], None)
     seen = growing(service, job_id)
     assert seen is not None

@@ -171,7 +171,7 @@ def test_an_elastic_job_starts_and_grows_up_to_the_limit() -> None:
                       growing=[group])  # fmt: skip
     assert isinstance(stays, Stay)
     assert stays.reason.code == "queue_limit"
-    assert stays.reason.message.startswith("could use 6 workers more of 1 CPU; the queue 'night'")
+    assert stays.reason.message.startswith("could grow by 6 workers of 1 CPU; the queue 'night'")
 
 
 def test_the_headroom_for_the_missing_workers_of_a_group_stays_its_own() -> None:

@@ -39,7 +39,7 @@ def backs_off(claims: Claims, decision: Decision, at: str) -> None:
     assert f"{until:%H:%M:%S}" == at
 
 
-@says(r"(\d+) jobs? of (\S+) runs?(?:, and (\d+) starts? next)?, of at most (\d+) at once")
+@says(r"(\d+) jobs? of (\S+) runs?(?:, and (\d+) starts? next)?; at most (\d+) can run at once")
 def array_is_full(
     claims: Claims, decision: Decision, number: str, name: str, soon: str | None, most: str
 ) -> None:
@@ -236,14 +236,14 @@ def room_is_made(claims: Claims, decision: Decision, needs: str, jobs: str) -> N
         assert any(node in kept for node, _, _ in claims.holding[name])
 
 
-@says(r"trains on (\d+) workers?; other jobs come first or gain more by the available slots")
+@says(r"trains on (\d+) workers?; other jobs come first or gain more from the available slots")
 def others_grow(claims: Claims, decision: Decision, number: str) -> None:
     group = claims.groups[decision.job_id]
     assert int(number) == sum(part.num_workers for part in group.slices)
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"([^;]+); other jobs come first or gain more by the available slots")
+@says(r"([^;]+); other jobs come first or gain more from the available slots")
 def others_gain(claims: Claims, decision: Decision, needs: str) -> None:
     claims.check_opening(decision, needs)
     others = {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
