@@ -43,9 +43,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray webhook ls` shows the webhooks there are",
     },
     "download_link_not_found": {
-        "detail": "this link does not work any more: it has been used, is older than 60 s, or its "
+        "detail": "this link no longer works: it has been used, is older than 60 s, or its "
         "token is no longer valid",
-        "hint": "request another one with POST /v1/jobs/ID/downloads, or press the button again",
+        "hint": "request another link with POST /v1/jobs/ID/downloads, or press the button again",
     },
     "client_not_found": {
         "detail": f"job {JOB_ID} has no client 7",
@@ -56,7 +56,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "set `federated: {http: {}}` in its document",
     },
     "too_many_clients": {
-        "detail": "federated.clients is 2, and 2 of them are already invited",
+        "detail": "federated.clients is 2, and 2 clients are already invited",
         "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
@@ -82,11 +82,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "artifact_not_found": {
         "detail": f"the job {JOB_ID} has no artifact artifact-0",
-        "hint": "the job's list of artifacts has their ids",
+        "hint": "the job's list of artifacts shows their ids",
     },
     "drill_not_found": {
         "detail": f"the job {JOB_ID} has no drill drill-0",
-        "hint": "the job's list of drills has the ids",
+        "hint": "the job's list of drills shows their ids",
     },
     "experiment_not_found": {
         "detail": "no job has the experiment 'digits'",
@@ -116,7 +116,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
-        "hint": "repeat it in a moment to get the answer to the first request",
+        "hint": "repeat it in a moment to get the response to the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
@@ -230,10 +230,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray ls` shows the existing jobs",
     },
     "dependency_never_satisfied": {
-        "detail": "this job could never start: it was to start after the success of "
+        "detail": "this job could never start: it depends on the success of "
         f"{OTHER_ID}, which failed",
         "pointer": "/after/0",
-        "hint": "use `on: end` to start it after the other's end, whatever its result",
+        "hint": "use `on: end` to start the job after the other job has ended, whatever the result",
     },
     "bad_upload": {
         "detail": "the path '../train.py' has an empty part, `.` or `..`",

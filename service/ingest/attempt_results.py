@@ -133,7 +133,7 @@ def record(
 
 @dataclass(frozen=True)
 class _Recorder:
-    """Stores one reply of an attempt, whose job is locked."""
+    """Stores one reply of an attempt. The attempt's job must be locked."""
 
     session: Session
     storage: Files
@@ -354,7 +354,7 @@ class _Recorder:
 
 
 def _confirmed(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
-    """Return the outcome, or a failure if it is a success whose reports were omitted."""
+    """Return the outcome, or a failure if the outcome is a success but reports were omitted."""
     if outcome.cause is not Cause.SUCCEEDED or not lacks_reports:
         return outcome
     message = "it ended normally, but some of its reports could not be stored"

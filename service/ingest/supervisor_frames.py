@@ -86,7 +86,8 @@ class SupervisorFrames:
         known: KnownAttempt,
         prices: Prices | None = None,
     ) -> None:
-        """known: cached facts about the attempt, kept up to date. prices: None if not set."""
+        """`known` contains cached facts about the attempt, and is kept up to date. `prices` is None
+        if no prices are set."""
         self._session = session
         self._known = known
         self._prices = prices

@@ -76,7 +76,7 @@ def _refuse_too_long(spec: JobSpec) -> None:
             f"the documents of its {spec.num_jobs:,} {of_it} have up to {size:,} bytes each, but "
             f"this server allows {MAX_BYTES:,} for all of them",
             pointer=f"/{kind}",
-            hint="move long strings to a file in the code or on the nodes, or divide it",
+            hint=f"move long strings to a file in the code or on the nodes, or split the {kind}",
         )
 
 
@@ -89,7 +89,7 @@ def insert(
     now: datetime,
 ) -> None:
     """Store the job with its event. If the document has `array` or `sweep`, also store the other
-    jobs, which differ in their index. `trials`: the trials of a sweep."""
+    jobs, which differ in their index. `trials` are the trials of a sweep."""
     many = spec.array or spec.sweep
     if many is not None:
         row.array_id = row.array_head = new_array_id(now)
@@ -133,7 +133,7 @@ def _differing(
 
 
 def _seeded(document: dict[str, Any], spec: JobSpec, index: int) -> dict[str, Any]:
-    """Return the document of a recipe with its own seed; nothing for a script."""
+    """Return the document of a recipe with the seed for this index; an empty dict for a script."""
     if spec.recipe is None:
         return {}
     seed = (spec.train.seed + index) % MAX_SEED

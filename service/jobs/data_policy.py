@@ -1,6 +1,6 @@
 """Checks on submission whether jobs may read their data.
 
-A forbidden URL is refused here, while the user waits for the answer. The node later applies the
+A forbidden URL is refused here, while the user waits for the response. The node later applies the
 same rules to facts that can only be determined there: the target of a link, and the current address
 of a name.
 """
@@ -34,7 +34,7 @@ because the worker checks it again."""
 MAX_PACKAGE_HOSTS = 20
 """Maximum number of package hosts of a job, since each look-up can take `LOOKUP_TIMEOUT_S`."""
 
-# A separate thread pool, so that look-ups without an answer block only these threads.
+# A separate thread pool, so that look-ups that get no response block only these threads.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
 
 

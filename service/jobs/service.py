@@ -165,7 +165,7 @@ class Jobs:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
         # The checks of a submission take locks and count uses, so they run in a write transaction
-        # that is rolled back. Computing the answer takes longer, and does not need these locks.
+        # that is rolled back. Computing the result takes longer, and does not need these locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:

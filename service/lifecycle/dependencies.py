@@ -63,7 +63,7 @@ def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
             raise DependencyNotFound(
                 f"there is no job or array {entry.job}",
                 pointer=f"/after/{number}/job",
-                hint="`dray ls` shows the jobs there are",
+                hint="`dray ls` lists the existing jobs and arrays",
             )
         on_success = entry.on == "success"
         stands = prospect(states, on_success=on_success)
@@ -79,7 +79,7 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
     return DependencyNeverSatisfied(
         f"this job could never start: it {never_satisfied(after, states[bad], bad)}",
         pointer=f"/after/{number}",
-        hint="use `on: end` to start it after the other's end, whatever its result",
+        hint="use `on: end` to start the job after the other job has ended, whatever the result",
     )
 
 

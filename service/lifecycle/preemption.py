@@ -24,7 +24,8 @@ from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 RESERVE_S = 2.0
-"""Seconds of a drained node's remaining time to reserve for the command and freeing the slots."""
+"""Seconds of a drained node's remaining time that are reserved for sending the command and freeing
+the slots."""
 
 
 def ask(
@@ -38,8 +39,8 @@ def ask(
     because: str = "",
     actor: str | None = None,
 ) -> bool:
-    """Ask an attempt, whose job must be locked. Return False if the attempt was already asked; the
-    first grace period then remains valid."""
+    """Ask an attempt to leave its slots. Its job must be locked. Return False if the attempt was
+    already asked; the first grace period then remains valid."""
     if attempt.preempt_asked_at is not None:
         return False
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s
@@ -76,7 +77,7 @@ def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now
 def leave_all(session: Session, grace_s: float, now: datetime) -> int:
     """Ask every attempt that holds slots; return how many were asked now."""
     touch(session)
-    because = ": the service is stopping, together with its Ray"
+    because = ": the service is stopping, together with its Ray cluster"
     return sum(
         _ask_live(session, attempt, grace_s, now, "service_stops", because)
         for attempt in attempts_repository.live(session)

@@ -216,8 +216,8 @@ def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store the reason and the position of each waiting job; return how many jobs changed.
 
-    Adds no events, since plans are made often. The exception is a used-up budget, which keeps jobs
-    back for a long time. Unchanged rows are not written.
+    Adds no events, since plans are made often. The exception is a used-up budget, which blocks jobs
+    for a long time. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}
     queued = planned_jobs.waiting_notes_of(session, [wait.job_id for wait in waits])

@@ -249,7 +249,7 @@ class _Parser:
         return IsOneOf(field, literals)
 
     def _literal(self, field: SearchField) -> Literal:
-        """Parse a literal to which the field can be equal."""
+        """Parse a literal that the field can be compared with by `=`, `!=` or `in`."""
         token = self._token
         match field:
             case JobColumn(name):
@@ -266,7 +266,7 @@ class _Parser:
                 return self._text("a number, a quoted string, true or false")
 
     def _bound(self, field: SearchField, sign: _Token) -> float | datetime:
-        """Parse a literal that the field can be above or below."""
+        """Parse a literal that the field can be compared with by `<`, `<=`, `>` or `>=`."""
         is_time = isinstance(field, JobColumn) and COLUMNS[field.name] is ColumnKind.TIME
         if is_time:
             return self._time()

@@ -130,7 +130,7 @@ class Reconciler:
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
         """Run the chore concurrently with the loop, unless it is already running. A supervisor that
-        doesn't answer must not delay other attempts."""
+        doesn't respond must not delay other attempts."""
         if what in self._chores:
             return chore.close()
         self._chores[what] = task = asyncio.create_task(chore)
@@ -214,7 +214,7 @@ class Reconciler:
         """Return reports of the attempt's checkpoints in the storage, newest first, as far as the
         storage lists them in time. These reports replace reports that were lost with their node
         before they were read."""
-        # In this case, all reports have been read.
+        # No search is needed: all reports of a successful attempt have been read.
         if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
         found: list[Frame] = []
@@ -234,7 +234,7 @@ class Reconciler:
         return list(found)
 
     async def _close(self, ref: AttemptRef) -> None:
-        """Make the cluster forget an attempt whose end is stored. If the cluster doesn't answer,
+        """Make the cluster forget an attempt whose end is stored. If the cluster doesn't respond,
         `_end_unowned` does this later."""
         key = (ref.job_id, ref.attempt)
         self._closed.add(key)

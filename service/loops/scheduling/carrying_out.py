@@ -20,7 +20,7 @@ NOTE_PERIOD = timedelta(seconds=1)
 
 
 class UnansweredRecalls(Stage):
-    """Withdraws recalls of slots that were not answered in time. The next round plans with the
+    """Withdraws recalls to which groups did not respond in time. The next round plans with the
     slots that the groups then hold."""
 
     def __init__(self, context: LoopContext) -> None:

@@ -57,7 +57,7 @@ def never_satisfied(after: str, failed: str, state: JobState) -> str:
     """Return why a job that depends on the success of a job or array is cancelled."""
     ended = "failed" if state is JobState.FAILED else "was cancelled"
     which = "which" if after == failed else f"of which {failed}"
-    return f"was to start after the success of {after}, {which} {ended}"
+    return f"depends on the success of {after}, {which} {ended}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Maximum number of jobs in the way to list. The message contains the total number."""
+"""Maximum number of blocking jobs to list. The message contains the total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -32,7 +32,7 @@ class Reason:
 
 
 Explanation = tuple[Reason, tuple[str, ...]]
-"""A reason, and the jobs in the way."""
+"""A reason, and the jobs that block the job."""
 
 
 class _Reach:
@@ -136,8 +136,8 @@ class Obstacles:
         *,
         runs: bool = False,
     ) -> Explanation:
-        """Return why `least` workers are not available, and which jobs are in the way. free: number
-        of workers that fit together, including the job's own workers if it `runs`."""
+        """Return why `least` workers are not available, and which jobs block them. `free` is the
+        number of workers that fit together, including the job's own workers if `runs` is set."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
         reach = self._counted(kind)
@@ -176,8 +176,8 @@ class Obstacles:
         return Reason("behind_in_queue", message), names
 
     def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
-        """Describe the free slots in one domain. is_new: whether the group has no running workers,
-        so that it could use any domain."""
+        """Describe the free slots in one domain. `is_new` is set if the group has no running
+        workers, so that it could use any domain."""
         assert kind.required is not None
         level, capacities = kind.required.level, self._free.capacities(kind)
         number = f"only {free}" if free else "none"
@@ -247,8 +247,8 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """Return text such as `jobs a, b, c and 7 more`. number: the total number of jobs, if not all
-    are in `names`."""
+    """Return text such as `jobs a, b, c and 7 more`. `number` is the total number of jobs, if not
+    all are in `names`."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from service.domain.scheduling.rules.shares import Tier
 
 SETTLING_S = 300.0
-"""Seconds added to the time left, so that differences that are far smaller than the cost of a start
+"""Seconds added to the remaining time, so that differences much smaller than the cost of a start
 don't matter."""
 LONGEST_WAIT_S = 24 * 3600.0
 """Seconds of waiting after which a job comes before other jobs of the same standing, can't be
@@ -35,7 +35,8 @@ class Rank(NamedTuple):
     """The negative priority."""
     user_is_ahead: bool
     work: float
-    """The work left: seconds, times the share of the cluster to the power of `gangs.SIZE_POWER`."""
+    """The remaining work: seconds multiplied by the share of the cluster to the power of
+    `gangs.SIZE_POWER`."""
     seq: int
     place: int
     """Lower for jobs that were moved to the front; see `Fronts`."""
@@ -59,7 +60,7 @@ class Fronts:
     """The queues and priorities in which jobs were moved to the front."""
 
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
-        """waiting: queue and rank of each job that could start."""
+        """`waiting` contains the queue and the rank of each job that could start."""
         self._first: defaultdict[tuple[str, Tier, int], dict[int, Rank]] = defaultdict(dict)
         """The first rank with each `place`, by queue, tier and priority."""
         for queue, rank in waiting:
@@ -75,10 +76,10 @@ class Fronts:
 
 
 def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """Return the work left. It is lowest for a job that has waited for `LONGEST_WAIT_S`. Jobs whose
-    time left is unknown come next, because running them will show how long they take. left_s:
-    seconds left on the job's slots; None if unknown. weight: the job's share of the cluster to the
-    power of `gangs.SIZE_POWER`."""
+    """Return the remaining work. It is lowest for a job that has waited for `LONGEST_WAIT_S`, and
+    next lowest for jobs whose remaining time is unknown, because running them shows how long they
+    take. `left_s` is the remaining time in seconds on the job's slots, or None if unknown. `weight`
+    is the job's share of the cluster to the power of `gangs.SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:
         return -1.0
     return 0.0 if left_s is None else (left_s + SETTLING_S) * weight

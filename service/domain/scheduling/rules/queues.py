@@ -85,8 +85,8 @@ class Unfit(NamedTuple):
 
 
 def unfit(queue: Queue) -> Unfit | None:
-    """Return the first error, which is a rule that is too long or conflicts with another rule; None
-    if there is no error."""
+    """Return an error for the first rule that is too long or conflicts with another rule; None if
+    there is none."""
     for rule, bound in MAX_NAMES.items():
         number = len(getattr(queue, rule))
         if number > bound:
@@ -102,7 +102,7 @@ def unfit(queue: Queue) -> Unfit | None:
 
 
 def has_of(name: str, nodes: Iterable[Node]) -> float:
-    """Return how much of a resource the accepted nodes have, as the rules count it."""
+    """Return how much of a resource the accepted nodes have, as counted by the rules."""
     counted = "GPU" if name.startswith(ACCELERATOR) else name
     return sum(n.total.get(counted, 0.0) for n in nodes if n.accepted and name in n.total)
 
@@ -122,6 +122,6 @@ def unmet_quotas(
             sentence = f"its quota is {spoken(name, amount)}, but {has}"
             found.append(("quota_above_cluster", sentence))
         elif together > there + EPSILON and amount > 0:
-            sentence = f"the quotas of all queues are {spoken(name, together)}, but {has}"
+            sentence = f"the quotas of all queues add up to {spoken(name, together)}, but {has}"
             found.append(("quotas_above_cluster", sentence))
     return found
