@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005
 READY_LIMIT_S = 3.0
-"""How long `Runtime.ready` waits for the database."""
+"""Seconds for which `Runtime.ready` waits for the database."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Runtime:
         self._leading: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
-        """A query by `ready` that the database has not answered yet."""
+        """A query by `ready` for which the database has not returned a result yet."""
         self._halted = asyncio.Event()
-        """Set when no further attempts must be started."""
+        """Set when no more attempts may be started."""
 
     @classmethod
     async def open(
@@ -422,8 +422,8 @@ def tune_interpreter() -> None:
 
 
 async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:
-    """Run only the loops, until `stop` is set, for `python -m service`. If `stop` is set again,
-    attempts are not given time to save."""
+    """Run only the loops, until `stop` is set, for `python -m service`. If `stop` is set a second
+    time, attempts are not given time to save."""
     runtime = await Runtime.open(settings)
     tune_interpreter()
     try:

@@ -35,7 +35,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "webhook_url_forbidden": {
         "detail": "10.0.0.7 is not allowed as a receiver: 10.0.0.7 is a private address",
         "pointer": "/url",
-        "hint": "the operator allows private hosts, also without https, by "
+        "hint": "the operator can allow private hosts, even without https, in "
         "DRAY_WEBHOOK_PRIVATE_HOSTS",
     },
     "webhook_not_found": {
@@ -90,7 +90,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "experiment_not_found": {
         "detail": "no job has the experiment 'digits'",
-        "hint": "the label `experiment` assigns jobs: `labels: {experiment: ...}`",
+        "hint": "assign a job by its label: `labels: {experiment: ...}`",
     },
     "invalid_search": {
         "detail": "column 14: expected a number, found the end",
@@ -139,7 +139,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
         "pointer": "/queue",
-        "hint": "submit it when one of them has started, or choose another queue",
+        "hint": "submit the job when a waiting job has started, or choose another queue",
     },
     "queue_in_use": {
         "detail": "3 jobs in the queue 'night' have not ended",

@@ -88,7 +88,7 @@ class WebhookSender:
         post: Post | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """post: sends a message; replaced in tests."""
+        """`post` sends a message; tests replace it."""
         self._database = database
         self._signals = signals
         self._public_url = settings.base_url
@@ -108,7 +108,7 @@ class WebhookSender:
         self._resting: dict[str, float] = {}
         """Time, by the same clock, until which a webhook rests after a failure in this process.
         Without this rest, the message would be sent again immediately if the database can't store
-        the answer."""
+        the response."""
         self._sweep_at = 0.0
         """When old messages will be deleted next, by the same clock."""
 

@@ -146,8 +146,8 @@ class Storage:
         return True
 
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes from `start` up to `end`. Raise FileNotFoundError, and FolderSpoilt if the
-        storage works but this object can't be read."""
+        """Read the bytes from `start` up to `end`. Raise FileNotFoundError if the object does not
+        exist, and FolderSpoilt if the storage works but this object can't be read."""
         path = self.local_path(key)
         try:
             if path is None:

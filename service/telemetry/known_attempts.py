@@ -90,7 +90,7 @@ class KnownAttempts:
     def keep(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], known: KnownAttempt
     ) -> None:
-        """Put back changed facts. cursor: the cursor stored in the same transaction."""
+        """Put back changed facts. `cursor` is the cursor stored in the same transaction."""
         with self._lock:
             self._known[job_id, attempt] = cursor, known
             self._num_streams += known.num_streams

@@ -63,7 +63,7 @@ class LogStore:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: facts about the attempt, which are kept up to date."""
+        """`known` contains cached facts about the attempt, and is kept up to date."""
         self._session = session
         self._storage = storage
         self._job = job
@@ -90,7 +90,7 @@ class LogStore:
     def close(self, lost: Mapping[int, int | None]) -> None:
         """Join the open chunks of each rank, and add a note about missing lines to its log's end.
 
-        lost: the number of lines that never arrived, by rank; None if the number is unknown.
+        `lost` is the number of lines that never arrived, by rank; None if the number is unknown.
         """
         split = {rank for rank, log in self._known.items() if log.num_chunks > 1}
         last = self._last_chunks({*lost, *split})

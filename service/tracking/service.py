@@ -138,7 +138,7 @@ class Tracking:
                     raise NotComparable(
                         f"{job_id} is not in the experiment {name!r}",
                         pointer="/baseline",
-                        hint="the label `experiment` assigns jobs: `labels: {experiment: ...}`",
+                        hint="assign a job by its label: `labels: {experiment: ...}`",
                     )
             repository.set_baseline(session, name, job_id)
             touch(session)
@@ -163,7 +163,7 @@ def _refuse_unknown(session: Session, name: str) -> None:
     if not storable(name) or not repository.jobs_of(session, name, 1):
         raise ExperimentNotFound(
             f"no job has the experiment {name!r}",
-            hint="the label `experiment` assigns jobs: `labels: {experiment: ...}`",
+            hint="assign a job by its label: `labels: {experiment: ...}`",
         )
 
 

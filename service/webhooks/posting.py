@@ -160,5 +160,5 @@ def _plainly(failure: Exception) -> str:
     if isinstance(failure, aiohttp.ClientConnectorError):
         return f"no connection: {failure.os_error.strerror or 'refused'}"
     if isinstance(failure, aiohttp.ClientConnectionError):
-        return "the connection was closed before a response"
+        return "the connection was closed before a response arrived"
     return f"the request failed ({type(failure).__name__})"

@@ -65,7 +65,7 @@ class SharedValues(NamedTuple):
 
         If the jobs differ in more than `MAX_OF_ARRAY` values, lists that differ can only be
         searched as a whole: their items are stored neither as shared values nor for individual
-        jobs. documents: the documents by job id.
+        jobs. `documents` maps job ids to documents.
         """
         own: dict[str, dict[str, StoredValue]] = {}
         number = 0

@@ -41,7 +41,7 @@ before a preemption. User errors are not included either, because they don't dep
 machines."""
 OVERLOAD = "the machine is overloaded"
 """Text from `machine_speed` in the reason of an attempt that ended because its machines were too
-slow. In that case, no worker was lost."""
+slow. Such an attempt has lost no worker."""
 LOOK_BACK = timedelta(days=30)
 """Maximum age of the attempts from which a launch estimates how often workers are lost."""
 

@@ -26,7 +26,7 @@ async def together_or_alone(
     exception, for each item.
 
     DatabaseUnavailable is raised, because it concerns all items. Any other DomainError might
-    concern one item or all of them. If the storage doesn't answer, each try takes a long time, so
+    concern one item or all of them. If the storage doesn't respond, each try takes a long time, so
     the remaining items are skipped after `ALONE_S`.
     """
     try:

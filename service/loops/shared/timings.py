@@ -20,7 +20,7 @@ class LoopTimings:
     """Seconds between two snapshots of the cluster."""
     joining_period_s: float = 0.2
     """Seconds between two snapshots while a node is about to be accepted, or while the cluster
-    doesn't answer."""
+    doesn't respond."""
     refresh_s: float = 10.0
     """Seconds after which an unchanged snapshot is stored again, so that its age shows that it is
     current."""
@@ -31,17 +31,17 @@ class LoopTimings:
     """Minimum number of seconds between two replies with data, so that the steps of a fast job are
     stored in batches."""
     unavailable_pause_s: float = 0.5
-    """Seconds before a call that the cluster did not answer is retried."""
+    """Seconds before a call to which the cluster did not respond is retried."""
     request_period_s: float = 10.0
-    """Seconds between two requests to Ray's autoscaler, which are repeated because a new Ray
-    doesn't know them."""
+    """Seconds between two requests to Ray's autoscaler, which are repeated because Ray forgets them
+    when it restarts."""
     unowned_period_s: float = 30.0
     """Seconds between two searches for attempts that no job owns."""
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
     """Seconds after the claim of an attempt in which another process might still launch it. This is
-    longer than the time for which the gateway waits for an answer."""
+    longer than the time for which the gateway waits for a response."""
     last_launches_s: float = 5.0
     """Seconds for which a stopping service waits until its current launches have finished. If it
     cancelled a launch, the next leader could not determine whether the attempt was launched, and

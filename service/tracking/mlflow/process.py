@@ -17,7 +17,7 @@ MLFLOW_CALLS = 4
 """Number of calls that the process makes concurrently."""
 LINE_BYTES = 64 << 20
 END_LIMIT_S = 5.0
-"""How long to wait for a killed process to end."""
+"""Seconds to wait for a killed process to exit."""
 DEFAULTS = {
     # The service limits the time of calls and repeats them, so the client should not retry. The
     # server may take long to store an upload after it has received the last byte.
@@ -29,7 +29,7 @@ DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL can contain a password
 }
 """Default settings of MLflow's client. Variables in the service's environment override them."""
-_ENDED = "the process that calls MLflow ended"
+_ENDED = "the process that calls MLflow has exited"
 CODE_ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -42,8 +42,8 @@ class MlflowRefused(Exception):
 
 
 class MlflowProcess:
-    """Starts the process at the first call, and restarts it after it has died or been killed. If a
-    call times out, the process is killed. All its pending calls then fail, and can be repeated.
+    """Starts the process at the first call, and restarts it after it has exited or been killed. If
+    a call times out, the process is killed. All its pending calls then fail, and can be repeated.
     """
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
@@ -68,7 +68,7 @@ class MlflowProcess:
                 return await child.call(method, arguments)
         except TimeoutError:
             child.end()
-            raise MlflowAway(f"MLflow did not answer within {limit_s:.0f} s") from None
+            raise MlflowAway(f"MLflow did not respond within {limit_s:.0f} s") from None
         except OSError:
             raise MlflowAway(_ENDED) from None
 

@@ -34,8 +34,8 @@ class Backfill:
         gangs: Gangs,
         min_run_s: float,
     ) -> None:
-        """pool: the slots that are free once all jobs that were asked to leave have left, whether
-        or not they are reserved."""
+        """`pool` contains the slots that are free once all jobs that were asked to leave have left,
+        whether or not they are reserved."""
         self._running = running
         self._ranks = ranks
         self._pool = pool

@@ -68,8 +68,8 @@ class ArrayLimit:
     max_running: int
 
     def sentence(self, running: int, starting: int) -> str:
-        """Return why a job does not start. starting: number of jobs of the array that will start
-        once other jobs have left."""
+        """Return why a job does not start. `starting` is the number of jobs of the array that will
+        start once other jobs have left."""
         verbs = ("job", "runs") if running == 1 else ("jobs", "run")
         soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
         return (

@@ -76,7 +76,7 @@ class RunningJob:
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a job with the rank `coming` may evict a running job now. rank: the running job's
+    """Whether a job with the rank `coming` may evict a running job now. `rank` is the running job's
     rank."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
@@ -151,7 +151,7 @@ class Candidates:
     def __init__(
         self, running: Iterable[RunningJob], ranks: Mapping[str, Rank], min_run_s: float
     ) -> None:
-        """running: jobs in the order of `cheapest_first`."""
+        """`running` contains jobs in the order of `cheapest_first`."""
         self._min_run_s = min_run_s
         self._all = [(job, ranks[job.job_id]) for job in running]
         self._first: Rank | None = None
@@ -199,7 +199,8 @@ def victims(
 ) -> Asked:
     """Return which candidates to ask so that `least` workers fit. Candidates are tried in order.
 
-    pool: slots that are free, or will be free once the jobs that were already asked have left.
+    `pool` contains slots that are free, or will be free once the jobs that were already asked have
+    left.
     """
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []

@@ -167,7 +167,7 @@ async def test_of_a_type_in_two_sizes_the_smaller_is_planned_for_and_the_larger_
     assert plan.chosen != "data 8"
     await service.jobs.submit(spec)
     larger = text(8, model=between | {"num_layers": 70}, resources=resources)
-    with pytest.raises(OutOfMemory, match=r"has 78\.0 GiB \(an A100") as caught:
+    with pytest.raises(OutOfMemory, match=r"has 78\.0 GiB \(a GPU of type A100") as caught:
         await service.jobs.submit(JobSpec.model_validate(larger))
     hint = (caught.value.hint or "").removeprefix("it fits with parallel.shard ")
     fits = JobSpec.model_validate(larger | {"parallel": {"shard": int(hint)}})
