@@ -116,7 +116,7 @@ class Round:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
-            message = f"waits until {job.not_before:%H:%M:%S} UTC before it is retried"
+            message = f"waits to be retried at {job.not_before:%H:%M:%S} UTC"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
             sentence = self._of_array(job.array)

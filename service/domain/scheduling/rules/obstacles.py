@@ -156,13 +156,13 @@ class Obstacles:
         if others:
             verb, held = "holds" if others == 1 else "hold", reach.held - own
             slots = "1 slot" if held == 1 else f"{held} slots"
-            message += f", {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
+            message += f", and {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
         elif not reach.node_kinds:
             message = f"{sentence}; no accepted node could run one"
         elif reach.node_kinds & self._stuck:
-            message += ", processes that could not be ended use some of the rest"
+            message += ", and processes that could not be ended use some of the rest"
         elif self._stock.whole(kind) > own:
-            message += ", other programs use the rest of the cluster"
+            message += ", and other programs use the rest of the cluster"
         else:
             message += ", and it already holds everything that the cluster has"
         return Reason(code, message), in_the_way

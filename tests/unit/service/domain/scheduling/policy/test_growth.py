@@ -146,7 +146,7 @@ def test_of_two_groups_the_more_urgent_grows_first_and_then_the_earlier() -> Non
     assert isinstance(stay, Stay)
     assert stay.job_id == "late"
     assert stay.reason.message == (
-        "could grow by 1 worker of 1 CPU; 0 are free, jobs urgent, early hold 4 slots "
+        "could grow by 1 worker of 1 CPU; 0 are free, and jobs urgent, early hold 4 slots "
         "on suitable nodes"
     )
 
@@ -159,7 +159,9 @@ def test_a_group_that_has_all_there_is_says_so() -> None:
     )
     (stay,) = planned(nodes=[node("n", 0, CPU=3.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.endswith("0 are free, other programs use the rest of the cluster")
+    assert stay.reason.message.endswith(
+        "0 are free, and other programs use the rest of the cluster"
+    )
 
 
 def test_a_group_that_lost_slots_and_waits_is_served_before_the_queue() -> None:
