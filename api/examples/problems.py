@@ -106,7 +106,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/add_tags",
     },
     "annotations_changed": {
-        "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
+        "detail": f"tags and notes of {JOB_ID} have changed: their revision is now 4",
         "hint": "read them again, and apply your change to the present tags and notes",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
@@ -183,7 +183,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "unsatisfiable": {
         "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
         "pointer": "/resources/num_workers",
-        "hint": "request less, or add nodes to the cluster first; `dray cluster` shows what it has",
+        "hint": "request fewer resources, or add nodes to the cluster; `dray cluster` shows its "
+        "nodes",
     },
     "out_of_memory": {
         "detail": "this job can't fit: each worker needs 96.2 GiB, but has 78.0 GiB; 18.2 GiB "
@@ -191,13 +192,13 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/parallel",
         "hint": "it fits with train.micro_batch_size 8",
     },
-    "not_plannable": {"detail": "the size of the images is unknown: give data.image_size"},
+    "not_plannable": {"detail": "the size of the images is unknown: set data.image_size"},
     "drill_impossible": {
         "detail": "there is no rank 2: the job has ranks 0 to 1",
         "pointer": "/rank",
     },
     "idempotency_key_reused": {
-        "detail": "this Idempotency-Key was used before, for another request",
+        "detail": "this Idempotency-Key was already used for another request",
         "hint": _UNIQUE,
     },
     "array_not_found": {
@@ -207,7 +208,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "array_too_large": {
         "detail": "the array has 10,000,000 jobs, but this server allows 10,000",
         "pointer": "/array/size",
-        "hint": "divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+        "hint": "split the array; the operator sets the limit with DRAY_MAX_ARRAY_SIZE",
     },
     "sweep_not_found": {
         "detail": f"there is no sweep {ARRAY_ID}",

@@ -95,7 +95,8 @@ def record(
     prices: Prices | None = None,
     known: KnownAttempts | None = None,
 ) -> list[Recorded]:
-    """Store replies of different jobs. Each reply's frames, phase, cursor and outcome are atomic.
+    """Store replies of different jobs. Each reply's frames, phase, cursor and outcome are stored
+    atomically.
 
     `prices` is None if no prices are set. `known` caches facts about the attempts.
     """
@@ -297,8 +298,8 @@ class _Recorder:
             return
         if cause is Cause.DIVERGED:
             sentence = (
-                f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the learning "
-                "rate"
+                f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} times the "
+                "learning rate"
             )
             sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
         else:
@@ -347,7 +348,7 @@ class _Recorder:
             job,
             type_="checkpoints_found",
             code="checkpoints_found",
-            message=f"checkpoints that no rank reported are in the storage: steps {shown}",
+            message=f"the storage contains checkpoints that no rank reported: steps {shown}",
             now=now,
             data={"steps": steps},
         )

@@ -71,7 +71,7 @@ def attempt_ended(
         if row.resumes and row.state == DrillState.STRUCK:
             continue
         how = (
-            "it did not recover in place"
+            "the group did not recover in place"
             if row.state == DrillState.STRUCK
             else "the fault was never injected"
         )

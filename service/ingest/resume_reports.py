@@ -82,5 +82,5 @@ def _sentence(receipt: Mapping[str, Any], *, is_anothers: bool) -> str:
         parts.append(f"skipped damaged checkpoints (step {steps})")
     before, after = receipt["loss_before"], receipt["loss_after"]
     if before is not None and isinstance(after, float):
-        parts.append(f"training loss {before:.4g} before and {after:.4g} after")
+        parts.append(f"training loss {before:.4g} before the resume and {after:.4g} after it")
     return "; ".join(parts)

@@ -53,13 +53,13 @@ def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
         raise ArrayTooLarge(
             f"the array has {spec.num_jobs:,} jobs, but {limit}",
             pointer="/array/size",
-            hint=f"divide it; {by}",
+            hint=f"split the array; {by}",
         )
     is_grid = spec.sweep.sampler == "grid"
     raise ArrayTooLarge(
         f"the sweep has {spec.num_jobs:,} trials, but {limit}",
         pointer="/sweep/parameters" if is_grid else "/sweep/trials",
-        hint=f"{'use fewer values, or sample at random' if is_grid else 'use fewer'}; {by}",
+        hint=f"{'use fewer values, or sample at random' if is_grid else 'use fewer trials'}; {by}",
     )
 
 

@@ -133,7 +133,7 @@ class _JobChange:
         if first is not None and first <= row.rank:
             row.rank = first - 1
             where = f"of priority {row.priority} in the queue {row.queue!r}"
-            self._add_event("moved_first", f"moved ahead of all others {where}")
+            self._add_event("moved_first", f"moved ahead of all other jobs {where}")
 
     def hold(self, held: bool | None) -> None:
         row = self._row

@@ -68,7 +68,7 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
     raise DataSourceForbidden(
         f"repositories on {host} can be read only over https://",
         pointer="/script/code/git",
-        hint="the operator can allow hosts without it in DRAY_DATA_PRIVATE_HOSTS",
+        hint="the operator can allow hosts without https in DRAY_DATA_PRIVATE_HOSTS",
     )
 
 
@@ -90,7 +90,7 @@ async def _check_packages(environment: Environment, allowed: AllowedHosts) -> No
             raise DataSourceForbidden(
                 f"packages can be fetched from {host} only over https://",
                 pointer=pointer,
-                hint="the operator can allow hosts without it in DRAY_DATA_PRIVATE_HOSTS",
+                hint="the operator can allow hosts without https in DRAY_DATA_PRIVATE_HOSTS",
             )
         await _check_host(host, pointer, allowed)
         checked.add(kind)
@@ -121,7 +121,7 @@ def _check_path(path: str, pointer: str, policy: DataPolicy) -> None:
             if roots
             else "this server does not allow jobs to read files on the nodes",
             pointer=pointer,
-            hint=f"they are {roots}"
+            hint=f"jobs may read these folders: {roots}"
             if roots
             else "the operator can allow folders in DRAY_DATA_ROOTS",
         )

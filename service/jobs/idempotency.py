@@ -80,7 +80,7 @@ def reserve(
         return None
     if bound.fingerprint != idempotency.fingerprint:
         raise IdempotencyMismatch(
-            "this Idempotency-Key was used before, for another request",
+            "this Idempotency-Key was already used for another request",
             hint="use a new key for each request, and the same key only to repeat a request",
         )
     return bound.job_id if drill_id is None else bound.drill_id

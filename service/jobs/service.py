@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _CheckedDocument:
-    """A document after the checks that need no transaction."""
+    """A document that has passed the checks that need no transaction."""
 
     resolved: Resolved
     unfit: CodeUnfit | None
@@ -75,7 +75,7 @@ class _NothingStored(Exception):
 
 
 class Jobs:
-    """The use cases, each in one transaction unless noted."""
+    """The use cases, each in one transaction unless noted otherwise."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ _NOTED = "moves"
 
 
 def note(session: Session, moves: Iterable[Move]) -> None:
-    """Keep the moves until the end of the transaction, which writes messages if webhooks exist."""
+    """Keep the moves until the end of the transaction; then write messages if webhooks exist."""
     session.info.setdefault(_NOTED, []).append(moves)
     at_end(session, _write_messages)
 

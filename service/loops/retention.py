@@ -66,7 +66,7 @@ class Retention:
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("a round of the retention failed; the loop continues")
+                logger.exception("a round of the retention loop failed; the loop continues")
             await asyncio.sleep(self._timings.retention_period_s)
 
     async def run_once(self) -> int:

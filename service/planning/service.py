@@ -245,7 +245,7 @@ def _no_way(spec: JobSpec) -> NotPlannable:
         f"no sizes of {', '.join(spec.parallel.auto)} divide {spec.resources.num_workers} "
         "workers, given the sizes of the other axes",
         pointer="/parallel",
-        hint="leave more axes to the planner, or give other sizes",
+        hint="leave more axes to the planner, or specify other sizes",
     )
 
 

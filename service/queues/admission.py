@@ -29,7 +29,10 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
     queue = locked(session, name)
     never = why_never(queue, request)
     if never is not None:
-        hint = f"choose another queue, or request less; `dray queue show {name}` shows its rules"
+        hint = (
+            "choose another queue, or request fewer resources; "
+            f"`dray queue show {name}` shows its rules"
+        )
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
     _refuse_if_full(session, queue, owner, num_jobs)
     return queue

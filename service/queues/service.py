@@ -27,7 +27,7 @@ from service.queues import admission
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_PRICES = "it has a budget, but there are no prices: the operator can set DRAY_PRICES_FILE"
+WITHOUT_PRICES = "it has a budget, but no prices are set: the operator can set DRAY_PRICES_FILE"
 
 
 class Queues:

@@ -65,7 +65,7 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
     if not database.exists():
         raise BackupError(f"there is no database at {database}: is DRAY_HOME correct?")
     if dest.exists():
-        raise BackupError(f"{dest} already exists: name a new file")
+        raise BackupError(f"{dest} already exists: specify a new file")
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=".dray-backup-") as scratch:
@@ -94,7 +94,8 @@ def restore(source: Path, home: Path) -> BackupMetadata:
         existing = sorted(path.name for path in home.iterdir() if path.name != LOCK_NAME)
         if existing:
             raise BackupError(
-                f"{home} is not empty (it contains {', '.join(existing[:3])}): name an empty folder"
+                f"{home} is not empty (it contains {', '.join(existing[:3])}): "
+                "specify an empty folder"
             )
         try:
             with tarfile.open(source, mode="r:") as tar:

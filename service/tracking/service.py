@@ -75,7 +75,8 @@ class Tracking:
             before = _annotations(session, row)
             if revision is not None and before.revision != revision:
                 raise AnnotationsChanged(
-                    f"tags and notes of {job_id} have changed: their revision is {before.revision}",
+                    f"tags and notes of {job_id} have changed: "
+                    f"their revision is now {before.revision}",
                     hint="read them again, and apply your change to the current tags and notes",
                 )
             tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))

@@ -233,7 +233,7 @@ class _Parser:
         is_negated = self._takes("not")
         if not self._takes("in"):
             self._expected(
-                '"in tags"', "a string must follow a comparison, or be followed by: in tags"
+                '"in tags"', "a string must follow a comparison operator or precede: in tags"
             )
         self._need("tags")
         return Negated(HasTag(tag)) if is_negated else HasTag(tag)
@@ -316,7 +316,7 @@ class _Parser:
             time = datetime.fromisoformat(text)
             return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
-            _refuse(at, "is not a time: write 2026-01-31 or 2026-01-31T12:00:00Z")
+            _refuse(at, "this is not a time: write 2026-01-31 or 2026-01-31T12:00:00Z")
 
     def _field(self) -> SearchField:
         token = self._token

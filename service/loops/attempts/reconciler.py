@@ -170,7 +170,9 @@ class Reconciler:
             except ClusterUnavailable as error:
                 if str(error) != logged:
                     logged = str(error)
-                    logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, logged)
+                    logger.info(
+                        "no response from %s attempt %d: %s", ref.job_id, ref.attempt, logged
+                    )
                 await self._pause()
                 continue
             try:
@@ -243,7 +245,9 @@ class Reconciler:
         try:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
-            logger.info("%s attempt %d is not yet acknowledged: %s", ref.job_id, ref.attempt, error)
+            logger.info(
+                "%s attempt %d could not be acknowledged yet: %s", ref.job_id, ref.attempt, error
+            )
             self._unowned_at = 0.0
         self._signals.publish(QUEUE)
 

@@ -54,7 +54,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
         if known is not None:
             return Shapes(image=(1, 8, 8), outputs=known[1])
         if data.image_size is None:
-            raise Unknown("the size of the images is unknown: give data.image_size")
+            raise Unknown("the size of the images is unknown: set data.image_size")
         assumed = ["images have 3 channels"]
         outputs = CLASSES
         if data.classes is not None:
@@ -66,7 +66,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if known is not None:
         return Shapes(columns=known[0], outputs=known[1] if classes > 1 else 1)
     if data.features is None or spec.data.known_format == "npz":
-        raise Unknown("the number of columns is unknown: give data.features")
+        raise Unknown("the number of columns is unknown: set data.features")
     assumed = ["all columns are numbers"]
     if classes > 1:
         assumed.append(f"there are {CLASSES} classes")

@@ -66,7 +66,9 @@ class Runs:
                 )
                 run_id = created.info.run_id
         if not run_id:  # a server that is not MLflow could answer everything with {}
-            raise RuntimeError("the server at MLflow's address created no run: is it MLflow?")
+            raise RuntimeError(
+                "the server at MLflow's address created no run: is it an MLflow server?"
+            )
         for some in _in_parts([Param(*pair) for pair in params.items()], MOST_OTHERS):
             self._client.log_batch(run_id, params=some)
         return run_id

@@ -17,7 +17,7 @@ Sort = tuple[int, Mapping[str, float]]
 MOST_TRIED = 2_000
 """Maximum number of steps of a search."""
 MOST_NODES = 32
-"""Maximum number of nodes in a search; with more nodes, it would take too long."""
+"""Maximum number of nodes in a search; with more nodes, the search would take too long."""
 
 
 def place_heterogeneous(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:

@@ -211,7 +211,7 @@ def _unsatisfiable(message: str) -> Reason:
 
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
     """Return the first resource of which no accepted node has enough for a single worker; None if
-    there is no such resource, so that only the number of workers is too large."""
+    there is no such resource, which means that only the number of workers is too large."""
     totals = [node.total for node in nodes if node.accepted and is_open(node.total)]
     for name, amount in request.bundle.items():
         if all(total.get(name, 0.0) + EPSILON < amount for total in totals):

@@ -44,8 +44,8 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """Seconds for which the job could train. The time of its startup counts only if the startup
-    takes very long."""
+    """Seconds for which the job could train. Its startup time counts only if the startup takes very
+    long."""
     left_s: float | None = None
     """Remaining seconds of the job; None if unknown."""
     waited_s: float = 0.0

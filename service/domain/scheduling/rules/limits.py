@@ -287,7 +287,7 @@ def _sum(total: dict[str, float], more: Iterable[tuple[str, float]]) -> None:
 def why_never(queue: Queue, request: Request) -> str | None:
     """Return why the queue's limits can never allow this request; None if they can."""
     least = amounts(request.mean_bundle, request.least)
-    limits = ((queue.limit, "has a limit of"), (queue.user_limit, "gives a user no more than"))
+    limits = ((queue.limit, "has a limit of"), (queue.user_limit, "allows a user at most"))
     for limit, words in limits:
         for name, most in limit.items():
             if least.get(name, 0.0) > most + EPSILON:

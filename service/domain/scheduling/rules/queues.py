@@ -91,7 +91,7 @@ def unfit(queue: Queue) -> Unfit | None:
         number = len(getattr(queue, rule))
         if number > bound:
             message = f"would have {number:,} names, but at most {bound:,} are allowed"
-            return Unfit(f"/{rule}", message, "leave some out; null removes a name")
+            return Unfit(f"/{rule}", message, "remove some names by setting them to null")
     for name, amount in queue.quota.items():
         most = queue.limit.get(name)
         if most is not None and most < amount:

@@ -253,7 +253,7 @@ def test_accelerators_count_by_the_worker() -> None:
     ("queue", "said"),
     [
         (Queue("q", limit={"CPU": 3.0}), "the queue 'q' has a limit of 3 CPU"),
-        (Queue("q", user_limit={"CPU": 3.0}), "the queue 'q' gives a user no more than 3 CPU"),
+        (Queue("q", user_limit={"CPU": 3.0}), "the queue 'q' allows a user at most 3 CPU"),
     ],
 )
 def test_a_job_that_a_limit_never_allows_is_told(queue: Queue, said: str) -> None:
