@@ -172,7 +172,7 @@ class Runtime:
         return runtime
 
     async def start_loops(self, cluster: Cluster | None, *, alone: bool | None = None) -> None:
-        """Run the loops while this process is the leader. `alone` is for tests in which several
+        """Run the loops while this process is the leader. `alone` is used by tests in which several
         runtimes share a SQLite database."""
         deployment_id = await self.database.write(
             lambda s: repository.ensure_deployment(s, self.database.time(s))
@@ -412,9 +412,9 @@ def tune_interpreter() -> None:
 
     A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
     request releases the interpreter at each database statement. With Python's default, it would
-    have to wait 5 ms each time to get the interpreter back. The garbage collector is set to skip
-    existing objects, most of which belong to modules. Otherwise it would traverse them whenever the
-    loops have read many jobs.
+    have to wait 5 ms each time to get the interpreter back. The garbage collector is configured to
+    skip existing objects, most of which belong to modules. Otherwise it would traverse them
+    whenever the loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

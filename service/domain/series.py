@@ -139,7 +139,7 @@ class Summary:
     """Step and value of the minimum; None if every value is NaN."""
     high: tuple[int, float] | None
     nan_step: int | None
-    """First step whose value is NaN; None if there is none."""
+    """First step whose value is NaN; None if there is no such step."""
 
     def then(self, later: Summary) -> Summary:
         """Return the summary of these points followed by the later points. If extremes are equal,

@@ -49,7 +49,7 @@ class Answer:
     """HTTP status; None if there was no response."""
     body: str
     error: str | None
-    """Why the message does not count as delivered; None if it was delivered."""
+    """The reason why the message does not count as delivered; None if it was delivered."""
     took_s: float
 
     @property

@@ -31,7 +31,7 @@ def of_report(report: ResumedReport) -> dict[str, Any] | None:
 
 
 def awaited_step(attempt: AttemptRow) -> int | None:
-    """Return the step whose loss is still missing in the attempt's receipt, or None."""
+    """Return the step whose loss is still missing from the attempt's receipt, or None."""
     receipt = attempt.receipt
     if receipt is None or receipt["loss_after"] is not None:
         return None

@@ -114,8 +114,8 @@ def insert(
 
 
 def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
-    """Store the searchable values of an array: the values of its first document, and those values
-    of the other documents that differ."""
+    """Store the searchable values of an array: the values of its first document, and the differing
+    values of the other documents."""
     assert row.array_id is not None
     of_first = SharedValues(row.array_id, row.spec, searchable(row.spec))
     shared, own = of_first.of_array({one["id"]: one.get("spec", row.spec) for one in copies})

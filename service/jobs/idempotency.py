@@ -25,7 +25,8 @@ class IdempotencyKey:
 
 
 class KeysInFlight:
-    """The keys whose first request this process has not answered yet. Used by a single event loop.
+    """The keys of first requests to which this process has not responded yet. Used by a single
+    event loop.
 
     On PostgreSQL, an advisory lock also excludes other processes. On SQLite, there is only one
     process.

@@ -122,8 +122,8 @@ class Queries:
         cursor: str | None = None,
         limit: int = 1000,
     ) -> views.LogPage:
-        """Return log lines of one attempt after another. The lines of each rank are in order, and
-        the ranks are merged by time.
+        """Return log lines, one attempt after another. The lines of each rank are in order, and the
+        ranks are merged by time.
 
         Raises BadCursor for a cursor of another job's logs.
         """

@@ -59,7 +59,8 @@ class _CheckedDocument:
 
     resolved: Resolved
     unfit: CodeUnfit | None
-    """Why its code can't run. This is raised only after the errors of the job itself."""
+    """The error to raise if the document's code can't run. It is raised only after the errors of
+    the job itself."""
     trials: Trials | None
     """The trials of a sweep."""
     silo_sources: list[str | None] | None

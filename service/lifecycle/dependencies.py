@@ -48,8 +48,8 @@ def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
     """Return the ids of the jobs and arrays that the document's job must wait for, and whether each
     must succeed.
 
-    None of them ends before this transaction does. Raises DependencyNotFound for an unknown id, and
-    DependencyNeverSatisfied if a required success is no longer possible.
+    None of these jobs and arrays can end before this transaction ends. Raises DependencyNotFound
+    for an unknown id, and DependencyNeverSatisfied if a required success is no longer possible.
     """
     ids = [entry.job for entry in spec.after]
     if not ids:
@@ -85,7 +85,7 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
 
 def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
     """Settle the dependencies on jobs that have just ended. If a job required the success of a job
-    that did not succeed, cancel it, then the jobs that required its success, and so on."""
+    that did not succeed, cancel the job, then the jobs that required its own success, and so on."""
     while ended:
         array_ids = {one.array_id for one in ended if one.array_id is not None}
         rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)

@@ -59,7 +59,7 @@ def ask(
 
 
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
-    """Ask the attempts on drained nodes; return how many were asked."""
+    """Ask the attempts on drained nodes to leave; return the number of attempts that were asked."""
     touch(session)
     drained = {node.node_id: node for node in snapshot.nodes if node.drained_by is not None}
     asked = 0
@@ -75,7 +75,8 @@ def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now
 
 
 def leave_all(session: Session, grace_s: float, now: datetime) -> int:
-    """Ask every attempt that holds slots; return how many were asked now."""
+    """Ask every attempt that holds slots to leave; return the number of attempts that were
+    asked."""
     touch(session)
     because = ": the service is stopping, together with its Ray cluster"
     return sum(
@@ -87,7 +88,7 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
 def preempt_for(
     session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
 ) -> bool:
-    """Ask an attempt on behalf of another job; return False if it no longer holds slots."""
+    """Ask an attempt to leave for another job; return False if it no longer holds slots."""
     touch(session)
     seen = attempts_repository.get(session, job_id, attempt)
     if seen is None:
@@ -98,7 +99,7 @@ def preempt_for(
 def _ask_live(
     session: Session, seen: AttemptRow, grace_s: float, now: datetime, code: str, because: str
 ) -> bool:
-    """Ask the attempt unless its job has changed since the attempt was read."""
+    """Ask the attempt to leave, unless its job has changed since the attempt was read."""
     job = repository.lock(session, seen.job_id)
     if job is None or job.attempt != seen.attempt or job.state not in HOLDING:
         return False

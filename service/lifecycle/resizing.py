@@ -309,7 +309,7 @@ def grant(
 
 
 def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
-    """Store why each group does not grow; return how many reasons changed.
+    """Store the reason why each group does not grow; return the number of changed reasons.
 
     Adds no event, since plans are made often. Unchanged rows are not written.
     """

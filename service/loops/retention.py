@@ -58,7 +58,7 @@ class Retention:
         self._clock = clock
         self._expiry_at = self._measure_at = 0.0
         self._tried_log_of = ""
-        """The job whose refused log was retried last."""
+        """The last job whose refused log was retried."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -124,7 +124,7 @@ class Retention:
         """Delete finished jobs that are too old, and jobs that exceed the maximum number, up to
         BATCH jobs for each rule.
 
-        A job from whose checkpoint an unfinished job starts is never deleted.
+        A job is never deleted while an unfinished job starts from one of its checkpoints.
         """
         now = await self._now()
         deleted = 0

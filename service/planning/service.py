@@ -62,7 +62,7 @@ class Resolved:
     sync: views.SyncPlan | None = None
     """The choice for `sync: auto`, if the document has it."""
     refusal: OutOfMemory | None = None
-    """Why the job can't be accepted."""
+    """The reason why the job can't be accepted."""
 
 
 class Plans:

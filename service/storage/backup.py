@@ -170,7 +170,7 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
     """Add the files under the key, and return their SHA-256 hashes by key.
 
-    Skip hidden files, because they are still being written, and links, pipes and sockets.
+    Skip links, pipes and sockets, and hidden files, which are still being written.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):

@@ -4,9 +4,9 @@ The last chunks of each rank are in SQL. A full chunk is written to storage befo
 changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
 folder is damaged remains in SQL (`service.telemetry.refused_logs`).
 
-Of the lines that exceed a job's log limit, only the newest of each rank are kept, in a chunk that
-remains in SQL and whose oldest lines are dropped. The chunk's first line states how many lines are
-left out.
+Of the lines beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
+remains in SQL and from which the oldest lines are dropped. The chunk's first line states how many
+lines are left out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LogStore:
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
         self._refusal: StorageUnavailable | None = None
-        """The error because of which a chunk remained in SQL. Later chunks are then not written to
+        """The error that caused a chunk to remain in SQL. Later chunks are then not written to
         storage either."""
 
     def add(self, line: LogLine) -> None:

@@ -119,13 +119,13 @@ class Tracking:
         return await self._database.read(work)
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
-        """Summarise an experiment. Raise ExperimentNotFound if it has no jobs."""
+        """Summarise an experiment. Raise ExperimentNotFound if the experiment has no jobs."""
         return await self._database.read(lambda s: _summary(s, name))
 
     async def pin_baseline(
         self, name: str, job_id: str | None, *, actor: str = ANONYMOUS
     ) -> views.ExperimentSummary:
-        """Set the job with which the experiment's jobs are compared, or unset it with None.
+        """Set the job with which the experiment's jobs are compared; None unsets it.
 
         Raise ExperimentNotFound if the experiment has no jobs, NotFound if the job does not exist,
         and NotComparable if the job is not in the experiment.

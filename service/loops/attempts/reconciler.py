@@ -129,7 +129,7 @@ class Reconciler:
         self._refs.pop(key, None)
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
-        """Run the chore concurrently with the loop, unless it is already running. A supervisor that
+        """Run `chore` concurrently with the loop, unless it is already running. A supervisor that
         doesn't respond must not delay other attempts."""
         if what in self._chores:
             return chore.close()
@@ -213,9 +213,9 @@ class Reconciler:
         return True
 
     async def _checkpoints_of_ended(self, ref: AttemptRef, outcome: Outcome | None) -> list[Frame]:
-        """Return reports of the attempt's checkpoints in the storage, newest first, as far as the
-        storage lists them in time. These reports replace reports that were lost with their node
-        before they were read."""
+        """Return reports of the attempt's checkpoints in the storage, newest first, omitting
+        checkpoints that the storage does not list in time. These reports replace reports that were
+        lost with their node before they were read."""
         # No search is needed: all reports of a successful attempt have been read.
         if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
@@ -236,8 +236,8 @@ class Reconciler:
         return list(found)
 
     async def _close(self, ref: AttemptRef) -> None:
-        """Make the cluster forget an attempt whose end is stored. If the cluster doesn't respond,
-        `_end_unowned` does this later."""
+        """Acknowledge an attempt whose end is stored, so that the cluster forgets the attempt. If
+        the cluster doesn't respond, `_end_unowned` does this later."""
         key = (ref.job_id, ref.attempt)
         self._closed.add(key)
         self._sent = {which for which in self._sent if which[:2] != key}

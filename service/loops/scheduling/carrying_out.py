@@ -46,7 +46,7 @@ class ImpossibleJobs(Stage):
     def __init__(self, context: LoopContext) -> None:
         self._grace = timedelta(seconds=context.timings.impossible_grace_s)
         self._since: dict[str, datetime] = {}
-        """When each job was first found to be impossible."""
+        """The time at which each job was first found to be impossible."""
 
     async def after(self, seen: SchedulerRound) -> None:
         have_run = {job.job_id for job in seen.snapshot.queue if job.attempt > 0}
@@ -72,7 +72,7 @@ class StoredDecisions(Stage):
         self._database = context.database
         self._grace_s = context.settings.preempt_grace_s
         self._noted_at: datetime | None = None
-        """When the reasons of all waiting jobs were last stored."""
+        """The time at which the reasons of all waiting jobs were last stored."""
 
     async def after(self, seen: SchedulerRound) -> None:
         decisions = self._without_late_waits(seen.decisions, seen.now) if seen.planned else ()

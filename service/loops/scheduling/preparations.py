@@ -101,7 +101,7 @@ class _Question:
     needs: NodeNeeds
     node_id: str
     wanted_at: float
-    """When a job last needed the response, by the event loop's clock."""
+    """The time at which a job last needed the response, by the event loop's clock."""
     jobs: set[str]
     """Jobs that have needed the response and are still waiting."""
     answer: NodeEnvironment | None = None
@@ -127,7 +127,8 @@ class _Question:
 
     @property
     def need(self) -> JobNeed:
-        """The need that the node is preparing, as far as the node has reported it."""
+        """The need that the node is preparing: the need in its last response, or else the job's
+        first need."""
         if self.answer is not None:
             return self.answer.need
         return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
@@ -150,7 +151,7 @@ class Readiness:
     """The environments on the nodes that are ready; empty if the job has no environment."""
     failure: NodeEnvironment | None
     waiting: str | None
-    """Why the job waits; None if all nodes are ready or a node has failed."""
+    """The reason why the job waits; None if all nodes are ready or a node has failed."""
     is_long: bool
     """Whether a node has reported that its preparation is not complete."""
 

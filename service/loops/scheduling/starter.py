@@ -158,7 +158,8 @@ def saves_by_losses(document: Mapping[str, Any]) -> bool:
 
 
 def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
-    """Estimate the seconds between two losses of one worker, from the attempts in `LOOK_BACK`."""
+    """Estimate the mean number of seconds between two losses of a worker, from the attempts in
+    `LOOK_BACK`."""
     ended = repository.ended(session, since=now - LOOK_BACK)
     return worker_mtbf_s(
         _seen(ended), _seen(row for row in ended if row.job_id == job_id), prior_s=WORKER_MTBF_S

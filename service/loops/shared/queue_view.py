@@ -230,7 +230,7 @@ def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:
-    """Return the drills of each attempt whose fault has not been injected yet."""
+    """Return each attempt's drills whose fault has not been injected yet."""
     drills: dict[tuple[str, int], list[Drill]] = {}
     for drill in faults_repository.waiting_drills(session):
         asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)

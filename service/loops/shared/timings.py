@@ -67,7 +67,7 @@ class LoopTimings:
     record_rest: float = 4.0
     """The decision recorder's rest after each batch, as a multiple of the batch's CPU time."""
     record_period_s: float = 0.2
-    """Minimum number of seconds between two batches. All rounds in this time are stored in one
+    """Minimum number of seconds between two batches. All rounds in this interval are stored in one
     transaction."""
     export_period_s: float = 2.0
     """Seconds between two rounds of the export to MLflow."""

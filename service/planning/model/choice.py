@@ -40,7 +40,7 @@ with two memory sizes."""
 
 
 class NoDivision(Exception):
-    """The axes that a document sets leave no valid sizes for the other axes."""
+    """Raised if the axes that a document sets leave no valid sizes for the other axes."""
 
 
 @dataclass(frozen=True)

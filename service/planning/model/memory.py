@@ -127,7 +127,7 @@ class Held(NamedTuple):
     """Bytes that a rank holds throughout the step."""
 
     weights: float
-    """All weights of the rank's stages, undivided."""
+    """All weights of the rank's stages, before they are divided."""
     own: float
     """The weights that the rank holds. Their gradients have the same size."""
     stepped: float

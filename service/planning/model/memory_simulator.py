@@ -13,7 +13,7 @@ FP32 = 4
 
 
 class Gradients(StrEnum):
-    """Where the gradients are stored."""
+    """The location at which gradients are stored."""
 
     KEPT = "kept"
     """Gradients remain where the backward pass creates them."""

@@ -1,4 +1,4 @@
-"""The shapes of a job's samples, as far as the document determines them."""
+"""The shapes of a job's samples, to the extent that the document determines them."""
 
 from __future__ import annotations
 

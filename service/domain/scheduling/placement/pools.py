@@ -264,7 +264,7 @@ class _Capacity:
         self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 
     def most(self) -> int:
-        """Return the same as `Pool.capacity`."""
+        """Like `Pool.capacity`."""
         if not self._is_exact:
             self.bound, self._is_exact = max(self.capacities().values(), default=0), True
         return self.bound
@@ -279,8 +279,7 @@ class _Capacity:
         return self.placement.capacities(required.level) if topology.has(required.level) else {}
 
     def place_whole(self) -> tuple[Slice, ...]:
-        """Return the same as `Stock.place_whole`, for the resources that are free and not set
-        aside."""
+        """Like `Stock.place_whole`, for the resources that are free and not set aside."""
         left: dict[str, Amounts] = {}
         for group in self._free.groups.values():
             amounts = plus(group.amounts, self._reserved.on[group.kind], -1)

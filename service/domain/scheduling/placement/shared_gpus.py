@@ -95,8 +95,8 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """Return the same as `packed`. The search starts with the largest fractions; among equal
-    fractions, with the jobs that have the most workers."""
+    """Like `packed`, but searches for a packing. The search starts with the largest fractions;
+    among equal fractions, with the jobs that have the most workers."""
     in_units = ((round(part * UNIT), number) for part, number in parts)
     jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
     if sum(number * size for number, size in jobs) > num_gpus * UNIT:
@@ -166,7 +166,7 @@ class SharedGpus:
         return tuple(found)
 
     def changed(self, amounts: Sequence[float], before: Parts, after: Parts) -> tuple[float, ...]:
-        """Return a node's amounts after its fractions have changed. Parts of these amounts can
+        """Return a node's amounts after its fractions have changed. Parts of these amounts may
         already be promised to jobs."""
         was, becomes = self.exact(amounts, before), self.exact(amounts, after)
         found = list(amounts)

@@ -202,8 +202,8 @@ def offered(
     """Return the resources of a node that a launch can use: the resources that are free in Ray and
     not held by dray's attempts.
 
-    Both conditions are needed: dray's claims are not visible in Ray immediately, and the usage of
-    other programs is only visible in Ray.
+    Both conditions are needed: Ray does not show dray's claims immediately, and only Ray shows the
+    usage of other programs.
     """
     return {
         name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
@@ -232,7 +232,7 @@ def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
 
 
 def fits_pinned(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """Return the same as `fits`, but for workers of silos."""
+    """Like `fits`, but for workers of silos."""
     counts = [
         math.floor((free.get(name, 0.0) + EPSILON) / amount)
         for name, amount in bundle.items()

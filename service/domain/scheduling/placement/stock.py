@@ -38,7 +38,7 @@ Amounts = tuple[float, ...]
 
 
 class When(IntEnum):
-    """Which resources count as free."""
+    """The definition of free resources."""
 
     FREE = 0
     """Resources that no job holds."""

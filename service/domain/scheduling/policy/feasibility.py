@@ -136,8 +136,7 @@ def lacking_role(request: Request, nodes: Sequence[Node]) -> RoleSlots | None:
 
 
 def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
-    """Return a copy of the role whose number of ranks is the number that fits on the empty
-    nodes."""
+    """Return a copy of the role with the number of ranks that fit on the empty nodes."""
     return replace(role, number=sum(fits(role.bundle, node.total) for node in nodes))
 
 

@@ -46,7 +46,8 @@ class WaitingJob:
     place: int = 0
     """Among jobs of the same priority, lower values come first: see `models.JobRow.rank`."""
     after: tuple[Dependency, ...] = ()
-    """Jobs and arrays that must end first. Until then, the job neither takes nor reserves slots."""
+    """Jobs and arrays that must end before the job starts. Until they end, the job neither takes
+    nor reserves slots."""
     array: ArrayLimit | None = None
 
 
@@ -84,7 +85,7 @@ class Snapshot:
     """Jobs that hold slots. Only used for messages, since `available_to_us` already excludes these
     slots."""
     storage_problem: str | None = None
-    """Message if the storage is full, in which case no job can start, even if slots are free."""
+    """Message that is set if the storage is full. No job can then start, even if slots are free."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
     """Running jobs that can be asked to leave their slots."""
@@ -96,7 +97,7 @@ class Snapshot:
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs that hold slots, by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
-    """For queues whose budget is used up: the reason why their jobs do not start, by queue."""
+    """For each queue whose budget is used up, the reason why its jobs do not start."""
     topology: tuple[str, ...] = ()
     """Label keys of the levels of the topology, from the widest to the narrowest."""
     to_come: tuple[Node, ...] = ()

@@ -34,7 +34,7 @@ PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
 SOON_S = 15.0
 """Maximum backoff, in seconds, with which a job keeps its position. A job with such a short backoff
-has rarely caused its failures itself."""
+has rarely caused its own failures."""
 
 
 class Round:

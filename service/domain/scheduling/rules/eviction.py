@@ -97,8 +97,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a group must release its spare slots for a job with the rank `coming`. It must unless
-    the group's turn, priority and user come before the job's."""
+    """Whether a group must release its spare slots for a job with the rank `coming`. It must,
+    unless the group's tier, priority and user rank before the job's."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.tier, coming.falling_priority, coming.user_is_ahead
@@ -161,8 +161,8 @@ class Candidates:
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
         """Yield the requests that can be made for a job with the rank `coming`, except requests to
         the jobs in `but`. Requests for spare slots come before requests to leave."""
-        # If two ranks differ only in their work, the rank with more work can ask a subset of the
-        # jobs that the other rank can ask.
+        # If two ranks differ only in their work, a job whose rank has more work can ask only a
+        # subset of the jobs that a job with the other rank can ask.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s

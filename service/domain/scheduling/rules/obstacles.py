@@ -25,7 +25,7 @@ MAX_NAMED = 20
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reason:
-    """Why a job waits. This class is not frozen, for the same reasons as `Wait`."""
+    """The reason why a job waits. This class is not frozen, for the same reasons as `Wait`."""
 
     code: str
     message: str
@@ -65,7 +65,7 @@ class _Seen:
         self.free = free
         self.num_holders = num_holders
         self.explanation: Explanation | None = None
-        """Why the gangs wait, if too few slots are free."""
+        """The reason why the gangs wait, if too few slots are free."""
 
 
 class Obstacles:

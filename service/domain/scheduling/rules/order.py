@@ -46,8 +46,8 @@ class Rank(NamedTuple):
         return -self.falling_priority
 
     def may_less(self, other: Rank) -> bool:
-        """Whether it is certain that this rank can evict no more jobs than the other rank. False
-        for ranks of different tiers, because priorities are only comparable within a tier."""
+        """Whether this rank certainly can't evict more jobs than the other rank. False for ranks of
+        different tiers, because priorities are only comparable within a tier."""
         return (
             self.tier == other.tier
             and self.falling_priority >= other.falling_priority

@@ -16,8 +16,8 @@ BOUNDS_OF_WAITING = ("max_queued", "max_queued_per_user")
 """Rules that limit the number of waiting jobs."""
 
 MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
-"""Maximum number of resources or users in each rule. They are limited because the scheduler reads
-all of them in each round."""
+"""Maximum number of resources or users in each rule. The number is limited because the scheduler
+reads all names in each round."""
 
 
 @dataclass(frozen=True)
