@@ -279,8 +279,8 @@ class Runtime:
         return self.watch.latest if self.watch else None
 
     async def stop(self) -> None:
-        """Stop the loops, and then the resources that they use. An embedded Ray ends together with
-        its jobs."""
+        """Stop the loops, and then the resources that they use. An embedded Ray cluster ends
+        together with its jobs."""
         if self._leading is not None and self.leader is not None:
             leads = self.leader.leads
             if leads:
@@ -302,7 +302,7 @@ class Runtime:
             self._home.release()
 
     async def _finish_launches(self) -> None:
-        """Start no more attempts, and wait for launches in progress, up to a limit."""
+        """Start no more attempts, and wait for launches in progress, up to a time limit."""
         self._halted.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timings.last_launches_s):

@@ -119,7 +119,7 @@ TRANSITIONS = _table()
 
 
 class IllegalTransition(Exception):
-    """A transition that is not in the table, because of a bug in the caller or a lost race."""
+    """A transition that is not in the table, caused by a bug in the caller or by a lost race."""
 
     def __init__(self, state: JobState, trigger: Trigger, code: str | None = None):
         with_code = "" if code is None else f" with the reason {code!r}"

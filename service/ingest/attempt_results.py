@@ -77,8 +77,8 @@ class Received:
     attempt: int
     reply: PollReply
     asked: Mapping[str, int] | None = None
-    """The cursor of the poll, set if two processes can poll the same attempt at the same time. A
-    reply to a poll whose cursor is older than the stored cursor is then ignored."""
+    """The cursor of the poll, set if two processes can poll the same attempt at the same time. If
+    it is older than the stored cursor, the reply is ignored."""
     in_storage: Sequence[Frame] = ()
     """Reports of the attempt's checkpoints from `service.checkpoints.catalog`, if the reply has an
     outcome. Checkpoints that no rank reported are stored together with the outcome."""
@@ -263,7 +263,7 @@ class _Recorder:
         )
 
     def _cancelled(self, outcome: Outcome) -> None:
-        """End a job that is being cancelled; the attempt keeps its own reason."""
+        """End a job that is being cancelled. The attempt keeps its own reason."""
         job = self.job
         is_stopped_early = job.reason_code == STOPPED_EARLY
         message = job.reason_message if is_stopped_early else once_stopped(job.reason_message)
@@ -381,7 +381,7 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 
 
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
-    """Return the running time that counts against max_runtime_s, without the time in which the
+    """Return the running time that counts against max_runtime_s, excluding the time in which the
     machine was suspended.
 
     If no supervisor reported the running time, it is derived from the ledger, or from the wall time

@@ -62,7 +62,7 @@ def _show(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> 
     reported = attempts_repository.furthest_step(session, job.id, before_attempt=attempt.attempt)
     is_recipe = job.spec.get("script") is None
     if reported < receipt["step"] and is_recipe and not is_anothers:
-        # The rank's node was lost after the checkpoint was saved, and before the service had read
+        # The rank's node was lost after the checkpoint was saved but before the service had read
         # all metrics.
         message += f"; the metrics of steps {reported + 1} to {receipt['step']} are lost"
     remark(session, job, type_="resumed", code="resumed", message=message, now=now, data=receipt)

@@ -152,7 +152,7 @@ class Arrays:
         return await self._database.read(lambda session: view(session, array_id))
 
     async def cancel(self, array_id: str, *, actor: str = ANONYMOUS) -> views.JobArray:
-        """Ask all unfinished jobs of the array to end, in the name of `actor`. Idempotent."""
+        """Ask all unfinished jobs of the array to end, on behalf of `actor`. Idempotent."""
         now = self._clock()
         code, data = "cancelled_by_user", {ACTOR: actor}
 
@@ -175,7 +175,7 @@ class Arrays:
         return array
 
     async def delete(self, array_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete all jobs of the array and all their files, in the name of `actor`.
+        """Delete all jobs of the array and all their files, on behalf of `actor`.
 
         Raises JobLive unless all jobs of the array have ended, and CheckpointInUse if a live job
         starts from a checkpoint of one of these jobs. Takes the same steps as `Jobs.delete`.

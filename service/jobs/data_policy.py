@@ -1,7 +1,7 @@
-"""Checks on submission whether jobs may read their data.
+"""Checks whether submitted jobs may read their data.
 
 A forbidden URL is refused here, while the user waits for the response. The node later applies the
-same rules to facts that can only be determined there: the target of a link, and the current address
+same rules to facts that only the node can determine: the target of a link, and the current address
 of a name.
 """
 
@@ -54,7 +54,7 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
 
 
 async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
-    """Allow repositories without encryption only on hosts that the operator has named."""
+    """Allow repositories without encryption only on hosts that the operator has listed."""
     url = urlsplit(code.git or "")
     host = url.hostname or ""
     if url.scheme != "http" or is_named(host, allowed):

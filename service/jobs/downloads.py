@@ -1,8 +1,8 @@
 """Links to files of jobs. Each link is valid for one download. Browsers need such links, because
 they send no token with a download.
 
-The hash of the link's secret is stored in SQL, so that any API process can serve the link, and no
-two processes serve the same link.
+The hash of the link's secret is stored in SQL, so that any API process can serve the link, but only
+one process serves it.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def hangs(self, job_id: str) -> views.HangPage:
-        """Return the newest hangs (older ones are not kept), oldest first."""
+        """Return the newest hangs, oldest first. Older hangs are not kept."""
 
         def work(session: Session) -> views.HangPage:
             found(session, job_id)

@@ -1,5 +1,5 @@
-"""Idempotency keys. A request with a key creates only one job or drill, however often it is
-sent."""
+"""Idempotency keys. A request with a key creates only one job or drill, no matter how often the
+request is sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.domain.errors import IdempotencyInFlight, IdempotencyMismatch
 
 @dataclass(frozen=True)
 class IdempotencyKey:
-    """The caller's key of a request, and a hash of its canonical body."""
+    """The caller's key for a request, and a hash of the request's canonical body."""
 
     key: str
     fingerprint: str

@@ -258,7 +258,7 @@ class Jobs:
         )
 
     async def cancel(self, job_id: str, *, actor: str = ANONYMOUS) -> views.Job:
-        """Ask the job to end, in the name of `actor`. Idempotent.
+        """Ask the job to end, on behalf of `actor`. Idempotent.
 
         Raises JobFinished if it succeeded or failed.
         """
@@ -293,10 +293,10 @@ class Jobs:
         return job
 
     async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete a finished job and all its files, in the name of `actor`, which is logged.
+        """Delete a finished job and all its files, on behalf of `actor`, who is logged.
 
-        Raises JobLive if it has not ended, and CheckpointInUse if a live job starts from one of its
-        checkpoints.
+        Raises JobLive if the job has not ended, and CheckpointInUse if a live job starts from one
+        of its checkpoints.
 
         Takes three idempotent steps: hide the job, delete its files, delete its rows. If the
         service dies between two steps, `finish_deletions` completes the deletion.
@@ -333,8 +333,8 @@ class Jobs:
         """Complete interrupted deletions, and return their number.
 
         With `before`, only deletions that began before this time are completed, since another
-        process may still be deleting. A job whose files can't be deleted now is skipped, and tried
-        again later.
+        process may still be deleting. A job whose files can't be deleted now is skipped, and its
+        deletion is retried later.
         """
         hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
         erased = 0

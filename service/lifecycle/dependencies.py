@@ -120,8 +120,8 @@ def end_unstarted(
 def _doomed(
     rows: Sequence[tuple[str, str, bool]], ended: Sequence[Ended]
 ) -> dict[str, tuple[str, Ended]]:
-    """Return the waiters that can never start, each with the id that it waited for and the job that
-    did not succeed."""
+    """Return the waiting jobs that can never start, each with the id for which it waited and the
+    job that did not succeed."""
     unsuccessful = {}
     for one in ended:
         if one.state is not JobState.SUCCEEDED:

@@ -1,8 +1,8 @@
-"""Asks attempts to save and leave their slots, because a user asked for it, because a node is being
-drained, or because the service stops its cluster.
+"""Asks attempts to save and leave their slots, because a user requested it, a node is being
+drained, or the service is stopping its cluster.
 
 The request is stored in the attempt's row, and the reconciler sends it as a command. When the
-attempt ends, its job returns to the queue, and no retry is used up.
+attempt ends, its job returns to the queue, and no retry is charged.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: da
 def change_batch(
     session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
 ) -> bool:
-    """Let the group form again on its slots with this global batch, using an empty grant. Return
-    False if that is no longer allowed."""
+    """Let the group form again on its slots with this global batch size, using an empty grant.
+    Return False if that is no longer allowed."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None:

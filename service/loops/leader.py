@@ -37,8 +37,8 @@ Loops = Sequence[tuple[str, Coroutine[Any, Any, None]]]
 
 
 def own_name() -> str:
-    """Return a unique name for this process as a holder of the lease. The name contains the host
-    and the process id."""
+    """Return a unique name under which this process holds the lease. The name contains the host and
+    the process id."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 

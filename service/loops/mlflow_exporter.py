@@ -142,7 +142,7 @@ class MlflowExporter:
         return part.has_more
 
     async def _add_files(self, job_id: str, run_id: str, part: JobPart) -> MlflowRefused | None:
-        """Upload the artifacts and describe the model. Returns the last refusal, which delays
+        """Upload the artifacts and describe the model. Returns the last refusal. A refusal delays
         neither the other files nor the job's status."""
         refused = None
         for file in part.artifacts:

@@ -145,7 +145,7 @@ def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:
 
 
 def _from_now(expected: Expected, now: datetime) -> Expected:
-    """Return the expected time without the part of the range that is in the past."""
+    """Return the expected time, omitting the part of its range that is in the past."""
     at, earliest = expected.at, expected.earliest
     if at is None or at > now:
         return expected if earliest is None else replace(expected, earliest=max(earliest, now))

@@ -87,7 +87,7 @@ class Plans:
 
     async def resolve(self, spec: JobSpec) -> Resolved:
         """Replace each `auto` in the document with a choice. If the job certainly does not fit, the
-        result has a refusal. Raises NotPlannable if no choice is possible."""
+        result contains a refusal. Raises NotPlannable if no choice is possible."""
         resolved = await self._resolve_parallelism(spec)
         if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
             return resolved

@@ -31,8 +31,8 @@ WITHOUT_PRICES = "it has a budget, but no prices are set: the operator can set D
 
 
 class Queues:
-    """Use cases for queues. Each is one transaction. Changes apply from the scheduler's next
-    round."""
+    """Use cases for queues. Each is one transaction. Changes become effective in the scheduler's
+    next round."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Backups of a SQLite home. A backup is made while the service runs, and restored to another
+"""Backups of a SQLite home. A backup can be made while the service runs, and is restored to another
 folder.
 
 The archive is a plain tar file with `storage/...` (logs, checkpoints, artifacts), `dray.db`, and

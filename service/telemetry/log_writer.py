@@ -123,7 +123,8 @@ class LogStore:
         return {rank: self._joined(chunks) for rank, chunks in found.items()}
 
     def _joined(self, chunks: Sequence[LogChunkRow]) -> LogChunkRow:
-        """Return the newest chunk. If it is open, all open chunks are first joined into one."""
+        """Return the newest chunk. If the chunk is open, all open chunks are first joined into
+        one."""
         newest, first = chunks[-1], chunks[0]
         if newest is first or not _takes(newest, is_tail=False):
             return newest
@@ -136,7 +137,8 @@ class LogStore:
         return first
 
     def _add(self, rank: int, lines: Sequence[LogLine]) -> bool:
-        """Add the lines as a new chunk. Returns False, without changes, if this is not possible."""
+        """Add the lines as a new chunk. If this is not possible, returns False and changes
+        nothing."""
         log, job = self._known.get(rank), self._job
         if log is None or log.num_chunks >= MAX_CHUNKS:
             return False

@@ -120,7 +120,7 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """Return as many of the first pieces as are needed for `max_points`."""
+    """Return the first pieces, as many as are needed for `max_points`."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
@@ -219,7 +219,8 @@ def _in_order(chunk: MetricChunk) -> tuple[str, int, int]:
 def read_times(
     session: Session, job_id: str, series: Mapping[str, Points], *, max_points: int
 ) -> dict[str, list[float]] | None:
-    """Return the Unix time of each point; None for a job from an older dray, which stored no times.
+    """Return the Unix time of each point; None for a job from an older version of dray, which
+    stored no times.
 
     Times are exact if there are at most `max_points` steps between the first and the last point.
     """

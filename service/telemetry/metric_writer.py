@@ -38,8 +38,8 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 from service.telemetry.known_attempts import KnownAttempt
 
 MAX_KEYS = 1000
-"""Maximum number of metric names of one job. Further names are refused, and an event reports
-this."""
+"""Maximum number of metric names of one job. Any further names are refused, and an event is
+added."""
 MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
 """Maximum number of rows and bytes of an attempt in `recent_metrics`. When one of them is reached,
 the points are moved to chunks."""

@@ -63,8 +63,8 @@ POINTER = "/where"
 
 
 def parse_search(text: str) -> SearchNode:
-    """Parse an expression into a tree. Raises InvalidSearch with the column of the error, from
-    1."""
+    """Parse an expression into a tree. Raises InvalidSearch with the column of the error, starting
+    at 1."""
     if len(text) > MAX_CHARS:
         raise InvalidSearch(
             f"the expression has {len(text):,} characters, but at most {MAX_CHARS:,} are allowed",
@@ -86,7 +86,7 @@ class _Token:
     kind: _Kind
     text: str
     at: int
-    """The column of the first character, from 1."""
+    """The column of the first character, starting at 1."""
 
     @property
     def word(self) -> str:

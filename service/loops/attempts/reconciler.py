@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Maximum total size of the replies of all attempts, since the reply of each attempt can be waiting
-to be stored at the same time."""
+"""Maximum total size of the replies of all attempts, since the replies of all attempts can be
+waiting to be stored at the same time."""
 
 
 class Reconciler:
@@ -57,9 +57,9 @@ class Reconciler:
         self._refs: dict[tuple[str, int], AttemptRef] = {}
         """The current nodes of each followed attempt, which change when a group grows."""
         self._closed: set[tuple[str, int]] = set()
-        """Attempts whose end has been stored since the live attempts were read."""
+        """Attempts whose end was stored after the live attempts were last read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        # A separate thread pool, so that hanging storage can't use up the threads of the whole
+        # A separate thread pool, so that unresponsive storage can't use up the threads of the whole
         # process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
@@ -252,7 +252,7 @@ class Reconciler:
         self._signals.publish(QUEUE)
 
     async def _end_unowned(self) -> None:
-        """End attempts that the cluster still has although they have ended in the database.
+        """End attempts that still exist in the cluster although they have ended in the database.
 
         The database is read after the cluster. An attempt is claimed before it is launched, so if
         the cluster lists an attempt that is not live in the database afterwards, the attempt has

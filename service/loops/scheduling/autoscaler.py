@@ -72,8 +72,8 @@ class Autoscaler(Stage):
         """Nodes of the session's first plan. They can include the head node and nodes of other
         types."""
         self._memory: Mapping[int, float] = {}
-        """The largest memory of the nodes that were added, for each node type, by the type's index
-        in the setting."""
+        """For each node type, by its index in the setting, the largest memory of the nodes that
+        were added."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
         """For each node, the time since which nothing has run on it and no waiting job has needed

@@ -108,7 +108,7 @@ class StoredDecisions(Stage):
     def _without_late_waits(
         self, decisions: Sequence[policy.Decision], now: datetime
     ) -> Sequence[policy.Decision]:
-        """Omit the reasons of the jobs in a long queue if they were stored recently. Each start
+        """Omit the reasons of the jobs in a long queue if reasons were stored recently. Each start
         changes the positions of all jobs behind it."""
         num_waits = sum(isinstance(decision, policy.Wait) for decision in decisions)
         since = None if self._noted_at is None else now - self._noted_at

@@ -104,7 +104,8 @@ class EnvironmentGate(Stage):
     async def _still_waiting(
         self, snapshot: policy.Snapshot, attempts: Mapping[str, int], names: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the reasons of the jobs that an earlier round held back and that still wait."""
+        """Return the reasons of the jobs that an earlier round held back and that are still
+        waiting."""
         accepted = {node.id for node in snapshot.nodes if node.accepted}
         now = asyncio.get_running_loop().time()
         waiting = {}

@@ -67,8 +67,8 @@ class TrialValues(Stage):
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks, by sweep."""
-        # A separate thread pool, so that hanging samplers can't use up the threads of the whole
-        # process.
+        # A separate thread pool, so that unresponsive samplers can't use up the threads of the
+        # whole process.
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dray-samplers")
         self._late: dict[str, str] = {}
         """For each sweep, the reason why its sampler has no values."""
@@ -212,7 +212,7 @@ def _outcome(state: JobState, reason: str) -> TrialOutcome:
 
 def _document(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the trial's document. An invalid document is stored unchanged; the claim then fails
-    the trial with the reason."""
+    the trial with the error as its reason."""
     document = with_values(base, values)
     try:
         return check(document).model_dump(mode="json")

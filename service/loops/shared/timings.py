@@ -53,8 +53,8 @@ class LoopTimings:
     """Time for which the lease is valid. Together with `lease_retry_s`, it ensures that a suspended
     holder is replaced within 10 s."""
     lease_renewal_s: float = 2.0
-    """Seconds between two renewals of the lease. Two renewals in a row can fail without losing the
-    lease."""
+    """Seconds between two renewals of the lease. The lease is kept even if two renewals in a row
+    fail."""
     lease_retry_s: float = 1.0
     """Minimum number of seconds between two requests for the lease, even if it is about to
     expire."""
@@ -84,9 +84,11 @@ class LoopTimings:
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
     """Maximum number of seconds between two measurements of the storage, no matter how long the
-    last measurement took, since that time might only be due to an unavailable database."""
+    last measurement took, since it might have taken long only because the database was
+    unavailable."""
     deletion_grace: timedelta = timedelta(minutes=1)
-    """Age after which an unfinished deletion counts as interrupted, because its process is gone."""
+    """Age after which an unfinished deletion counts as interrupted, because its process no longer
+    exists."""
 
 
 async def rest_after(began: float) -> None:

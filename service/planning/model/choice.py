@@ -122,8 +122,8 @@ def plan_of(
 
 
 def least_divided(spec: JobSpec) -> JobSpec:
-    """Return the document with the most replicas, or unchanged if no axis is `auto`. Raises
-    NoDivision."""
+    """Return the document with the most replicas; the unchanged document if no axis is `auto`.
+    Raises NoDivision."""
     if not spec.parallel.auto:
         return spec
     return _divisions(spec)[0]

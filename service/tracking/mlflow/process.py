@@ -1,4 +1,4 @@
-"""The service's side of the process that runs MLflow's client. All calls have a time limit."""
+"""Runs MLflow's client in a separate process, and calls it. All calls have a time limit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LINE_BYTES = 64 << 20
 END_LIMIT_S = 5.0
 """Seconds to wait for a killed process to exit."""
 DEFAULTS = {
-    # The service limits the time of calls and repeats them, so the client should not retry. The
-    # server may take long to store an upload after it has received the last byte.
+    # The service itself limits the time of calls and repeats them, so the client should not retry.
+    # The server may take long to store an upload after it has received the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     # A redirected POST becomes a GET, whose response would be mistaken for MLflow's.

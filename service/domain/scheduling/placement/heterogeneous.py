@@ -39,8 +39,8 @@ def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Sli
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
     own = sorted(range(alike), key=lambda at: _size(sorts[at][1]), reverse=True)
-    # Try both orders, because ranks without their own resources could use up the only room for the
-    # other ranks.
+    # Try both orders, because ranks without their own resources could take the only slots that fit
+    # the other ranks.
     for order in ([alike, *own], [*own, alike]):
         if found := _place([sorts[at] for at in order], free, topology):
             return _in_order(request, dict(zip(order, found, strict=True))), True
@@ -55,8 +55,8 @@ def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
 
 
 def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple[Slice, ...]:
-    """Return slices in rank order. `of_sort` has the slices of each role, followed by the slices of
-    all other ranks."""
+    """Return slices in rank order. `of_sort` contains the slices of each role, followed by the
+    slices of all other ranks."""
     others, found, rank = list(of_sort[len(request.roles)]), [], 0
 
     def take(number: int) -> None:

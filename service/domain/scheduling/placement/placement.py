@@ -41,7 +41,7 @@ class Placement:
     """The room for workers of one kind, by node and by domain."""
 
     def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
-        """`sizes` is the room on each node that has room."""
+        """`sizes` maps each node that has room to the number of workers that fit on it."""
         self._topology = topology
         self._size_of = sizes
         self._areas: defaultdict[Domain, _Area] = defaultdict(_Area)

@@ -4,8 +4,8 @@ fraction.
 Ray does not report which GPU a fraction is on. It puts each fraction on the fullest GPU that has
 room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
 first, followed by the fractions of the current plan, with workers of the same job on different
-GPUs. If this packing needs more GPUs than the node has, a search looks for another packing. If
-Ray's actual packing differs from the assumed one, the start of a job can fail, and is retried.
+GPUs. If this packing needs more GPUs than the node has, a search looks for another packing. If Ray
+packs the fractions differently, a job can fail to start; the start is then retried.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ node."""
 
 
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
-    """Return the fractions that jobs hold on a node. The largest come first, because they pack best
-    in this order."""
+    """Return the fractions that jobs hold on a node. The largest fractions come first, because
+    fractions pack best in this order."""
     found = []
     for holder in holders:
         if is_part_of_gpu(holder.bundle):

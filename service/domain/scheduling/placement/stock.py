@@ -226,8 +226,8 @@ class Stock:
         }
 
     def place_of(self, node_id: str, required: Requirement | None) -> Place:
-        """Return the place around the node that a gang can use: the cluster, or the node's domain
-        of the required level."""
+        """Return the place that contains the node and that a gang can use: the cluster, or the
+        node's domain of the required level."""
         if required is None or not self.topology.has(required.level):
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
@@ -260,7 +260,7 @@ class Stock:
 
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
         """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
-        has no room. `amounts` are the free resources by node."""
+        does not fit. `amounts` are the free resources by node."""
         if kind.heterogeneous is None:
             capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
@@ -306,7 +306,7 @@ class Stock:
                 had[part.node_id] += part.num_workers
 
     def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
-        """Take slots on one node. No amount grows, even if the fractions of GPUs are packed
+        """Take slots on one node. No amount increases, even if the fractions of GPUs are packed
         differently afterwards."""
         free = self.by_when[when]
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)

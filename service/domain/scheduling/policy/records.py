@@ -28,10 +28,10 @@ class WaitingJob:
     request: Request
     not_before: datetime | None = None
     preparing: str | None = None
-    """A message, set while the environment is not ready on the nodes where the job would start. As
-    long as it is set, the job neither takes nor reserves slots."""
+    """A message that is set while the environment is not ready on the nodes where the job would
+    start. As long as it is set, the job neither takes nor reserves slots."""
     left_s: float | None = None
-    """Remaining runtime in seconds, once the job runs; None if unknown."""
+    """Remaining runtime in seconds once the job has started; None if unknown."""
     waited_s: float = math.inf
     """Seconds since the job was submitted, excluding time in which it ran, was held, or waited for
     other jobs to end or for its array."""

@@ -2,7 +2,7 @@
 
 A job with a limit on its running time may overtake a blocked job if it is certain to end and free
 its slots before the blocked job can start. The blocked job waits for running jobs to leave. Each
-running job is assumed to leave as early as possible: immediately if its time left is unknown,
+running job is assumed to leave as early as possible: immediately if its remaining time is unknown,
 otherwise after half of the forecast time. A job that the blocked job may be entitled to evict is
 assumed to leave as soon as it can be evicted, if that is earlier.
 """

@@ -197,7 +197,7 @@ class Asked(NamedTuple):
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """Return which candidates to ask so that `least` workers fit. Candidates are tried in order.
+    """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
 
     `pool` contains slots that are free, or will be free once the jobs that were already asked have
     left.
@@ -238,9 +238,9 @@ class SlotCheck:
         """(free resources, the part of the free resources that is set aside, number of workers that
         fit), by node."""
         self._parts: dict[str, list[tuple[float, int]]] = {}
-        """The parts of GPUs that jobs still have on each node after the slots were returned."""
+        """The fractions of GPUs that jobs still have on each node after the slots were returned."""
         self._had: dict[str, Counter[str]] = {}
-        """Number of workers that are left after the slots were returned, by job and node."""
+        """Number of remaining workers after the slots were returned, by job and node."""
         self._capacities = pool.capacities(kind)
 
     @property

@@ -1,5 +1,5 @@
-"""The limits of queues and their users: how many workers a job can have, regardless of how many
-slots are free.
+"""The limits of queues and their users: how many workers a job may have, regardless of the number
+of free slots.
 
 Waiting jobs also count towards the limits: the capacity for which a job waits is not available to
 later jobs under the same limits. A user's limit never blocks another user's jobs.
@@ -110,9 +110,9 @@ class AccountLimits:
         self._most_ever: dict[WorkerKind, int] = {}
 
     def headroom(self, job_id: str, kind: WorkerKind, least: int) -> Headroom:
-        """Return how many additional workers all limits allow a job. If they allow fewer than
-        `least` workers and a user's limit is one of the reasons, the headroom names this limit,
-        because it doesn't block other users."""
+        """Return how many additional workers a job may have under all limits. If they allow fewer
+        than `least` workers and a user's limit is one of the reasons, the headroom names this
+        limit, because it doesn't block other users."""
         if self._closed is not None:
             return self._closed
         most = UNLIMITED.workers

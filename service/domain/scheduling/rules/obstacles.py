@@ -1,4 +1,4 @@
-"""Explains why a job waits, and which jobs are in its way.
+"""Explains why a job waits, and which jobs block it.
 
 Jobs that are considered later in the same plan can also get slots, so the messages about free slots
 and about the jobs that hold slots are created at the end of the plan. The jobs ahead of a job are
@@ -108,7 +108,7 @@ class Obstacles:
         return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
 
     def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Explanation:
-        """Return why the gang does not start, and which jobs are in its way."""
+        """Return why the gang does not start, and which jobs block it."""
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
