@@ -159,7 +159,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "did you mean 'night'?",
     },
     "priority_too_high": {
-        "detail": "is 90, above 70, the highest of the queue 'night'",
+        "detail": "is 90, but the maximum of the queue 'night' is 70",
         "pointer": "/priority",
         "hint": "an admin can raise the job's priority after its submission",
     },

@@ -243,7 +243,7 @@ async def test_no_trial_is_stopped_for_one_that_has_failed_since(service: Servic
     assert await state_of(service, jobs[1]) is JobState.RUNNING
     report(service, jobs[2], (10, 3.0))
     job = await service.jobs.get(jobs[2])
-    assert job.reason.message.startswith("stopped early at step 10: 1 of 1 trials that got there")
+    assert job.reason.message.startswith("stopped early at step 10: 1 of 1 trials that reached")
 
 
 async def test_a_trial_that_has_just_succeeded_is_not_stopped(service: Service) -> None:
