@@ -40,7 +40,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "webhook_not_found": {
         "detail": f"there is no webhook {WEBHOOK_ID}",
-        "hint": "`dray webhook ls` shows the webhooks there are",
+        "hint": "`dray webhook ls` lists the existing webhooks",
     },
     "download_link_not_found": {
         "detail": "this link no longer works: it has been used, is older than 60 s, or its "
@@ -65,11 +65,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "bad_update": {
         "detail": "part 0 of the update is missing",
-        "hint": "send this part, and then the update",
+        "hint": "send this part, then send the update again",
     },
     "too_many_webhooks": {
         "detail": "ann has 20 webhooks, the maximum per user",
-        "hint": "delete one that is not needed: `dray webhook ls` shows them",
+        "hint": "delete a webhook that is no longer needed: `dray webhook ls` lists them",
     },
     "webhook_disabled": {
         "detail": f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with 410, so it "
@@ -97,7 +97,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/where",
     },
     "not_comparable": {
-        "detail": f"{JOB_ID} is a single job, and has no baseline",
+        "detail": f"{JOB_ID} is a single job without a baseline",
         "hint": "name another job, or pin a baseline of its experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
@@ -107,7 +107,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "annotations_changed": {
         "detail": f"tags and notes of {JOB_ID} have changed: their revision is now 4",
-        "hint": "read them again, and apply your change to the present tags and notes",
+        "hint": "read them again, and apply your change to the current tags and notes",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
@@ -143,7 +143,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "queue_in_use": {
         "detail": "3 jobs in the queue 'night' have not ended",
-        "hint": "move or cancel them first, or wait for their end",
+        "hint": "move or cancel them first, or wait until they have ended",
     },
     "queue_not_found": {
         "detail": "there is no queue 'night'",
@@ -218,7 +218,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is not a "
         "valid job: /train/optimizer momentum is an option of sgd, not of adamw",
         "pointer": "/sweep/parameters",
-        "hint": "leave out the values that can't be combined",
+        "hint": "remove the values that can't be combined",
     },
     "sampler_unavailable": {
         "detail": "Optuna is not installed on this server",
@@ -254,7 +254,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/init_from/step",
     },
     "init_from_differs": {
-        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, but was "
+        "detail": f"can't continue from the full state of {OTHER_ID}: /train/seed is 1, but was "
         "0: the samples would have a different order",
         "pointer": "/train/seed",
         "hint": "change it, or set init_from.take to weights",
