@@ -11,6 +11,7 @@ from dray.secure_aggregation.fixed_point import FixedPoint, Values
 from dray.secure_aggregation.keys import KeyPair, joined
 from dray.secure_aggregation.messages import (
     KEY_BYTES,
+    SERVER,
     SHARE_BYTES,
     VERSION,
     ConsistencyCodes,
@@ -26,8 +27,6 @@ from dray.secure_aggregation.messages import (
     SharedKeys,
     Survivors,
 )
-
-SERVER = "server"
 
 
 class MaskingClient:

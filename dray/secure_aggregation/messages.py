@@ -24,6 +24,8 @@ LEAST_CLIENTS = 3
 sum."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Maximum size of any message except the masked update, which has a fixed size."""
+SERVER = "server"
+"""The name under which errors mention the server."""
 KEY_BYTES = 32
 SHARE_BYTES = 33
 SEALED_BYTES = 2 * SHARE_BYTES + 16
@@ -199,8 +201,9 @@ class MessageRefused(Exception):
     """The protocol does not allow a message. The round continues without the message."""
 
     def __init__(self, sender: str, reason: str) -> None:
-        """sender: the name of the client, or "server"."""
-        super().__init__(f"the message from {sender} is refused: {reason}")
+        """sender: the name of the client, or `SERVER`."""
+        who = "the server" if sender == SERVER else f"client {sender}"
+        super().__init__(f"the message from {who} is refused: {reason}")
 
 
 class TooFewClients(Exception):

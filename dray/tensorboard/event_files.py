@@ -2,9 +2,9 @@
 
 A file is a sequence of records. A record consists of the length of the data (8 bytes), the checksum
 of the length, the data, and the checksum of the data. Checksums are 4 bytes, masked CRC-32C. The
-data are a TensorFlow `Event` protocol buffer (tensorflow/core/util/event.proto). Neither the record
-format nor `Event` changes any more. This module implements the required parts of both, so that
-event files can be read and written without TensorFlow or TensorBoard.
+data are a TensorFlow `Event` protocol buffer (tensorflow/core/util/event.proto). The record format
+and `Event` are frozen. This module implements the required parts of both, so that event files can
+be read and written without TensorFlow or TensorBoard.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 MAX_RECORD_BYTES = 1 << 20
-"""Maximum size of a record that is read. Longer records contain images, audio and graphs."""
+"""Maximum size of a record that is read. Longer records, which contain images, audio or graphs, are
+skipped."""
 HEADER_BYTES = 12
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -36,15 +37,15 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (end offset, data) for each complete record, with empty data for records that are too
     long.
 
-    A record that ends after the end of `data` is yielded only if it is too long, so that the caller
-    can skip it when its end has been written. Raises Damaged if the checksum of a length is
-    wrong."""
+    An incomplete record at the end of `data` is yielded only if it is too long: the caller can then
+    skip to its end offset once the rest of the record has been written. Raises Damaged if the
+    checksum of a length is wrong."""
     at = 0
     while len(data) - at >= HEADER_BYTES:
         head = data[at : at + 8]
         (length,) = _LENGTH.unpack(head)
         if _CHECKSUM.unpack_from(data, at + 8)[0] != masked_crc32c(head):
-            raise Damaged(f"a record's length is damaged at byte {at}")
+            raise Damaged(f"the length of the record at byte {at} is damaged")
         end = at + HEADER_BYTES + length + 4
         if length > MAX_RECORD_BYTES:
             yield end, b""
@@ -81,9 +82,9 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             case 5:
                 length = 4
             case other:
-                raise Damaged(f"a field has the wire type {other}")
+                raise Damaged(f"a field has the unknown wire type {other}")
         if at + length > len(message):
-            raise Damaged("a field ends beyond its message")
+            raise Damaged("a field extends beyond the end of its message")
         yield key >> 3, message[at : at + length]
         at += length
 
@@ -139,8 +140,8 @@ def version(time: float) -> bytes:
 
 
 def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
-    """Return an event with the scalars of one step, by tag. Scalars are stored as 32-bit floats, as
-    TensorBoard expects."""
+    """Return an event with the scalars of one step, keyed by tag. Scalars are stored as 32-bit
+    floats, as TensorBoard expects."""
     summary = b"".join(
         _bytes(SUMMARY_VALUE, _bytes(VALUE_TAG, tag.encode()) + _float(VALUE_SIMPLE, value))
         for tag, value in values.items()

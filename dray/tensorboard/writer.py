@@ -94,8 +94,8 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Don't follow links, because `_read` might find that the file is not an event file, and it
-        # would then be truncated.
+        # Don't follow links: if the target of the link is not an event file, it would be truncated
+        # below.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         self._file: BinaryIO = os.fdopen(os.open(folder / FILE, flags, 0o666), "a+b")
         try:
@@ -107,7 +107,7 @@ class EventFile:
                 "different --logdir"
             ) from None
         self.last_steps: dict[str, int] = {}
-        """The last step in the file of each series, by name."""
+        """The last step of each series in the file, keyed by the name of the series."""
         self._waiting: tuple[int, float, dict[str, float]] | None = None
         """Values with the same step and time that have not been written yet. They will be written
         as one event."""

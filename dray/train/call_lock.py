@@ -1,5 +1,5 @@
-"""A lock for calls that several threads can make. A signal handler can't call inside another
-call."""
+"""A lock for functions that several threads can call. A signal handler can't call them while
+another call is in progress."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class CallLock:
     """Lets one call run at a time. Threads wait for each other.
 
     A signal handler runs in the main thread. If the signal interrupted a call, the handler would
-    wait for its own thread, so the lock raises RuntimeError instead. A forked process starts with a
-    free lock.
+    wait for its own thread, so the lock raises RuntimeError instead. In a forked process, the lock
+    is initially free.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of users' scripts, and functions that recipes share.
+"""Checkpoints of users' scripts, and functions that are also used by recipes.
 
 `{checkpoint URL}/step-{step:012d}/` contains the files of a folder under their own names, and
 `manifest.json` with their hashes. The manifest is written last and commits the checkpoint; the hash
@@ -74,12 +74,12 @@ def staying(
 ) -> set[str]:
     """Return the URLs of the checkpoints to keep: the `keep` newest, the `keep` newest whose
     reports the service has stored, and the `keep` newest whose reports were sent to it. If the node
-    is lost before it has sent the other reports, the job can resume only from checkpoints whose
-    reports have arrived.
+    is lost before it has sent all reports, the job can resume only from checkpoints whose reports
+    have arrived.
 
     in_order: URLs, oldest first. reported: offset in the spool at which each checkpoint's report
     ends. The service has stored the report of every checkpoint that is not listed. known: number of
-    bytes of the spool that were stored, and that were sent.
+    bytes of the spool that the service has stored, and number that were sent to it.
     """
     kept = set(in_order[-keep:])
     for limit in known:
@@ -88,8 +88,8 @@ def staying(
 
 
 def await_known(report_ends: Collection[float], known: Callable[[], Known]) -> None:
-    """Wait up to KNOWN_WITHIN_S until the service has stored the reports that end at these offsets
-    in the spool."""
+    """Wait up to KNOWN_WITHIN_S seconds until the service has stored the reports that end at these
+    offsets in the spool."""
     deadline = time.monotonic() + KNOWN_WITHIN_S
     while known().stored < max(report_ends, default=0.0) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -224,7 +224,9 @@ def files_of(folder: Path) -> list[Path]:
         raise ValueError(f"save_checkpoint() found no file in {folder.absolute()}")
     for path in found:
         if (character := unfit(str(path.relative_to(folder)))) is not None:
-            raise ValueError(f"a checkpoint file has {character} in its name: {str(path)!r}")
+            raise ValueError(
+                f"the name of a checkpoint file must not contain {character}: {str(path)!r}"
+            )
     if folder / MANIFEST in found:
         raise ValueError(f"a checkpoint file can't be called {MANIFEST}: dray writes it")
     return found

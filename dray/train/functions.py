@@ -16,7 +16,7 @@ def call(path: str, *, python: Sequence[int]) -> None:
     """Call the function in a file. Its result on rank 0 becomes an artifact of the job.
 
     python: major and minor version of the Python that packed the function. Exits with an error
-    message if this process runs another version, whose bytecode differs.
+    message if this process runs another version, because bytecode differs between versions.
     """
     here = list(sys.version_info[:2])
     if list(python) != here:

@@ -351,8 +351,8 @@ class TorchState:
         def __getattr__(self, name: str) -> Any: ...
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Call these functions once the state of an earlier attempt is loaded, for example after
-        the group's size has changed."""
+        """Register functions to call after the state of an earlier attempt is loaded, for example
+        when the group's size has changed."""
         self._reset_callbacks += callbacks
 
     def commit(self) -> None:
@@ -421,7 +421,7 @@ def _run(train: Callable[Concatenate[State, P], R]) -> Callable[Concatenate[Stat
 
 
 class elastic:  # noqa: N801  (Horovod's name)
-    """Horovod's module of the same name."""
+    """The equivalent of Horovod's module `elastic`."""
 
     TorchState = TorchState
     run = staticmethod(_run)

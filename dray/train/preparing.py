@@ -47,7 +47,7 @@ class TrainingProgress:
     """Index of the current batch in its epoch, from 0. In a process that started in the middle of
     an epoch, `enumerate(loader)` also starts from 0, but `batch` does not."""
     total_steps: int | None
-    """Number of steps of the whole training, if known."""
+    """Total number of training steps, if known."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ def init(
         generators of Python, NumPy and torch from the seed and the rank, and they are seeded again
         for each batch. By default, the order of the data is derived from torch's initial seed.
     checkpoint_every_steps, checkpoint_every_s: save a checkpoint after this many steps or seconds,
-        whichever comes first, while the training continues. None disables a limit.
+        whichever comes first, while training continues. None disables a limit.
     keep: how many of the newest checkpoints to keep.
 
     Raises ValueError for a number that is out of range, and RuntimeError if called twice.
@@ -221,7 +221,7 @@ def prepare(
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
         `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
 
-    A model is divided in place. Its optimizer must not have taken a step; it keeps its options and
+    A model is divided in place. Its optimizer must not have taken a step; it keeps its options, but
     gets the divided parameters. Raises ValueError for a model without parameters, a loader or model
     that can't be divided, and names that match no module. Raises RuntimeError if called after the
     first batch, or with a second loader.
@@ -300,14 +300,14 @@ def _prepare_more(
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
-    """Return the sizes of the axes, preferably the document's, which the supervision uses."""
+    """Return the axes' sizes. Sizes in the document, which supervision uses, take precedence."""
     document = _state.parallel
     if document is None:
         return shard, tensor
     for name, given in (("shard", shard), ("tensor", tensor)):
         if given not in (None, document[name]):
             raise ValueError(
-                f"prepare() was given {name}={given}, but the job document has parallel.{name} "
+                f"prepare() was given {name}={given}, but parallel.{name} in the job document is "
                 f"{document[name]}: change the document, or leave {name} out of the call"
             )
     return document["shard"], document["tensor"]
@@ -329,8 +329,8 @@ def epochs(number: int) -> Iterator[int]:
 
 
 def progress(*, total_steps: int | None = None) -> TrainingProgress:
-    """Return the progress of the training. total_steps: total number of steps, after which the
-    loader ends. The remaining time is computed from this number. Not needed with `epochs`."""
+    """Return the training progress. total_steps: total number of steps, after which the loader
+    ends. The remaining time is computed from this number. Not needed with `epochs`."""
     prepared = _check_prepared("progress")
     session = prepared.session
     if total_steps is not None:
@@ -346,8 +346,8 @@ def no_sync() -> AbstractContextManager[None]:
 
 
 def checkpoint() -> None:
-    """Save a checkpoint before the next batch, while the training continues. Call this on every
-    rank or on rank 0."""
+    """Save a checkpoint before the next batch, while training continues. Call this on every rank or
+    on rank 0."""
     _check_prepared("checkpoint").saver.ask()
 
 
@@ -387,7 +387,7 @@ def report(
     """
     if isinstance(step, Mapping):
         if values is not None:
-            raise TypeError("report() was given two sets of values")
+            raise TypeError("report() was given two sets of values: pass only one")
         _report_values(step)
     elif values is None:
         raise TypeError("report() needs the metrics of the step, such as {'train/loss': loss}")
@@ -411,7 +411,7 @@ def finish() -> None:
 
 
 def _report_values(values: Mapping[str, SupportsFloat]) -> None:
-    """Record metrics of the step that was just completed, with the progress."""
+    """Record metrics of the step that was just completed, and the training progress."""
     prepared = _check_prepared("report")
     session = prepared.session
     if session.is_void or session.is_skipping:

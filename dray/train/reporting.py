@@ -91,7 +91,7 @@ def report(
     total_steps: int | None = None,
     samples_per_s: float | None = None,
 ) -> None:
-    """Like `dray.train.report`, with the step given."""
+    """Like `dray.train.report`, but the step must be given."""
     number = _checked_count("step", step)
     if len(values) > MAX_KEYS:
         raise ValueError(
@@ -119,7 +119,7 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
     names on different ranks. Raises FileNotFoundError if `path` is not a file. Raises ValueError if
     the name is not a relative path of letters, digits, `.`, `_` and `-`, or if the artifacts of
     this rank exceed the operator's limit on their total size. If the storage is full or does not
-    answer, the call waits for up to ten minutes and then raises StorageError, which counts as a
+    respond, the call waits for up to ten minutes and then raises StorageError, which counts as a
     fault of the cluster. Outside of dray, the file stays in place, and the returned URL is the
     file's own.
     """
@@ -165,8 +165,8 @@ def _check_size(target: str, size: int) -> None:
     if limit and others + size > limit:
         before = f" after {others:,} bytes of other artifacts" if others else ""
         raise ValueError(
-            f"the artifact {target} has {size:,} bytes{before}; all artifacts of a rank can have "
-            f"at most {limit:,} bytes in total (DRAY_OUTPUT_LIMIT_BYTES)"
+            f"the artifact {target} has {size:,} bytes{before}; the total size of a rank's "
+            f"artifacts is limited to {limit:,} bytes (DRAY_OUTPUT_LIMIT_BYTES)"
         )
 
 
@@ -180,10 +180,10 @@ def save_checkpoint(
     """Copy the files of a folder to a new checkpoint of the job, which the job's next attempt can
     load with `load_checkpoint`.
 
-    Call this on one rank, once no process writes to the folder any more. The call returns after the
-    checkpoint has been written, hashed and committed. The `keep` newest checkpoints of all attempts
-    are kept. Until the reports of these checkpoints have reached the service, the `keep` newest
-    checkpoints whose reports did are kept too.
+    Call this on one rank, after all processes have finished writing to the folder. The call returns
+    after the checkpoint has been written, hashed and committed. The `keep` newest checkpoints of
+    all attempts are kept. Until their reports reach the service, the `keep` newest checkpoints that
+    the service knows are also kept.
 
     step: number of optimizer steps done; a step that this process has already saved is not saved
     again. metrics: metrics of this step, which are listed with the checkpoint.
@@ -283,15 +283,15 @@ def _is_written() -> bool:
 
 
 def known() -> Known:
-    """Return how many bytes of this process's reports were stored by the service, and sent to
-    it."""
+    """Return how many bytes of this process's reports the service has stored, and how many were
+    sent to it."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     return EVERYTHING if directory is None else spool.known(Path(directory))
 
 
 _observer: Observer | None = None
 _saved_bytes: dict[str, int] = {}
-"""Bytes of the artifacts that this process has saved, by name."""
+"""Sizes in bytes of the artifacts that this process has saved, keyed by name."""
 _lock = CallLock()
 _open_writer: tuple[int, str, SpoolWriter] | None = None
 _known_keys: set[str] = set()
@@ -311,8 +311,8 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
 
 
 def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
-    """Tidy up at the end of the process that saved checkpoints. A forked child process inherits
-    this exit handler, but must not tidy up."""
+    """Delete superseded checkpoints at the end of the process that saved checkpoints. A forked
+    child process inherits this exit handler, but must not tidy up."""
     if os.getpid() != pid:
         return
     with _storing():

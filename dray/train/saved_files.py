@@ -1,4 +1,5 @@
-"""Notes on the node which files were passed to `save_artifact`, until the attempt ends.
+"""Records which files were passed to `save_artifact`, in a file on the node that exists until the
+attempt ends.
 
 At the end of an attempt, dray lists the results that are not in any storage. A file that has not
 changed since it was saved is not listed.
@@ -24,8 +25,7 @@ def version_of(found: os.stat_result) -> Version:
 
 
 def note(version: Version) -> None:
-    """Note a file that has been copied to the storage. Does nothing outside of dray, where the
-    notes have no folder."""
+    """Record a file that has been copied to the storage. Does nothing outside of dray."""
     output = os.environ.get("DRAY_OUTPUT_DIR")
     if output is not None:
         line = " ".join(map(str, version)) + "\n"

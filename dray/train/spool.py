@@ -63,7 +63,7 @@ EVERYTHING = Known(math.inf, math.inf)
 
 
 def begin_count(directory: Path) -> None:
-    """Start to track how much of the spool has reached the service, if the disk has space."""
+    """Start tracking how much of the spool has reached the service, if the disk has space."""
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / KNOWN).open("xb") as file:
@@ -110,7 +110,8 @@ class SpoolWriter:
     ) -> bool:
         """Add one frame. Returns False if it was dropped because disk and memory had no space.
 
-        vital: the frame must never be dropped. Such frames are rare. at: Unix time; None for now.
+        vital: the frame must never be dropped. Such frames are rare. at: Unix time; None for the
+        current time.
         """
         at = time.time() if at is None else at
         line = _encode({"kind": kind, "time": at, "body": body}).encode() + b"\n"

@@ -1,6 +1,6 @@
 """Recognises storage faults, and waits until the storage accepts a result.
 
-A full or failing disk, or storage that does not answer, is a fault of the machine and never of the
+A full or failing disk, or storage that does not respond, is a fault of the machine and never of the
 training code, so it does not count towards `max_retries`.
 """
 

@@ -54,7 +54,7 @@ class Trial(View):
     state: JobState
     reason: Reason
     parameters: dict[str, Any] | None = None
-    """Values of the parameters by name; null until the sampler has chosen them."""
+    """Values of the parameters, keyed by name; null until the sampler has chosen them."""
     value: float | None = None
     """Value by which trials are compared; null until the trial has reported a finite number."""
     step: int | None = None

@@ -51,7 +51,8 @@ class Drill(View):
     kind: DrillKind
     rank: int
     at_step: int | None = None
-    """Number of optimizer steps after which the fault is injected; if unset, immediately."""
+    """Number of optimizer steps after which the fault is injected; unset if it is injected
+    immediately."""
     attempt: int
     state: DrillState
     step: int | None = None

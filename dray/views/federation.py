@@ -34,12 +34,11 @@ class FederatedClient(View):
     sent_at: datetime | None = None
     """When the client's latest update arrived."""
     num_sent: int
-    """Number of updates that the client has sent. Updates that were refused are in the job's
-    log."""
+    """Number of updates that the client has sent. Refused updates are recorded in the job's log."""
 
 
 class FederatedClientPage(View):
-    """All invited clients by number, and the latest round."""
+    """All invited clients, sorted by number, and the latest round."""
 
     items: list[FederatedClient]
     round: int | None = None

@@ -109,8 +109,8 @@ class Job(View):
     attempt: int
     """Number of the latest attempt; 0 before the first attempt."""
     world_size: int
-    """Number of workers that the job has or last had. While the job waits, the requested number of
-    workers."""
+    """Number of workers that the job has or last had. While the job waits, this is the requested
+    number of workers."""
     position: int | None = None
     """Position in the queue as of the scheduler's last round, starting at 1; set only while the job
     waits."""

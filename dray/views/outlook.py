@@ -14,8 +14,8 @@ class Forecast(View):
     """The expected time of a job's start or end."""
 
     at: datetime | None = None
-    """The expected time; for an end, the middle of the range. Null if the time is unknown, for the
-    reason in `reason`."""
+    """The expected time; for an end, the middle of the range. Null if the time is unknown; `reason`
+    then explains why."""
     earliest_at: datetime | None = None
     latest_at: datetime | None = None
     """The range of the expected time, from `earliest_at` (if the jobs involved run at their fastest
@@ -25,8 +25,8 @@ class Forecast(View):
     """If `at` is null, the earliest time at which the start or end is possible."""
     reason: Reason | None = None
     num_assumed: int = 0
-    """Number of jobs whose duration is unknown. For each of them, the forecast assumes the duration
-    of other recent jobs."""
+    """Number of jobs whose duration is unknown. For each such job, the forecast assumes the
+    duration of other recent jobs."""
     made_at: datetime
     first_at: datetime | None = None
     """The first forecast of this time, used to measure the error of forecasts."""
@@ -36,7 +36,7 @@ class ForecastError(View):
     """The error of first forecasts, over the last 7 days."""
 
     count: int
-    """Number of first forecasts for a start or end that has happened since."""
+    """Number of first forecasts whose start or end has occurred since."""
     median_s: float | None = None
     """Median of the absolute error, in seconds."""
     p90_s: float | None = None
@@ -90,7 +90,7 @@ class Explanation(View):
     expected_start_at: datetime | None = None
     """Same as `start.at`."""
     start: Forecast | None = None
-    """Forecast of the start; set while the job waits, once a first forecast was made."""
+    """Forecast of the start; set while the job waits, once a first forecast has been made."""
     end: Forecast | None = None
     """Forecast of the end; set only while the job has slots."""
     counterfactuals: list[Counterfactual] = []

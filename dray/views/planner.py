@@ -84,8 +84,8 @@ class Plan(View):
     chosen: str | None = None
     """Name of the mesh that `parallel: auto` would choose; null if no mesh fits."""
     meshes: list[PlannedMesh]
-    """All meshes: first the meshes that fit, fastest first, then the meshes that don't fit, by
-    missing memory."""
+    """All meshes: first the meshes that fit, sorted by speed, then the meshes that don't fit,
+    sorted by missing memory."""
     memory_bytes_per_rank: int | None = None
     """Memory of each worker; null if unknown."""
     memory_source: str

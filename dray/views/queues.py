@@ -29,7 +29,7 @@ class Queue(View):
     name: str
     weight: float
     user_weights: dict[str, float]
-    """Weights of users by name; all other users have weight 1."""
+    """Weights of users, keyed by user name; all other users have weight 1."""
     quota: dict[str, float]
     limit: dict[str, float]
     user_limit: dict[str, float]

@@ -4,8 +4,8 @@ The files of a source are downloaded once per node, validated, and converted to 
 which all ranks of the node memory-map. Therefore any sample can be read directly by its index, and
 samples can be read in any order.
 
-If an error would recur in another attempt, all functions raise
-`ray_workers.training.core.errors.DataError`. Its message is one sentence that names the source, the
+For errors that would recur in another attempt, all functions raise
+`ray_workers.training.core.errors.DataError`. The message is one sentence that names the source, the
 file, the line or sample, and the error.
 """
 

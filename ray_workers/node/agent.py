@@ -172,8 +172,11 @@ class NodeAgent:
             has_silo_source=silo_gate.has_source(os.environ),
         )
 
-    async def ping(self) -> float | None:
-        """Return since when the forkserver has been silent; None if it answers."""
+    async def ping(self, silence_limit_s: float) -> float | None:
+        """Return since when the forkserver has been silent; None if it responds. `silence_limit_s`
+        replaces the limit given at the start: the agent can outlive the service, whose settings can
+        change."""
+        self._forkserver.limits = SilenceLimits(silence_limit_s)
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
@@ -193,7 +196,7 @@ class NodeAgent:
         return await self._forkserver.problem()
 
     async def running(self, job_id: str, attempt: int, ranks: Sequence[int] | None = None) -> int:
-        """Return the number of remaining processes of an attempt, or of these ranks of it, plus the
+        """Return the number of remaining processes of an attempt, or of the given ranks, plus the
         number of GPUs on which memory is still held for dead processes."""
         return len(await self._left(job_id, attempt, ranks))
 
@@ -224,7 +227,7 @@ class NodeAgent:
 
     async def quarantine(self, job_id: str, attempt: int) -> bool:
         """Put an attempt's slots on this node into quarantine until nothing of the attempt remains.
-        Return False if nothing remains already."""
+        Return False if nothing remains."""
         left = await self._end_left(job_id, attempt)
         if not left:
             return False
@@ -270,7 +273,7 @@ class NodeAgent:
         held = [each.group for each in await self._slots() if (each.job_id, each.attempt) == key]
         await placement_groups.release_slots(held)
         self._book.remove(*key)
-        print(f"slots are clean and released: {entry}", flush=True)  # noqa: T201
+        print(f"released slots that are now clean: {entry}", flush=True)  # noqa: T201
 
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
@@ -329,15 +332,15 @@ class NodeAgent:
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def activity(self, job_id: str, attempt: int) -> dict[tuple[int, int], Activity]:
-        """Return the work that each live training process has done so far, by rank and
+        """Return the work that each live training process has done so far, keyed by rank and
         incarnation."""
         seen = [one for one in self._observe_ranks(job_id, attempt) if one.state]
         found = await asyncio.to_thread(lambda: [activity_of(one.status.pid) for one in seen])
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
-        """Return how many times slower than usual the slowest process of an attempt or of Ray runs
-        on this node because it waits for a CPU (`ray_workers.shared.processes.machine_speed`)."""
+        """Return the factor by which waiting for a CPU slows down the slowest process of an attempt
+        or of Ray on this node (`ray_workers.shared.processes.machine_speed`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:
@@ -380,7 +383,7 @@ class NodeAgent:
     async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
         """Return the state of a job's needs on the node, and start preparing them if necessary.
         Idempotent."""
-        if silo_gate.has_source(os.environ):  # a setup command is users' code
+        if silo_gate.has_source(os.environ):  # a setup command is user code
             need = JobNeed.CODE if needs.environment is None else JobNeed.ENVIRONMENT
             message = silo_gate.FOR_SILOS_ALONE
             return NodeEnvironment(need, BuildState.FAILED, message, (), (), log="")
@@ -398,7 +401,7 @@ class NodeAgent:
 
     async def forget(self, needs: NodeNeeds) -> None:
         """Record that `needs.policy.owner` has no more jobs with these needs, and stop preparing
-        needs that no job has any more. Idempotent."""
+        needs that no other job has. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)
         if needs.environment is not None:
@@ -411,13 +414,13 @@ class NodeAgent:
         return await self._folders.begin((job_id, attempt), plan)
 
     async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
-        """`FolderKeeper.sizes`. Call it once nothing of the attempt runs on this node."""
+        """`FolderKeeper.sizes`. Call this once no process of the attempt runs on this node."""
         return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(
         self, job_id: str, attempt: int, taken: Sequence[str], num_bytes: int = 0
     ) -> FilesKept | str:
-        """`FolderKeeper.keep`. Call it once nothing of the attempt runs on this node."""
+        """`FolderKeeper.keep`. Call this once no process of the attempt runs on this node."""
         kept = await self._folders.keep((job_id, attempt), taken, num_bytes)
         masker = self._spools.masker(job_id, attempt)
         if isinstance(kept, str):

@@ -14,11 +14,11 @@ from ray_workers.shared.processes.procfs import command, find_members, started_t
 
 @dataclass(frozen=True)
 class AttemptResidue:
-    """The remains of an attempt. False as a boolean if there are none."""
+    """The remains of an attempt. Falsy if nothing remains."""
 
     pids: tuple[int, ...]
     gpu_bytes: Mapping[str, int]
-    """Bytes still held for dead processes, by GPU."""
+    """Number of bytes that are still held for dead processes, keyed by GPU."""
 
     def __bool__(self) -> bool:
         return bool(self.pids or self.gpu_bytes)
@@ -52,10 +52,11 @@ def of_attempt(
     gpu_memory: GpuMemory,
     ranks: Sequence[int] | None = None,
 ) -> AttemptResidue:
-    """Return the processes and the GPU memory that remain of an attempt, or of these ranks of it.
+    """Return the processes and the GPU memory that remain of an attempt, or of the given ranks.
 
-    `directory` has the records of the node's sessions. `tasks` is the forkserver's list, which is
-    empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has left.
+    `directory` contains the records of the node's sessions. `tasks` is the forkserver's list, which
+    is empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has
+    left.
     """
 
     def matches(one: tuple[str, int, int]) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 PRESTARTED_LANGUAGE = 0
-"""The number of the language Python in Ray's common.proto."""
+"""Ray's number for the language Python (common.proto)."""
 RAYLET_PID = "RAY_RAYLET_PID"
 """Environment variable of workers that contains their raylet's pid."""
 
@@ -31,7 +31,8 @@ def actor_id_of(actor: Any) -> str:
 
 def process_of(actor: Any) -> tuple[int, str] | None:
     """Return (pid, node id) of the process that runs an actor; None if there is none. The state API
-    returns the same over HTTP, but requires the dashboard, which might not be running."""
+    returns the same information over HTTP, but requires the dashboard, which might not be
+    running."""
     from ray._private.state import actors
 
     entry = actors(actor_id_of(actor))

@@ -14,11 +14,11 @@ from ray_workers.node import compat_ray
 
 
 class GpuMemory(Protocol):
-    """The interface with which a node agent checks, before it releases a slot, which GPU memory is
-    still held."""
+    """Interface for checking which GPU memory is still held, before a node agent releases a
+    slot."""
 
     def held(self, gpus: str) -> dict[int, int]:
-        """Return the bytes held on these GPUs, by pid. GPUs are named by index or UUID, as in
+        """Return the bytes held on these GPUs, keyed by pid. GPUs are named by index or UUID, as in
         CUDA_VISIBLE_DEVICES."""
 
 

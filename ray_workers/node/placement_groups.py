@@ -106,7 +106,7 @@ async def busy_nodes(
 async def is_empty(
     job_id: str, attempt: int, node_id: str, ranks: Sequence[int] | None = None
 ) -> bool:
-    """Whether no process of the attempt (or of these ranks of it) remains on the node. True if the
+    """Whether no process of the attempt (or of the given ranks) remains on the node. True if the
     node no longer exists."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
@@ -117,7 +117,7 @@ async def is_empty(
 
 async def _quarantine(job_id: str, attempt: int, node_id: str) -> bool:
     """Make the node's agent put the attempt's slots into quarantine. Return False if nothing of the
-    attempt remains any more."""
+    attempt remains."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         call: Any = agent.quarantine.remote(job_id, attempt)

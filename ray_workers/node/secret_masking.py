@@ -42,7 +42,7 @@ def note_secrets(task: RankTask) -> None:
 
 
 class Maskers:
-    """The maskers of attempts, by their spool folder. Each masker is created only once."""
+    """The maskers of attempts, keyed by spool folder. Each masker is created only once."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Masker] = {}

@@ -1,4 +1,4 @@
-"""Records of a node's processes, by which processes that outlive their parents are found.
+"""Records of a node's processes, used to find processes that outlive their parents.
 
 When a forkserver is killed, its ranks die with it, but the processes that the ranks have started
 don't. When an entire node dies, none of its own processes is left to kill the remaining processes.

@@ -1,7 +1,7 @@
 """Work on a node for which several jobs can wait, such as building an environment.
 
 Each piece of work is done once, no matter how many jobs ask for its state. After a failure,
-requests get this failure for a while, before another try begins.
+requests return this failure for a while before the work is tried again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NotDone(Exception):
 
 
 class Abandoned(Exception):
-    """The work was stopped because no job needs it any more. This does not count as a failure."""
+    """The work was stopped because no job needs it. This does not count as a failure."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +123,20 @@ class SharedWork:
 
 
 class WantedWork:
-    """The users whose jobs need each piece of work, by key. Use it only from one event loop, except
+    """For each piece of work, the users whose jobs need it. Use it only from one event loop, except
     for `is_wanted` and `owners`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Owner, float]] = {}
-        """When each user last asked, by key and user, on the clock of `time.monotonic`."""
+        """When each user last asked for each piece of work (`time.monotonic`), keyed by work and
+        user."""
 
     def want(self, key: str, owner: Owner) -> None:
         self._asked = {one: asked for one, asked in self._asked.items() if self.is_wanted(one)}
         self._asked.setdefault(key, {})[owner] = time.monotonic()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """Record that no job of the user needs the work any more."""
+        """Record that no job of the user still needs the work."""
         self._asked.get(key, {}).pop(owner, None)
 
     def is_wanted(self, key: str) -> bool:

@@ -29,8 +29,8 @@ METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
 FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and only runs ranks of silos"
 OUTPUT: Final = "output.log"
-"""File with the output of a silo's ranks, and with the errors at their start, unless the owner has
-opened them (`Opening.LOGS`)."""
+"""File with the output of a silo's ranks, and with the errors that occurred when they were started,
+unless the owner has opened them (`Opening.LOGS`)."""
 _NOTE: Final = ".silo-"
 """Prefix of the name of the file for a silo's rank, before the rank's number."""
 _AGGREGATOR: Final = 0
@@ -216,7 +216,7 @@ def note_silo(task: RankTask) -> None:
 
 
 class SiloGate:
-    """The silos of attempts on this node, by their spool folder."""
+    """The silos of attempts on this node, keyed by spool folder."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ

@@ -58,7 +58,7 @@ RECIPES: Mapping[str, Recipe] = {
     "tabular_regression": Recipe(tabular.build_regression, tabular.load, private_data.of_table),
     "language_model": Recipe(language_model.build, language_model.load),
 }
-"""The recipes by their name in a job document."""
+"""The recipes, keyed by their name in a job document."""
 
 
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:

@@ -33,7 +33,7 @@ class Imputation:
     """How missing values are treated in each column."""
 
     filled: Mapping[str, Missing] = field(default_factory=dict)
-    """The replacement for missing values, by column."""
+    """The replacement for missing values in each column."""
     indicated: Sequence[str] = ()
     """Columns of numbers and dates that get an additional 0/1 column, which marks missing
     values."""

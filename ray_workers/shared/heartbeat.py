@@ -93,6 +93,7 @@ class _Word(IntEnum):
     USE = 10
     USES = 11  # and the next seven
     PREPARED = 19
+    UNVERIFIED = 20
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,9 @@ class RankStatus:
     is_prepared: bool
     """Whether the process runs a script that has called `train.prepare`, and therefore follows its
     group into the next round."""
+    is_verified: bool = True
+    """Whether the ranks of this generation are known to have equal copies of the state, or don't
+    need equal copies."""
 
 
 @dataclass(frozen=True)
@@ -226,12 +230,18 @@ class HeartbeatPage:
         """Continue the step after an exchange that preceded its backward pass."""
         self.enter(RankPhase.COMPUTE, self._use)
 
-    def begin(self, generation: int, step: int) -> None:
-        """Begin a generation of the group that continues training after `step`."""
+    def begin(self, generation: int, step: int, *, is_verified: bool = True) -> None:
+        """Begin a generation of the group that continues training after `step`. If `is_verified` is
+        False, the ranks still have to compare their copies of the state and then call `verify`."""
         self._ints[_Word.RESUMED_STEP] = self._ints[_Word.STEP] = step
         self._ints[_Word.COLLECTIVE] = 0
         self._floats[_Word.FIRST_AT] = 0.0
+        self._ints[_Word.UNVERIFIED] = not is_verified
         self._ints[_Word.GENERATION] = generation
+
+    def verify(self) -> None:
+        """Record that the ranks have equal copies of the state."""
+        self._ints[_Word.UNVERIFIED] = 0
 
     def commit(self, step: int) -> None:
         if not self._ints[_Word.FIRST_AT]:
@@ -305,6 +315,7 @@ def parse_status(data: bytes) -> RankStatus:
         use=TIME_CATEGORIES[ints[_Word.USE]],
         uses={use: floats[at] for use, at in _USE_AT.items()},
         is_prepared=ints[_Word.PREPARED] != 0,
+        is_verified=ints[_Word.UNVERIFIED] == 0,
     )
 
 

@@ -18,13 +18,25 @@ MAX_IDLE_MS = 30_000
 a transaction does not hold its locks forever."""
 
 
+VANISHED_HOST = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""Parameters of libpq that limit how long a thread waits for a database host that has vanished from
+the network, to about a minute. Without them, it can take hours. The URL can set other values."""
+
+
 def normalise_url(url: str) -> URL:
     """Parse a URL of SQLite or PostgreSQL, for which psycopg 3 is used. Raises ValueError for other
     databases."""
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]
     if backend in ("postgresql", "postgres"):
-        return parsed.set(drivername="postgresql+psycopg")
+        limits = {name: value for name, value in VANISHED_HOST.items() if name not in parsed.query}
+        return parsed.set(drivername="postgresql+psycopg").update_query_dict(limits)
     if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
         return parsed
     raise ValueError(

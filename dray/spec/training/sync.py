@@ -1,4 +1,4 @@
-"""How the ranks keep their copies of the model in sync: one class for each `kind`."""
+"""The ways to keep the ranks' copies of the model in sync: one class for each `kind`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Compression(Document):
     warm_start: StrictBool = True
     """powersgd: whether each step starts with the factors of the previous step."""
     start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10
-    """powersgd: number of uncompressed steps after the start of training, and each time the group
+    """powersgd: number of uncompressed steps at the start of training and after each time the group
     is re-formed."""
     ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
     """topk: fraction of each tensor's elements to send. At least one element of each tensor is
     sent."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
-    """topk: number of steps over which the fraction falls from 0.25 to `ratio`, after the start of
-    training and each time the group is re-formed."""
+    """topk: number of steps over which the fraction falls from 0.25 to `ratio`, at the start of
+    training and after each time the group is re-formed."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -89,7 +89,7 @@ class AllReduce(SyncKind):
     every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
     """Number of independent optimizer steps after which the ranks average their weights (local SGD,
     arXiv:1805.09767). The ranks also average their weights before each evaluation and each
-    checkpoint. With 1, gradients are exchanged in every step instead."""
+    checkpoint. If 1, gradients are exchanged in every step instead."""
     outer: Outer | None = None
     """Outer optimizer, for `every` above 1. If unset, the ranks continue with the mean of their
     weights."""
@@ -99,13 +99,14 @@ class AllReduce(SyncKind):
         if self.every == 1 and self.outer is not None:
             raise wrong(
                 "/sync/outer",
-                "requires sync.every above 1: with 1, ranks exchange "
-                "gradients, and don't average their weights",
+                "requires sync.every above 1: with 1, ranks exchange gradients instead of "
+                "averaging their weights",
             )
         if self.every > 1 and self.compression is not None:
             raise wrong(
                 "/sync/compression",
-                "requires sync.every 1: with more, ranks don't exchange gradients",
+                "requires sync.every to be 1: above 1, ranks average their weights instead of "
+                "exchanging gradients",
             )
         return self
 
@@ -153,7 +154,7 @@ class Gossip(SyncKind):
     @model_validator(mode="after")
     def _has_edges_if_custom(self) -> Self:
         if (self.graph == "custom") != (self.edges is not None):
-            raise wrong("/sync/edges", "and graph: custom go together: give both or neither")
+            raise wrong("/sync/edges", "and graph: custom require each other: give both or neither")
         return self
 
     def check(self, num_workers: int) -> None:
@@ -166,8 +167,8 @@ class Gossip(SyncKind):
         if self.mode == "ad_psgd" and self.graph == "exponential":
             raise wrong(
                 "/sync/graph",
-                "must not be exponential with ad_psgd, whose pairs are one even and one odd "
-                "rank: use ring, random or complete",
+                "must not be exponential with ad_psgd, which pairs an even rank with an odd rank: "
+                "use ring, random or complete",
             )
         if self.mode == "ad_psgd" and self.graph == "ring" and num_workers % 2:
             raise wrong(
@@ -186,8 +187,8 @@ class Gossip(SyncKind):
             if one == other:
                 raise wrong(
                     f"/sync/edges/{number}",
-                    "joins a rank to itself: leave it out. Each rank keeps a share of its own "
-                    "weights anyway",
+                    "connects a rank to itself: remove this edge. Each rank always keeps a share "
+                    "of its own weights",
                 )
         if self.edges is not None:
             self._check_reach(self.edges, num_workers)
@@ -213,7 +214,7 @@ class Gossip(SyncKind):
                 raise wrong(
                     at,
                     f"must form a bipartite graph with ad_psgd: the edge {list(odd)} closes an "
-                    "odd cycle. Leave it out",
+                    "odd cycle. Remove this edge",
                 )
 
 
@@ -257,8 +258,8 @@ class ParameterServer(SyncKind):
     than `max_staleness` steps ahead of the slowest worker waits before its next step (stale
     synchronous parallel, Ho et al. 2013)."""
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
-    """bounded: maximum number of steps that a worker can be ahead of the slowest worker when it
-    begins a step, so the fastest worker can get one step further ahead. The staleness of an update
+    """bounded: a worker begins a step only if it is at most this many steps ahead of the slowest
+    worker, so it can be one step further ahead at the end of the step. The staleness of an update
     can be larger."""
     correction: Correction | None = None
     """asynchronous, bounded: correction of stale updates. If unset, they are not corrected."""
@@ -280,14 +281,14 @@ class ParameterServer(SyncKind):
         if (self.mode == "bounded") != (self.max_staleness is not None):
             raise wrong(
                 "/sync/max_staleness",
-                "and mode: bounded go together: give both, such as `mode: bounded` and "
+                "and mode: bounded require each other: give both, such as `mode: bounded` and "
                 "`max_staleness: 4`, or neither",
             )
         if self.mode == "synchronous" and self.correction is not None:
             raise wrong(
                 "/sync/correction",
                 "only applies to the modes asynchronous and bounded: synchronous updates are "
-                "never stale. Leave it out, or change the mode",
+                "never stale. Leave out the correction, or change the mode",
             )
         return self
 
@@ -358,7 +359,7 @@ def with_kind(given: Any) -> Any:
             for name in kind.model_fields.keys() & given.keys() - AutoSync.model_fields.keys():
                 raise wrong(
                     f"/sync/{name}",
-                    "does not apply to kind auto, with which the service chooses: leave it out, "
-                    "or give the kind that it belongs to",
+                    "does not apply to kind auto, for which the service chooses the options: "
+                    "leave it out, or set sync.kind to the kind that has this option",
                 )
     return {"kind": "all_reduce", **given}

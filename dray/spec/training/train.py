@@ -1,4 +1,4 @@
-"""Training options, and the profile."""
+"""Options for training and profiling."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Schedule(Document):
     final_ratio: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
     """linear, cosine: the learning rate ends at `lr * final_ratio`."""
     every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """step: number of steps between multiplications of the learning rate by `factor`. The steps of
-    the warm-up are not counted."""
+    """step: interval, in steps, at which the learning rate is multiplied by `factor`. Warm-up steps
+    are not counted."""
     factor: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.1
     """step: factor by which the learning rate is multiplied."""
 
@@ -126,11 +126,12 @@ class Train(Document):
     """Number of samples per optimizer step, over all ranks."""
     batch_range: tuple[BatchSize, BatchSize] | None = None
     """[least, most]: range of the global batch size of an elastic recipe. Training begins with
-    `global_batch_size`. Whenever the group changes its size, the batch size with the most expected
-    progress is chosen, based on measured step times and the measured noise scale
-    (arXiv:2008.12260). Each change at most doubles or halves the batch size. With a range, a step
-    in this document and in reports is a batch of the least size, and a larger batch counts as
-    several steps. The order of the samples does not change. Requires `measure_noise`."""
+    `global_batch_size`. Whenever the size of the group changes, the batch size with the most
+    expected progress is chosen, based on measured step times and the measured noise scale
+    (arXiv:2008.12260). Each change at most doubles or halves the batch size. If a range is given,
+    steps in this document and in reports are counted in batches of the least size, so a larger
+    batch counts as several steps. The order of the samples does not change. Requires
+    `measure_noise`."""
     batch_scaling: Literal["sqrt", "linear"] = "sqrt"
     """How the learning rate, which is given for `global_batch_size`, is scaled with the batch size.
     sqrt: by the square root of the ratio of the batch sizes (arXiv:2205.10287). linear: by the
@@ -159,11 +160,11 @@ class Train(Document):
     early_stopping: EarlyStopping | None = None
     on_divergence: OnDivergence = "fail"
     """Action to take if the loss or the gradient norm is not finite. An event reports the first
-    such step in any case. fail: the job fails after 10 consecutive steps of this kind, if the last
-    step of the job is of this kind, or if the final val/loss is not finite. warn: training
-    continues. skip_step: a step whose gradient is not finite leaves the weights unchanged; the job
-    fails after 10 consecutive steps of this kind. rollback: instead of failing, the job returns to
-    its last checkpoint and halves the learning rate, up to 3 times."""
+    such step, regardless of the action. fail: the job fails after 10 consecutive such steps, if its
+    last step is such a step, or if the final val/loss is not finite. warn: training continues.
+    skip_step: a step whose gradient is not finite leaves the weights unchanged; the job fails after
+    10 consecutive such steps. rollback: instead of failing, the job returns to its last checkpoint
+    and halves the learning rate, up to 3 times."""
     measure_noise: StrictBool = False
     """Whether to measure the gradient noise scale (arXiv:1812.06162) in every tenth step, and
     report it as `train/gradient_noise_scale`, in samples. If the global batch is far smaller than
@@ -186,7 +187,7 @@ class Profile(Document):
     on."""
 
     at_step: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 10
-    """First step to record. The very first steps of a job are not representative."""
+    """First step to record. The first few steps of a job are not representative."""
     num_steps: Annotated[Int, Field(ge=1, le=50)] = 3
     """Number of steps to record."""
     ranks: Annotated[list[Annotated[Int, Field(ge=0)]], Field(min_length=1, max_length=64)] = [0]

@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 class TwoBit:
-    """Rounds each element to -threshold, 0 or threshold, and adds the rest to the next gradient."""
+    """Rounds each element to -threshold, 0 or threshold, and adds the rounding error to the next
+    gradient."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold

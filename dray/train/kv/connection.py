@@ -27,7 +27,7 @@ _FRAME = struct.Struct("<IQ")  # header bytes, payload bytes
 NONCE_BYTES = 32
 MAX_HEADER_BYTES = 1 << 24
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Types of pushed gradients, by their names in a job document."""
+"""Types of pushed gradients, keyed by their names in a job document."""
 SECRET_BYTES: Final = 32
 CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0
@@ -172,7 +172,7 @@ def listening(
 
 
 def connect(store: Any, key: str) -> TensorConnection:
-    """Connect to the server whose address the store has under this key. Raises ConnectionLost if
+    """Connect to the server whose address is in the store under this key. Raises ConnectionLost if
     the server can't be reached."""
     about = json.loads(store.get(key))
     try:
@@ -185,7 +185,7 @@ def connect(store: Any, key: str) -> TensorConnection:
 
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
-"""(name, shape) of each tensor, in the form that message headers contain."""
+"""(name, shape) of each tensor, as contained in message headers."""
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
@@ -204,7 +204,7 @@ def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
 
 
 def _notice_a_lost_node(sock: socket.socket) -> None:
-    """Make the kernel probe a silent peer, so that the loss of its node is noticed."""
+    """Make the kernel probe a silent peer, so that the loss of its node is detected."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # not on every system

@@ -20,7 +20,7 @@ def key_of(server: int) -> str:
 
 
 class KVServer:
-    """Answers workers until all of them have disconnected."""
+    """Serves workers until all of them have disconnected."""
 
     def __init__(self, num_workers: int, *, is_synchronous: bool) -> None:
         self._shard = KeyValueShard(num_workers, is_synchronous=is_synchronous)
@@ -28,7 +28,7 @@ class KVServer:
         self._num_there = 0
         self._changed = threading.Condition()
         self._answers: dict[int, Tensor | None] = {}
-        """Answers to waiting workers, by worker."""
+        """Responses to waiting workers, keyed by worker."""
 
     def wait(self) -> None:
         """Wait until all workers have connected and disconnected."""
@@ -36,7 +36,7 @@ class KVServer:
             self._changed.wait_for(lambda: not self._num_to_come and not self._num_there)
 
     def serve(self, connection: TensorConnection) -> None:
-        """Answer one worker until it disconnects."""
+        """Serve one worker until it disconnects."""
         worker = int(connection.receive()[0]["worker"])
         with self._changed:
             self._num_to_come -= 1

@@ -1,4 +1,4 @@
-"""One server's rows of all values, as a state machine that computes the answers to messages,
+"""One server's rows of all values, as a state machine that computes the responses to messages,
 without I/O."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 Answers = list[tuple[int, Tensor | None]]
-"""(worker, value) for each waiting worker that can be answered. The value is None for a worker that
-waited at a barrier."""
+"""(worker, value) for each waiting worker whose response is ready. The value is None for a worker
+that waited at a barrier."""
 DENSE: Final[Mapping[str, Callable[..., torch.optim.Optimizer]]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -48,7 +48,7 @@ class KeyValueShard:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
 
     def init(self, key: str, value: Tensor) -> None:
-        """Set the value of a key, if it has none yet."""
+        """Set the value of a key that has no value yet."""
         self._values.setdefault(key, value.clone())
 
     def set_optimizer(self, name: str, options: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class KeyValueShard:
         self._optimizers.clear()
 
     def push(self, worker: int, key: str, gradient: Tensor) -> Answers:
-        """Push a gradient, which is dense, or sparse in its rows only."""
+        """Push a gradient, which is either dense or sparse in its rows only."""
         self._value(key)
         if not self._is_synchronous:
             self._apply(key, gradient)
@@ -67,7 +67,8 @@ class KeyValueShard:
         pushed = self._pushed.setdefault(key, {})
         if worker in pushed:
             raise KVError(
-                f"{key!r} was pushed twice before all workers had pushed it: pull it first"
+                f"{key!r} was pushed twice before all workers had pushed it once: pull it after "
+                "each push"
             )
         pushed[worker] = gradient
         self._num_pushed[key, worker] += 1
@@ -88,7 +89,7 @@ class KeyValueShard:
         return self._answers()
 
     def barrier(self, worker: int) -> Answers:
-        """Answer all workers once each of them has arrived."""
+        """Once all workers have arrived, return a response for each of them."""
         self._at_barrier.append(worker)
         if len(self._at_barrier) < self._num_workers:
             return []

@@ -20,8 +20,8 @@ Kind = Literal["dist_sync", "dist_async"]
 MEETING_LIMIT: Final = timedelta(hours=1)
 """Time limit for the servers to start: their nodes may have to install packages first."""
 _NO_ROLES = (
-    "kv.create() needs a script with the roles `worker` and `server`: "
-    "script: {entrypoint: train.py, roles: {worker: {num_workers: 2}, server: {num_workers: 1}}}"
+    "kv.create() needs a script with the roles `worker` and `server`, for example script: "
+    "{entrypoint: train.py, roles: {worker: {num_workers: 2}, server: {num_workers: 1}}}"
 )
 
 
@@ -101,7 +101,8 @@ class KVStore:
         shape = self._shape(key)
         if gradient.shape != shape:
             raise KVError(
-                f"{key!r} has the shape {list(shape)}, and the gradient {list(gradient.shape)}"
+                f"{key!r} has the shape {list(shape)}, but its gradient has the shape "
+                f"{list(gradient.shape)}"
             )
         if gradient.is_sparse:
             self._push_rows(key, gradient.coalesce())
@@ -185,7 +186,7 @@ class KVStore:
         _checked_answer(self._connections[0])
 
     def close(self) -> None:
-        """Close the connections. They also close when the process ends."""
+        """Close the connections, which are otherwise closed when the process ends."""
         for connection in self._connections:
             connection.close()
 
@@ -209,7 +210,7 @@ class KVStore:
             raise KVError(f"{key!r} has no value: call init() with it first") from None
 
     def _table(self, key: str) -> list[int]:
-        """Return the shape of a key as a table; a single number has one row."""
+        """Return the shape of a key's value as a table of rows; a single number has one row."""
         shape = self._shapes[key]
         return list(shape) if shape else [1]
 
@@ -221,7 +222,7 @@ class KVStore:
     def _ask(
         self, headers: Sequence[Mapping[str, Any]], payloads: Sequence[Sequence[Tensor]] = ()
     ) -> list[Tensor]:
-        """Send each server its message, then receive the answers of all servers."""
+        """Send each server its message, then receive the responses of all servers."""
         for server, connection in enumerate(self._connections):
             connection.send(headers[server], *(payloads[server] if payloads else ()))
         answers = [connection.receive() for connection in self._connections]

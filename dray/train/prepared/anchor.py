@@ -43,7 +43,7 @@ class KeptOptimizer:
     """A copy of an optimizer, made before its first step of the batch."""
 
     weights: dict[int, Tensor]
-    """Weights, by the id of the parameter."""
+    """Weights, keyed by the parameter's id."""
     state: dict[str, Any]
 
     @classmethod
@@ -66,15 +66,15 @@ class Anchor:
     """The parameter groups of each optimizer, without the parameters."""
     buffers: list[Tensor]
     gradients: list[Tensor | None] | None
-    """Gradients to which the next backward pass adds; None if it does not add to earlier
-    gradients."""
+    """Gradients that the next backward pass adds to; None if the script does not accumulate
+    gradients over batches."""
     results: list[Result] = field(default_factory=list)
     """Results of the operations since the anchor."""
     begun: set[int] = field(default_factory=set)
-    """Numbers of the optimizers that have begun a step since the anchor."""
+    """Indices of the optimizers that have begun a step since the anchor."""
     kept: dict[int, KeptOptimizer] = field(default_factory=dict)
-    """Copies of optimizers that have begun a step since the anchor, by the number of the
-    optimizer."""
+    """Copies of the optimizers that have begun a step since the anchor, keyed by the optimizer's
+    index."""
     watched: list[tuple[Tensor, int]] = field(default_factory=list)
     """Tensors that are not copied, and their versions."""
     uses_unkept: bool = False

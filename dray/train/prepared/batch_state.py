@@ -1,4 +1,5 @@
-"""The state of a prepared training at the current batch, from which another process can continue.
+"""The state of a prepared script at the current batch, from which another process can continue
+training.
 
 This is the state at the batch's anchor. Changes that the script makes after the anchor are undone,
 or repeated by the process that takes over the state.
@@ -46,9 +47,9 @@ class BatchState:
         seed: int | None,
         broadcast_buffers: bool,
     ) -> None:
-        """tracked: objects with `state_dict` and `load_state_dict`, by name; optimizers among them
-        are trained like `optimizers`. broadcast_buffers: whether all ranks use rank 0's buffers, as
-        in DDP."""
+        """tracked: objects with `state_dict` and `load_state_dict`, keyed by name; optimizers among
+        them are trained like `optimizers`. broadcast_buffers: whether all ranks use rank 0's
+        buffers, as in DDP."""
         named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
         self.trained = Trained(models, [*optimizers, *named.values()])
         self.tracked = {name: one for name, one in tracked.items() if name not in named}
@@ -75,17 +76,17 @@ class BatchState:
         """The state from which this process continues. It is kept until the first batch, because it
         can contain models that the script has not prepared yet."""
         self._copied_before_step: set[int] = set()
-        """Numbers of the optimizers whose step was followed by an exchange in the same batch."""
+        """Indices of the optimizers whose step was followed by an exchange in the same batch."""
         self._unstepped: set[int] = set()
-        """Numbers of the optimizers whose parameters have received gradients since the optimizer's
+        """Indices of the optimizers whose parameters have received gradients since the optimizer's
         last step."""
         self._keeps_gradients = False
         """Whether gradients are kept with each batch, because the script accumulates them."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
         self._stale: dict[int, tuple[int, int]] = {}
-        """(id, version) of each gradient that was computed before the anchor and is not kept, by
-        the id of the parameter."""
+        """(id, version) of each gradient that was computed before the anchor and is not kept, keyed
+        by the parameter's id."""
         self._must_restore = False
         self._anchor = self._new_anchor()
 
@@ -134,8 +135,8 @@ class BatchState:
         return result
 
     def _note_operation(self) -> None:
-        """Record the start of an operation. If optimizers have stepped before it, later batches
-        need copies of them from before that step."""
+        """Record the start of an operation. Optimizers that have stepped earlier in this batch are
+        copied before their first step of each later batch."""
         self._copied_before_step |= self._anchor.begun
 
     def _keep_before_step(self, number: int) -> None:
@@ -159,9 +160,9 @@ class BatchState:
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
         """Detect whether the script uses a gradient that was computed before the batch and is not
-        kept. The script can use it by adding to it, or by stepping without a backward pass.
-        changes: the amount by which using the gradient increases its version. If the script zeroes
-        the gradient first, the version increases by more."""
+        kept. The script uses such a gradient if it adds to it, or if it steps without a backward
+        pass. changes: by how much such a use increases the gradient's version. The version
+        increases by more if the script zeroes the gradient first."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None or gradient is None or id(gradient) != before[0]:
@@ -236,7 +237,7 @@ class BatchState:
         self._must_restore = True
 
     def _renew_anchor(self) -> None:
-        """Recreate the anchor of the current batch with further models, but keep its results."""
+        """Recreate the anchor of the current batch with additional models, but keep its results."""
         before = self._anchor
         self._anchor = replace(
             self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results

@@ -9,8 +9,8 @@ import torch
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:
-    """Call a function at the end of this backward pass, in the thread that runs the pass. Must be
-    called from a hook.
+    """Call a function at the end of the current backward pass, in the thread that runs the pass.
+    Must be called from a hook.
 
     No public hook runs at the end of a pass. DDP and FSDP use this function too. Works with torch
     2.13.

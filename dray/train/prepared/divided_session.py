@@ -1,8 +1,7 @@
-"""A prepared training whose model is divided among the ranks.
-
-torch exchanges the gradients during the backward pass. No rank has the whole state, so a lost rank
-is not replaced. Instead, the job resumes from its newest checkpoint, which contains whole tensors
-and can therefore be restored on any number of ranks.
+"""A training session whose model is divided among the ranks. torch exchanges the gradients during
+the backward pass. No rank has the whole state, so a lost rank is not replaced. Instead, the job
+resumes from its newest checkpoint, which contains whole tensors and can therefore be restored on
+any number of ranks.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class DividedSession(TrainingSession):
             self._take(begun["saved"])
         else:
             self._anchor = self._new_anchor()
-        self.group.began(self.steps)
+        self.group.began(self.steps, is_verified=True)
         self._hook()
 
     def _hook_gradients(self) -> None:

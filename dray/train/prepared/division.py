@@ -52,13 +52,16 @@ def axes_of(world_size: int, *, shard: int | None, tensor: int | None, is_blocke
         if size is not None and size < 1:
             raise ValueError(f"prepare() was given {name}={size}, but it must be at least 1")
     if world_size % tensor:
-        raise ValueError(f"tensor is {tensor}, which does not divide the {world_size} ranks")
+        raise ValueError(
+            f"tensor is {tensor}, which does not divide the number of ranks, {world_size}"
+        )
     left = world_size // tensor
     if shard is None:
         shard = left if is_blocked else 1
     if left % shard:
         raise ValueError(
-            f"shard x tensor is {shard} x {tensor}, which does not divide the {world_size} ranks"
+            f"shard x tensor is {shard} x {tensor}, which does not divide the number of ranks, "
+            f"{world_size}"
         )
     return Axes(left // shard, shard, tensor)
 
@@ -73,7 +76,9 @@ def blocks_named(model: nn.Module, pattern: str) -> list[nn.Module]:
         if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
             found.append(module)
     if not found:
-        raise ValueError(f"blocks={pattern!r} matches no module of the model: {_names(model)}")
+        raise ValueError(
+            f"blocks={pattern!r} matches no module of the model, whose modules are {_names(model)}"
+        )
     return found
 
 
@@ -126,7 +131,8 @@ def _check_plan(model: nn.Module, plan: Mapping[str, ParallelStyle] | None) -> N
         wanted = pattern.split(".")
         if not any(len(n) == len(wanted) and all(map(fnmatchcase, n, wanted)) for n in names):
             raise ValueError(
-                f"tensor_plan names {pattern!r}, which matches no module: {_names(model)}"
+                f"tensor_plan names {pattern!r}, which matches no module of the model, whose "
+                f"modules are {_names(model)}"
             )
 
 
@@ -180,8 +186,9 @@ def _check_even(model: nn.Module, axes: Axes) -> None:
         dims = [placement.dim for placement in placements if hasattr(placement, "dim")]
         if len(dims) > len(set(dims)) and parameter.shape[dims[0]] % parts:
             raise ValueError(
-                f"{name} has {parameter.shape[dims[0]]} rows or columns, which shard and "
-                f"tensor both divide: make it a multiple of shard x tensor, which is {parts}"
+                f"{name} has {parameter.shape[dims[0]]} rows or columns, which are divided by both "
+                "shard and tensor: make their number a multiple of shard x tensor, which is "
+                f"{parts}"
             )
 
 
@@ -207,7 +214,7 @@ def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[st
 def retarget(
     optimizer: torch.optim.Optimizer, model: nn.Module, names: Sequence[Sequence[str]]
 ) -> None:
-    """Replace the parameters in the optimizer's groups with the divided ones, and keep the
+    """Replace the parameters in the optimizer's groups with their divided versions, and keep the
     options."""
     divided = dict(model.named_parameters())
     for group, own in zip(optimizer.param_groups, names, strict=True):

@@ -2,10 +2,10 @@
 
 All gradients of a model that have the same data type are sent as one flat tensor. The tensor also
 contains rank 0's buffers (as in DDP), a number that marks the point that the rank's script has
-reached, and flags for the parameters that have new gradients on the rank. If the backward pass
-reached a parameter on no rank, the gradient of the parameter does not change. With several models,
-the ranks first agree on which models the backward pass reached, and send only the gradients of
-these models.
+reached, and flags for the parameters that have new gradients on the rank. If no rank's backward
+pass reached a parameter, the gradient of the parameter does not change. With several models, the
+ranks first agree on which models the backward pass reached, and send only the gradients of these
+models.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class GradientExchange:
 
     @torch.no_grad()
     def run(self, weight: float, rank: int, mark: int) -> list[Tensor]:
-        """Return the sum of the ranks' gradients times their weights, as flat tensors. A
-        collective, which does not change the gradients themselves.
+        """Return the weighted sum of the ranks' gradients, as flat tensors. A collective, which
+        does not change the gradients themselves.
 
         mark: a number below 2**32 that identifies the point that the script has reached; see
         `has_mark`. Raises ValueError if the tensors are on several devices.
@@ -206,8 +206,8 @@ class _Section:
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        """Record that the current values of the buffers need not be sent, because all ranks have or
-        will receive them."""
+        """Record that the current values of the buffers need not be sent, because all ranks have
+        these values or will receive them."""
         self._versions = [buffer._version for buffer in self._sent]
 
     def has_new_buffers(self) -> bool:
@@ -242,7 +242,7 @@ class _Section:
         return flats
 
     def apply(self, flats: Iterator[Tensor], num_marks: int) -> list[tuple[Tensor, Tensor]]:
-        """See `GradientExchange.apply`. Returns each buffer with rank 0's value for it."""
+        """See `GradientExchange.apply`. Returns each buffer paired with its value on rank 0."""
         has_one: dict[int, float] = {}
         pending: list[tuple[Tensor, Tensor]] = []
         for dtype, (parameters, buffers) in self._by_type().items():
@@ -276,7 +276,7 @@ class _Section:
         return (*self.parameters, *self.buffers)[0].device
 
     def _by_type(self) -> dict[torch.dtype, tuple[list[Tensor], list[Tensor]]]:
-        """Return the parameters, and the buffers that are sent with them, by type."""
+        """Return the parameters, and the buffers that are sent with them, grouped by type."""
         # Flags for new gradients are sent as float32, regardless of the type of the gradients.
         found: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {torch.float32: ([], [])}
         for parameter in self._trained():
@@ -328,7 +328,8 @@ class SampleCount:
         self._counted = self._num_global = 0
         """Samples of the batches in the next exchange, on this rank and on all ranks."""
         self._is_counted = False
-        """Whether the next exchange includes the current batch, since it had a backward pass."""
+        """Whether the current batch had a backward pass, so that the next exchange includes the
+        batch."""
         self.has_exchanged = True
         """Whether no backward pass has ended since the last exchange."""
 

@@ -74,8 +74,13 @@ class Group(Protocol):
     def enter(self, phase: LoopPhase, step: int) -> None:
         """Record that this rank has entered a phase of the step."""
 
-    def began(self, step: int) -> None:
-        """Record that the group continues after this step."""
+    def began(self, step: int, *, is_verified: bool) -> None:
+        """Record that the group continues after this step. If `is_verified` is False, the ranks
+        still have to compare their copies of the state."""
+
+    def verified(self) -> None:
+        """Record that the ranks have compared their copies of the state, and that they are
+        equal."""
 
     def committed(self, step: int) -> None:
         """Record that the optimizer has taken this step."""
@@ -126,7 +131,10 @@ class SoloGroup:
     def enter(self, phase: LoopPhase, step: int) -> None:
         pass
 
-    def began(self, step: int) -> None:
+    def began(self, step: int, *, is_verified: bool) -> None:
+        pass
+
+    def verified(self) -> None:
         pass
 
     def committed(self, step: int) -> None:

@@ -62,11 +62,12 @@ def refuse_stranger(
             raise ValueError(
                 f"an optimizer ({name}) updates parameters that were created after prepare(), for "
                 "example a new layer for add_param_group(): their gradients are not averaged over "
-                "the ranks. Create all layers before prepare(), and freeze the later ones"
+                "the ranks. Create all layers before prepare(), and freeze layers until they are "
+                "trained"
             )
     elif any(are_known):
         raise ValueError(
-            f"an optimizer ({name}) that prepare() was not given updates parameters of a prepared "
-            "model, and a process that replaces another could not restore its state: pass all "
+            f"an optimizer ({name}) updates parameters of a prepared model, but was not passed to "
+            "prepare(), so a process that replaces another could not restore its state: pass all "
             "optimizers to prepare(), as in prepare([model], [optimizer, other], loader)"
         )

@@ -1,5 +1,5 @@
-"""The loader of a prepared script, which yields this rank's shares from the job's current batch
-on."""
+"""The loader of a prepared script, which yields this rank's shares, starting with the job's current
+batch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Checkpoints of a prepared script. Copies between two batches, and writes while training
-continues.
+"""Checkpoints of a prepared script. The state is copied between two batches, and written while
+training continues.
 
-Once a state was handed over to a new process, each exchange verifies that the ranks' weights are
-equal, and a copy is written only after an exchange has verified it. This ensures that no checkpoint
-contains a state that differs between ranks.
+Once a state has been handed over to a new process, each exchange verifies that the ranks' weights
+are equal, and a copy is written only after an exchange has verified it. This ensures that no
+checkpoint contains a state that differs between ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A prepared training: its exchanges, and how a new process replaces a lost one.
+"""A training session of a prepared script: its exchanges, and the replacement of lost processes.
 
 Ranks meet in numbered operations; each exchange of gradients is an operation. If a group breaks
 during an operation, the remaining ranks form the next group within the same call, and repeat the
@@ -52,7 +52,7 @@ class TrainingSession(BatchState):
         super().__init__(*parts, seed=seed, broadcast_buffers=broadcast_buffers)
         self.group = group
         self.total_steps: int | None = None
-        """Steps after which the loader ends; None if only the script decides when to end."""
+        """Number of steps after which the loader ends; None if the script decides."""
         self.is_skipping = False
         """Whether the script is running through completed epochs."""
         self.is_void = False
@@ -71,7 +71,7 @@ class TrainingSession(BatchState):
         self._must_compare = False
         """Whether the ranks must compare their copies in the next operation."""
         self.verifies = False
-        """Whether the ranks have formed another group during the training, so that each exchange
+        """Whether the ranks have formed another group during training, so that each exchange
         verifies that their weights are equal."""
         self._is_queued = False
         self._hooked: set[int] = set()
@@ -91,7 +91,7 @@ class TrainingSession(BatchState):
         return self.group.rank == 0
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Return (whether a save is due, whether the job leaves), according to this rank."""
+        """Return whether a save is due and whether the job leaves, from this rank's values."""
         return is_due, is_leaving
 
     @property
@@ -164,7 +164,7 @@ class TrainingSession(BatchState):
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Accumulate gradients locally. The next pass outside of this context exchanges them."""
+        """Accumulate gradients locally, until the next backward pass outside of this context."""
         before, self._exchanges = self._exchanges, False
         try:
             yield
@@ -208,7 +208,7 @@ class TrainingSession(BatchState):
     def _exchanged(self, weight: float) -> Result:
         """Return the summed gradients of all ranks. Raises an error that ends the attempt if the
         ranks' weights differ, or if the ranks are at different points of the script. For example, a
-        script that counts batches itself has a different count in a replacement."""
+        script that counts batches itself has a different count in a replacement process."""
         done = (self._ops, self.steps, self.position.epoch, self.position.batch)
         sample = self.trained.sample(self._ops) if self.verifies else 0
         mark = derive_seed(*done, *self._steps_of, int(self._has_misled), sample) % 2**32
@@ -230,7 +230,7 @@ class TrainingSession(BatchState):
 
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
         """Run an operation and return its result: empty for a single rank, None if the batch is
-        divided again. compares: whether the ranks have equal copies before the operation."""
+        divided again. compares: whether the ranks of a new group compare copies first."""
         self._note_operation()
         if self._replay:
             return self._ended(self._replay.popleft())
@@ -256,13 +256,14 @@ class TrainingSession(BatchState):
 
     def _compare(self) -> None:
         """Make the ranks of a new group compare their copies. Raises an error that ends the attempt
-        if they differ. A collective, in a group's first operation and at the end of the script."""
+        if they differ. Collective, called in a group's first operation and when the script ends."""
         if not self._must_compare:
             return
         mine = [self.trained.digest()]
         if len({found for (found,) in everyones(self.group, mine, self._exchange.device)}) > 1:
             raise self._differing()
         self._must_compare = False
+        self.group.verified()
 
     def _will_step(self, number: int) -> bool:
         """Called before an optimizer steps. Returns whether the step is allowed."""
@@ -296,7 +297,7 @@ class TrainingSession(BatchState):
     def _meet(self) -> None:
         """Make the ranks of a new group agree on the state. A collective.
 
-        A rank that is in an operation that the other ranks have completed gets the operation's
+        If a rank is in an operation that the other ranks have completed, it gets the operation's
         result. A rank without a state gets the state of the current batch. If the ranks divide
         batches differently than before, the ranks that are in an exchange start the batch again.
         """
@@ -318,11 +319,11 @@ class TrainingSession(BatchState):
             self._catch_up(known, newest)
             self._rewind(table, newest)
             self._hand_over(table, newest)
-        group.began(self.steps)
+        group.began(self.steps, is_verified=not self._must_compare)
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        """Start the batch again if the ranks have different shares of it than before, and a rank is
-        in an exchange of this batch that no rank has completed."""
+        """Restart the batch if its division among the ranks has changed during an exchange of this
+        batch that no rank has completed."""
         if not any(is_moved for _, _, is_moved, _, _ in table):
             return
         anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]
@@ -337,8 +338,7 @@ class TrainingSession(BatchState):
 
     def _begin_together(self) -> None:
         if self.group.rank == 0:
-            saved = self._load()
-            if saved is not None:
+            if (saved := self._load()) is not None:
                 self._take(saved)
             else:
                 self._ops = 0
@@ -434,10 +434,10 @@ class TrainingSession(BatchState):
         hands over its state when another rank needs it."""
         if self.is_skipping:
             raise ValueError(
-                f"the script ended before it reached epoch {self.position.epoch}, where the job "
-                "is: prepare() restored the training, but the loop must still iterate over the "
-                "loader once for each epoch, starting with the first; completed epochs are empty. "
-                "Use train.epochs(n), or range(n)"
+                f"the script ended before it reached epoch {self.position.epoch}, the current "
+                "epoch of the job: prepare() restored the training, but the loop must still "
+                "iterate over the loader once for each epoch, starting with the first; completed "
+                "epochs are empty. Use train.epochs(n), or range(n)"
             )
         self.group.enter(LoopPhase.FINISH, self.steps)
         self._must_compare |= self.verifies

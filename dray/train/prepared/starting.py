@@ -1,4 +1,4 @@
-"""Creates the session of a training from the arguments of `prepare`."""
+"""Creates the session of a prepared script from the arguments of `prepare`."""
 
 from __future__ import annotations
 
@@ -74,5 +74,7 @@ def _axes_of(wanted: DivisionRequest, *, is_blocked: bool) -> division.Axes | No
         reporting.context().world_size, shard=shard, tensor=tensor, is_blocked=is_blocked
     )
     if axes.shard > 1 and not is_blocked:
-        raise ValueError("shard is above 1: name the model's blocks, for example blocks='layers.*'")
+        raise ValueError(
+            "shard above 1 needs the model's blocks: name them, for example blocks='layers.*'"
+        )
     return axes

@@ -43,7 +43,10 @@ class Trained:
         yield from self.parameters
         for optimizer in self.optimizers:
             state = optimizer.state_dict()
-            yield from tensors_in(state["state"])
+            for _, of_parameter in sorted(state["state"].items()):
+                # LBFGS stores the loss of this rank's samples, but replaces it before reading it.
+                shared = {key: one for key, one in of_parameter.items() if key != "prev_loss"}
+                yield from tensors_in(shared)
             numbers = [
                 float(value)
                 for group in state["param_groups"]

@@ -76,7 +76,7 @@ def _refuse_other(what: str, public: Any, own: Any) -> None:
 
 
 def _codes(what: str, public: Sequence[str], own: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the public code of each class or category of the silo's data set, (own,)."""
+    """Return the public code of each of the silo's classes or categories, in the order of `own`."""
     code_of = {name: code for code, name in enumerate(public)}
     for name in own:
         if name not in code_of:

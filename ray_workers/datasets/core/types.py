@@ -86,7 +86,7 @@ class Table:
     fingerprint: str
     """SHA-256 of the content in hexadecimal."""
     num_missing: Mapping[str, int] = field(default_factory=dict)
-    """Number of missing values by column. Columns without missing values are omitted."""
+    """Number of missing values in each column. Columns without missing values are omitted."""
     num_dropped: int = 0
     """Number of rows that were skipped because a value is missing."""
     date_names: tuple[str, ...] = ()
@@ -96,9 +96,10 @@ class Table:
     """For each column of integers that float64 can't represent, the offset that was subtracted from
     them. Columns without an offset are omitted."""
     num_rounded: Mapping[str, int] = field(default_factory=dict)
-    """Number of values that had to be rounded to float64 even with an offset, by column."""
+    """For each column, the number of values that had to be rounded to float64 even with an
+    offset."""
     hints: Mapping[str, str] = field(default_factory=dict)
-    """Options that would turn the values of a category column into numbers, by column."""
+    """For each category column, the options that would turn its values into numbers."""
     shifts: Mapping[str, float] = field(default_factory=dict)
     """For each column, the number to add to its values to make them relative to `bases`."""
 
@@ -136,7 +137,7 @@ class Tokens:
 
 def is_data(name: str) -> bool:
     """Whether a file or folder is part of a data set, judging by its name. Hidden files, and files
-    created by operating systems and storage servers, are not part of it."""
+    created by operating systems and storage servers, are not part of a data set."""
     return not name.startswith(".") and name.casefold() not in _LEFT_BY_SYSTEMS
 
 

@@ -79,8 +79,8 @@ def unpack_archive(
 
 
 def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
-    """Write all files of a tar archive to `folder`. Returns their paths, one per member. Of the
-    file modes, only the owner's execute permission is kept. Raises DataError if the file is not a
+    """Write all files of a tar archive to `folder`. Returns their paths, one per member. File modes
+    are not kept, except for the owner's execute permission. Raises DataError if the file is not a
     tar archive, or if a member is a link or a device or would be written outside the folder."""
     with (
         reading(file.location, "is not a tar archive, or is incomplete"),
@@ -115,7 +115,7 @@ class _Member(tarfile.TarInfo):
         except tarfile.HeaderError as error:  # tarfile would treat this as the end of the archive
             raise tarfile.ReadError(f"a header can't be read: {error}") from error
         if member.size < 0:
-            raise tarfile.HeaderError(f"a member has the size {member.size}")
+            raise tarfile.HeaderError(f"a member has the negative size {member.size}")
         if member.type in _READ_WHOLE and member.size > EXTENSION_BYTES:
             raise tarfile.HeaderError(f"a header of {member.size} bytes is too long")
         return member
@@ -134,7 +134,7 @@ def _unpack_tar(
     for member in archive:
         if member.size < 0:  # set by an extended header
             raise broken(
-                location, f"the member {shortened(member.name)} has the size {member.size}"
+                location, f"the member {shortened(member.name)} has the negative size {member.size}"
             )
         if member.issym() or member.islnk():
             raise broken(location, f"the member {shortened(member.name)} is a link")
@@ -163,7 +163,10 @@ def _path_of(name: str, location: str, suffixes: tuple[str, ...] | None) -> Path
             "/ between folders",
         )
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise broken(location, f"the member {shortened(name)} would lead out of the archive")
+        raise broken(
+            location,
+            f"the member {shortened(name)} would be written outside the target folder",
+        )
     if suffixes is None:
         return Path(path)
     counts = all(map(is_data, path.parts)) and path.suffix.lower() in suffixes

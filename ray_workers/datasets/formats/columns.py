@@ -56,7 +56,7 @@ LARGE = 1e15
 BASE_BITS = 32
 """Bases are multiples of 2**BASE_BITS, so that files with similar numbers have the same base."""
 MAX_BAD_SHARE = 0.1
-"""Maximum fraction of texts among a column's numbers. A column with a larger fraction is a category
+"""Maximum fraction of texts in a column of numbers. A column with a larger fraction is a category
 column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
@@ -119,8 +119,8 @@ class Column:
 
     @property
     def base(self) -> int:
-        """The offset to subtract from every value, valid after all rows have been seen. It is 0
-        unless there are integers that float64 can't represent."""
+        """The offset to subtract from every value, which is known once all rows have been seen. It
+        is 0 unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
     @property
@@ -245,12 +245,12 @@ class Column:
         row, value = self.first_text
         others = ""
         if self.num_texts > 1:
-            others = f"(and {self.num_texts - 1:,} more values)"
+            others = f" (one of {self.num_texts:,} such values)"
         raise broken(
             file.where(row),
-            f"the column {shortened(self.name)} is {shortened(value)}, not a number{others}, and "
-            f"{self.num_numbers:,} of its {total:,} values are numbers{self.hint}; correct the "
-            "file, or list the column in data.categorical to treat its values as names",
+            f"the column {shortened(self.name)} is {shortened(value)}, not a number{others}, "
+            f"although {self.num_numbers:,} of its {total:,} values are numbers{self.hint}; "
+            "correct the file, or list the column in data.categorical to treat its values as names",
         )
 
     def _has_measurements(self) -> bool:

@@ -58,7 +58,7 @@ def is_date_type(kind: Any) -> bool:
 
 def times_in(column: Any) -> Any | None:
     """Return Arrow timestamps in UTC, in microseconds, for a column of dates or ISO 8601 strings.
-    None if some values are not dates."""
+    Returns None if some values are not dates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

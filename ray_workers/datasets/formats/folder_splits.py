@@ -153,7 +153,8 @@ def _first_word(name: str) -> str:
 
 
 def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str, SplitName]:
-    """Return the role of each folder at a depth, by name. Empty if the folders are not a split."""
+    """Return the role of each folder at a depth, keyed by name. Empty if the folders are not a
+    split."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
     roles = resolved(named)
@@ -170,7 +171,7 @@ def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str,
 
 def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
     """Return whether the upper folders are a split; None if they could also be classes. `named` are
-    the folders whose names are those used in splits."""
+    the folders whose names are used for splits."""
     if not named:
         return False
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
@@ -207,7 +208,7 @@ def is_named(name: str) -> bool:
 
 
 def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
-    """Return the role of each of these names of parts."""
+    """Return the role of each folder name."""
     roles = {name: _ROLES.get(name.casefold()) for name in named}
     has_validation = SplitName.VALIDATION in roles.values()
     rest = SplitName.TEST if has_validation else SplitName.VALIDATION

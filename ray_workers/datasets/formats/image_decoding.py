@@ -62,8 +62,9 @@ def _unpacked(shop: Workshop) -> tuple[SourceFile, ...]:
 
 
 def _common_depth(names: list[str]) -> int:
-    """Return the number of nested folders around the set. For `set-main/set/cat/1.png` and
-    `set-main/set/dog/1.png`, this is 2, because all files are in `set-main/set`."""
+    """Return the number of nested folders that enclose the entire data set. For
+    `set-main/set/cat/1.png` and `set-main/set/dog/1.png`, this is 2, because all files are in
+    `set-main/set`."""
     paths = [PurePosixPath(name).parts for name in names]
     shortest = min(map(len, paths))
     depth = 0
@@ -165,9 +166,9 @@ def _on_white(image: Any, location: str) -> Any:
     if most == 0 or (least < most and bool((pixels == pixels[0, 0]).all())):
         raise broken(
             location,
-            "has a single colour on white, the background for transparent images: its content is "
-            "only in its transparency; save it without transparency, on a background of a "
-            "different colour",
+            "has a single colour on white, which is the background used for transparent images. "
+            "Its content is only in its transparency: save it without transparency, on a "
+            "background of a different colour",
         )
     return shown
 

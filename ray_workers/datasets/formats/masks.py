@@ -116,7 +116,9 @@ def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
             raise broken(file.location, f"has no mask: masks/{name[1]}.png does not exist")
     for name, file in masks.items():
         if name not in images:
-            raise broken(file.location, f"has no image: there is no image images/{name[1]}")
+            raise broken(
+                file.location, f"has no image: the folder images contains no image named {name[1]}"
+            )
     return [_Pair(file, masks[name]) for name, file in images.items()]
 
 

@@ -253,7 +253,7 @@ def _finite(block: Array, location: str, first: int) -> npt.NDArray[np.float32]:
 
 
 def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
-    """Write the numbers to predict minus `base`. Returns how many were rounded."""
+    """Write the target's numbers, with `base` subtracted. Returns the number of rounded values."""
     location = f"{shop.location}, array {shortened(name)}"
     if target.dtype.kind == "U":
         raise broken(

@@ -153,8 +153,8 @@ class CsvFile:
                 begins = reader.line_num + 1
 
     def _explained(self, error: Exception) -> DataError:
-        """Return the error that made Arrow fail. To find the error, the file is read again in a
-        slower way."""
+        """Return the error that made Arrow fail. To find the error, the file is read again with a
+        slower method."""
         at = first_bad_byte(self._path)
         if at is not None:
             return broken(

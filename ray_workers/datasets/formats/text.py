@@ -146,8 +146,8 @@ def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
     if size > MAX_VOCABULARY:
         raise broken(
             location,
-            f"has a token with the id {size - 1:,}, but a model has a row for each id: number "
-            f"the tokens from 0, below {MAX_VOCABULARY:,}",
+            f"has a token with the id {size - 1:,}, which is too large, because a model has a row "
+            f"for each id: number the tokens from 0, below {MAX_VOCABULARY:,}",
         )
 
     def encode(text: str) -> npt.NDArray[Any]:

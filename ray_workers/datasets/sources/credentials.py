@@ -1,4 +1,4 @@
-"""Credentials that the cluster's operator has placed on the nodes, by name.
+"""Named credentials that the cluster's operator has placed on the nodes.
 
 A file `{name}.json` in the folder contains options for the storage. For `s3://`, these are `key`,
 `secret`, `token`, `anon` and `endpoint_url`. For `https://`, these are `headers`, the `hosts` to

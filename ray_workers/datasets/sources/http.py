@@ -124,7 +124,7 @@ class HttpOrigin:
         request.
         """
         if not location:
-            raise TransferError("the server redirects without an address")
+            raise TransferError("the server redirects, but sends no address")
         if _IN_NO_URL.search(location):
             raise broken(
                 self._location,
@@ -135,7 +135,9 @@ class HttpOrigin:
         schemes = (urlsplit(url).scheme, urlsplit(target).scheme)
         if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
             raise broken(
-                self._location, f"redirects from {schemes[0]}:// to {schemes[1] or 'none'}://"
+                self._location,
+                f"redirects from {schemes[0]}:// to {schemes[1] or 'none'}://, which is not "
+                "allowed",
             )
         return target
 

@@ -97,7 +97,7 @@ class Source:
         if listing.is_folder and (size_bytes is not None or sha256 is not None):
             raise broken(
                 self.location,
-                "is a folder, but data.size_bytes and data.sha256 are for a single file",
+                "is a folder, but data.size_bytes and data.sha256 only apply to a single file",
             )
         if not listing.is_folder:
             self._check_size(listing.files[0].size_bytes, size_bytes)
@@ -250,7 +250,8 @@ def location_of(url: str) -> str:
 
 
 def _numbered(number: int) -> str:
-    """Return the name of a downloaded file within its folder, which the source can't choose."""
+    """Return the name under which a downloaded file is stored in its folder. The source can't
+    choose this name."""
     return f"{number:08}"
 
 

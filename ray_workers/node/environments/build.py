@@ -2,8 +2,9 @@
 
 uv resolves a job's requirements against the node's packages. Packages of the node that satisfy the
 requirements are used; all other packages are installed into the environment's folder. If several
-processes on a machine request the same environment, a lock makes only one of them build it. The
-lock only saves work, so a process doesn't wait forever for a lock holder that makes no progress.
+processes on a machine request the same environment, a lock ensures that only one of them builds it.
+The lock only saves work, so a process doesn't wait forever for a lock holder that makes no
+progress.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SIZE_PERIOD_S = 1.0
 """Interval at which the size of a folder is measured while a program writes to it."""
 CACHE = ".cache"
 LOG_CHARS = 8000
-"""Number of characters at the end of the log that a node includes in its answer."""
+"""Number of characters at the end of the log that a node includes in its response."""
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Build:
 
     def run(self) -> None:
         """Build the environment, unless another process does so first. Raises NotDone, OSError, or
-        Abandoned when no job needs it any more."""
+        Abandoned when no job needs it."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
@@ -249,18 +250,18 @@ class Build:
 
     def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
         """Check the size limit, and schedule the next check: a check of a folder with many files
-        takes long."""
+        takes a long time."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
         if fills_cache and self._cache_growth() > limit:
             raise NotDone(
-                f"the packages that are being installed on this node take more than {limit} bytes, "
-                "the limit of all its environments (DRAY_ENVIRONMENT_LIMIT_BYTES)",
+                f"the packages that are being installed on this node need more than {limit} "
+                "bytes, the limit for all environments of a node (DRAY_ENVIRONMENT_LIMIT_BYTES)",
                 BuildState.UNREACHABLE,  # they may belong to a concurrent build
             )
         if size_of(folder) > limit:
             raise NotDone(
-                f"it takes more than {limit} bytes, the limit of all environments of a node "
+                f"it needs more than {limit} bytes, the limit for all environments of a node "
                 "(DRAY_ENVIRONMENT_LIMIT_BYTES)"
             )
         self._size_due = time.monotonic() + SIZE_PERIOD_S + 20 * (time.monotonic() - begun)

@@ -20,8 +20,8 @@ BUILDS_OF_A_USER: Final = 2
 
 
 class BuildLimiter:
-    """The wanted builds of a node, by key. Use this in only one event loop, except for `is_wanted`,
-    which can be called from any thread."""
+    """The wanted builds of a node, keyed by the build's key. Use this in only one event loop,
+    except for `is_wanted`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._wanted = WantedWork()
@@ -34,7 +34,7 @@ class BuildLimiter:
         self._changed.set()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """Note that no job of the user needs the build any more."""
+        """Record that no job of the user still needs the build."""
         self._wanted.forget(key, owner)
         self._changed.set()
 
@@ -47,17 +47,17 @@ class BuildLimiter:
             return None
         if self._number_of(owner) >= BUILDS_OF_A_USER:
             return (
-                f"waits for one of its user's {BUILDS_OF_A_USER} builds that are running on this "
-                "node"
+                f"waits for one of its user's {BUILDS_OF_A_USER} running builds on this node to "
+                "finish"
             )
         if len(self._running) < BUILDS_AT_A_TIME:
             return None
-        return f"waits for one of the {len(self._running)} builds that are running on this node"
+        return f"waits for one of the {len(self._running)} running builds on this node to finish"
 
     @contextlib.asynccontextmanager
     async def acquire(self, key: str) -> AsyncIterator[None]:
-        """Return a context that waits until the build can run. Raises Abandoned if no job wants the
-        build any more."""
+        """Return a context that waits until the build can run. Raises Abandoned if no job still
+        needs the build."""
         while not (owners := self._owners_with_capacity(key)):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):

@@ -40,8 +40,8 @@ class Environments:
     async def prepare(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> NodeEnvironment:
-        """Return the state of this environment on the node. If its build has not been started,
-        start it. Idempotent.
+        """Return the state of this environment on the node. Start building it if necessary.
+        Idempotent.
 
         keeps_all: whether the node's packages must not be replaced, as for recipes.
         """
@@ -72,7 +72,7 @@ class Environments:
     async def forget(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> None:
-        """Note that no job of this owner needs the environment any more. If no other owner's job
+        """Record that no job of this owner still needs the environment. If no other owner's job
         needs it, the build is stopped, with all processes that it has started. Idempotent."""
         key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
         self._limiter.forget(key, policy.owner)

@@ -26,7 +26,7 @@ from ray_workers.shared.secret_files import Masker
 
 HEAD_BYTES = 256 << 10
 TAIL_BYTES = 768 << 10
-"""Number of bytes that are kept of the beginning, and of the end, of a program's output."""
+"""Number of bytes that are kept from each end of a program's output."""
 NICENESS = 19
 """Builds hold no slots, so they only get processor time that slots don't use."""
 LOOK_MS = 100
@@ -67,8 +67,8 @@ class Output:
 
 
 def mark_of(folder: Path) -> str:
-    """Return the mark of all processes that build a folder. By this mark, the processes can be
-    found even if their builder is gone."""
+    """Return the mark of all processes that build a folder. The mark identifies these processes
+    even if their builder is gone."""
     return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
 
 
@@ -105,8 +105,7 @@ def run(
             process.stdin.close()
             _follow(process.pid, pipe, output, check)
         finally:
-            # Do this before the process is reaped, while its pid still identifies its process
-            # group.
+            # Kill the group before the process is reaped, while its pid still identifies the group.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -130,7 +129,7 @@ def _follow(pid: int, pipe: int, output: Output, check: Callable[[], None]) -> N
 
 
 def _take(pipe: int, output: Output, most: int) -> bool:
-    """Read the contents of the pipe. Returns False at its end."""
+    """Read the contents of the pipe. Returns False at the end of the pipe."""
     while most > 0:
         try:
             data = os.read(pipe, min(most, _READ_BYTES))

@@ -239,7 +239,10 @@ def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
     with target.open("wb") as output:
         for part in file.parts:
             if not 0 < part.size_bytes <= PART_BYTES:
-                raise BadCode(f"{file.path} has a part of {part.size_bytes} bytes")
+                raise BadCode(
+                    f"a part of {file.path} has {part.size_bytes} bytes, instead of 1 to "
+                    f"{PART_BYTES}"
+                )
             with packs[part.pack].open("rb") as pack:
                 pack.seek(part.start)
                 data = pack.read(part.size_bytes)
@@ -281,7 +284,7 @@ def _put_file(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         remove_tree(target)
     # Replace the file with a new one, so that open files and the targets of links are not modified.
-    # A digest, because the name may already have the maximum length.
+    # Use a digest, because the name may already have the maximum length.
     digest = hashlib.sha256(target.name.encode()).hexdigest()
     partial = target.with_name(f".{digest[:32]}.dray-partial")
     partial.unlink(missing_ok=True)

@@ -47,7 +47,7 @@ class CodeFetches:
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
 
     async def prepare(self, code: RemoteCodeRef, owner: Owner = None) -> NodeEnvironment:
-        """Return the state of this code on the node. If fetching it has not been started, start it.
+        """Return the state of this code on the node. Start fetching the code if necessary.
         Idempotent.
 
         owner: the owner of the job that needs the code.
@@ -61,7 +61,7 @@ class CodeFetches:
         return _answer(standing.state, standing.message or f"{does} from {_host_of(code)}")
 
     def forget(self, code: RemoteCodeRef, owner: Owner) -> None:
-        """Note that no job of the owner needs this code any more. If no other owner's job needs it,
+        """Record that no job of the owner still needs this code. If no other owner's job needs it,
         the fetch is stopped. Idempotent."""
         self._wanted.forget(code.digest, owner)
 

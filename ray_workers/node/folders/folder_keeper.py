@@ -24,12 +24,13 @@ Key = tuple[str, int]
 AT_A_TIME = 8
 """Maximum number of concurrent accesses to the storage."""
 ANSWER_S = 0.5
-"""Number of seconds for which an answer is delayed so that copying can finish, which usually takes
-less."""
+"""Number of seconds for which a response is delayed so that copying can finish, which usually takes
+less time."""
 
 
 class FolderKeeper:
-    """Keeps the folders of attempts, by job and attempt number. Use this in only one event loop."""
+    """Keeps the folders of attempts, each identified by job and attempt number. Use this in only
+    one event loop."""
 
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._node = (deployment_id, node_id)
@@ -52,7 +53,7 @@ class FolderKeeper:
             if files.local_path(plan.folder_url) is None and key not in self._mirrors:
                 mirror = self._mirror_of(key, plan)
                 await self._apart(mirror.restore)
-                if job_folders.plan_in(self._folder(key)) is None:  # dropped meanwhile
+                if job_folders.plan_in(self._folder(key)) is None:  # just dropped
                     await asyncio.to_thread(job_folders.remove, self._folder(key))
                     return "the attempt is over"
                 task = asyncio.ensure_future(self._copy_periodically(mirror))
@@ -70,7 +71,7 @@ class FolderKeeper:
             await asyncio.sleep(PERIOD_S)
             try:
                 await self._apart(partial(mirror.copy, everything=False))
-            except Exception:  # the storage may answer next time
+            except Exception:  # the storage may respond next time
                 traceback.print_exc()
 
     async def _apart(self, work: Callable[[], T]) -> T:
@@ -95,9 +96,10 @@ class FolderKeeper:
             return {}
 
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
-        """Copy the files of an ended attempt to the storage. Until this is done, returns a sentence
-        with the reason for waiting, or an empty string; call again in this case. num_bytes: total
-        size of the files of the nodes whose files are kept before this node's files."""
+        """Copy the files of an ended attempt to the storage. Until all files are copied, returns
+        the reason for waiting as a sentence, or an empty string; call again in this case.
+        num_bytes: total size of the files of the nodes whose files are kept before this node's
+        files."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]
@@ -138,7 +140,7 @@ class FolderKeeper:
         return None
 
     async def drop(self, key: Key) -> None:
-        """Delete the folders of an attempt on this node. The files to keep are in the storage."""
+        """Delete the folders of an attempt on this node. The files to keep are already stored."""
         if key in self._mirrors:
             mirror, task = self._mirrors.pop(key)
             task.cancel()

@@ -1,9 +1,9 @@
 """Maintains a copy of a script's checkpoint folder in storage that is not a folder, such as
 `s3://`.
 
-Files that have stopped changing are copied periodically, and all files at the end. The next attempt
-restores them, no matter on which node it runs. If the script deletes a file, the file is also
-deleted in the storage. Links to files in the folder are copied as files.
+Files that have stopped changing are copied periodically; at the end, all files are copied. The next
+attempt restores them on any node. If the script deletes a file, the file is also deleted in the
+storage. Links to files in the folder are copied as files.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FolderMirror:
             try:
                 files.store(self._folder / name, f"{self._url}/{name}")
             except FileNotFoundError:
-                continue  # deleted meanwhile
+                continue  # deleted in the meantime
             # If the file has changed, the copy may be inconsistent, and will be repeated.
             if self._stamp(name) == stamp:
                 self._copied[name] = stamp

@@ -152,7 +152,7 @@ def _check(entries: Sequence[_Entry], limit_bytes: int) -> None:
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Refuse paths that are not allowed in uploads either."""
+    """Refuse paths that are also refused in uploads."""
     if not paths:
         raise CodeRefused("it contains no file")
     if len(paths) > MAX_FILES:
@@ -165,7 +165,7 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def too_large(what: str, limit_bytes: int) -> CodeRefused:
-    return CodeRefused(f"{what}, more than the {limit_bytes:,} of DRAY_CODE_LIMIT_BYTES")
+    return CodeRefused(f"{what}; the limit is {limit_bytes:,} bytes (DRAY_CODE_LIMIT_BYTES)")
 
 
 class _Git:

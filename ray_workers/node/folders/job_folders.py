@@ -3,7 +3,7 @@
 The output folder on each node belongs to one attempt. Once no process of the attempt is left on the
 node, the node's agent copies the files to the storage and reports them as artifacts, even if the
 ranks were killed. The plan of an attempt is stored in a file next to its folders, so that a
-restarted agent can complete the work, and the service can request it if the supervisor is gone.
+restarted agent can complete the work, which the service requests if the supervisor is gone.
 
 If the storage is a folder, the checkpoint folder is a subfolder of it, which all nodes share. For
 other storage, `ray_workers.node.folders.folder_mirror` maintains a copy.
@@ -54,7 +54,7 @@ class FolderPlan:
     """The URLs to which a node copies a script's files, and the limits on these files."""
 
     rank: int
-    """The first rank on the node, which reports refer to."""
+    """The first rank on the node, to which reports are attributed."""
     node_rank: int
     output_url: str
     """URL in the storage for the files of the attempt's output folders."""
@@ -119,7 +119,7 @@ class OutputFiles:
         self._num_refused = 0
         self.files: dict[str, Path] = {}
         self.sizes: dict[str, int] = {}
-        """Sizes of the files in bytes, by name."""
+        """Sizes of the files in bytes, keyed by name."""
         if self._root.is_symlink():
             self._refuse(".", "the folder was replaced by a link")
             return
@@ -140,7 +140,9 @@ class OutputFiles:
             size = self.sizes.pop(name)
             del self.files[name]
             total -= size
-            self._refuse(name, f"{size:,} bytes, but {LIMIT} leaves {limit_bytes:,}", is_first=True)
+            self._refuse(
+                name, f"{size:,} bytes, but only {limit_bytes:,} of {LIMIT} are left", is_first=True
+            )
 
     def _found(self) -> Iterator[tuple[str, Path]]:
         for at, _, names in os.walk(self._root):
@@ -195,8 +197,8 @@ def keep_output(
     work_dir: Path | None = None,
     on_wait: Callable[[str], None] = lambda sentence: None,
 ) -> FilesKept:
-    """Copy the files of the output folder to the storage and report them. Repeated calls do this
-    only once.
+    """Copy the files of the output folder to the storage and report them. Repeated calls have no
+    further effect.
 
     spool_dir: the attempt's spools on this node. taken: names of files of other nodes; files on
     this node with the same names get the prefix `node-N/`. num_bytes: total size of the files of

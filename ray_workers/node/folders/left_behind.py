@@ -71,7 +71,7 @@ def _size_of_result(
         if copied is not None and copied.is_file():
             return None if filecmp.cmp(copied, path, shallow=False) else found.st_size
         return found.st_size
-    except OSError:  # removed meanwhile
+    except OSError:  # removed in the meantime
         return None
 
 

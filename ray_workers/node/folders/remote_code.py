@@ -1,7 +1,7 @@
 """Fetches code to a node: a commit of a Git repository, or an archive at a URL.
 
 A separate process fetches the code, so that the time and memory that a hostile server uses up are
-limited to that process. The process reads a RemoteCodeRef from its input and prints its answer,
+limited to that process. The process reads a RemoteCodeRef from its input and prints its response,
 both as JSON.
 """
 
@@ -30,9 +30,9 @@ BLOCK_BYTES = 4096
 ASK_AGAIN_S = 0.5
 """Pause between two checks of whether a job still needs the code."""
 END_S = 5.0
-"""Number of seconds that the process has to end the processes that it started."""
+"""Number of seconds within which the process must end the processes that it started."""
 START_S = 60.0
-"""Additional seconds for the process to start and to print its answer."""
+"""Additional seconds for the process to start and to print its response."""
 
 
 def fetch_apart(
@@ -42,8 +42,8 @@ def fetch_apart(
     is_wanted: Callable[[], bool] = lambda: True,
     limit_s: float = LIMIT_S,
 ) -> int:
-    """Call `fetch` in another process. Ends the process and raises Abandoned when no job needs the
-    code any more."""
+    """Call `fetch` in another process. Ends the process and raises Abandoned when no job still
+    needs the code."""
     asked = json.dumps([asdict(code), str(target), str(scratch), limit_s])
     path = [str(CODE_ROOT), os.environ.get("PYTHONPATH")]
     with subprocess.Popen(
@@ -60,7 +60,9 @@ def fetch_apart(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
-        raise CodeUnreachable(f"the fetching process ended with code {process.returncode}")
+        raise CodeUnreachable(
+            f"the process that fetches the code ended with code {process.returncode}"
+        )
     kind, result = json.loads(answer)
     if kind == "refused":
         raise CodeRefused(result)

@@ -29,8 +29,8 @@ class StorageAccess:
         earlier = [ref.url for ref in task.resume_from]
         self._urls = (task.checkpoint_url, task.artifact_url, *earlier)
         self._ours, self.theirs = socket.socketpair()
-        """The training process's end of the socket. Close it in this process once that process has
-        it."""
+        """The training process's end of the socket, which this process must close once the training
+        process has it."""
         self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:
@@ -50,7 +50,7 @@ class StorageAccess:
 
 
 def answer_to(request: Any, urls: Sequence[str]) -> dict[str, Any]:
-    """Carry out a request and return the answer. Blocks.
+    """Carry out a request and return the response. Blocks.
 
     urls: the URLs that the request may access, including everything below them.
     """

@@ -12,8 +12,8 @@ from typing import Any
 from ray_workers.shared.peers.peer_credentials import is_own_unix
 
 FORK_TIMEOUT_S = 120.0
-"""Maximum number of seconds to wait for an answer from the forkserver, which doesn't answer before
-its preload is complete."""
+"""Maximum number of seconds to wait for a response from the forkserver, which doesn't respond
+before its preload is complete."""
 
 RESTART_LIMIT_S = 120.0
 """Maximum number of seconds to wait for the replacement of a dead forkserver: its node agent starts
@@ -23,7 +23,7 @@ RETRY_S = 0.02
 
 
 class ForkFailed(RuntimeError):
-    """The forkserver doesn't exist, or ended before it answered."""
+    """The forkserver doesn't exist, or ended before it responded."""
 
 
 class ForkedProcess:
@@ -57,7 +57,9 @@ class ForkedProcess:
         try:
             connection = await _connect(socket_path)
         except OSError as error:
-            raise ForkFailed(f"no answer from the forkserver at {socket_path}: {error}") from error
+            raise ForkFailed(
+                f"no response from the forkserver at {socket_path}: {error}"
+            ) from error
         read_end, write_end = os.pipe()
         writer: asyncio.StreamWriter | None = None
         try:
@@ -72,10 +74,10 @@ class ForkedProcess:
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 answer = await reader.readline()
             if not answer:
-                raise ForkFailed("the forkserver closed the connection without an answer")
+                raise ForkFailed("the forkserver closed the connection without a response")
             reply = json.loads(answer)
             if "pid" not in reply:
-                raise ForkFailed("the process ended before it started")
+                raise ForkFailed("the forked process ended before it reported its pid")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
             # Also close the connection on cancellation, because a forked process lives as long as
@@ -86,7 +88,9 @@ class ForkedProcess:
             connection.close()
             if not isinstance(error, OSError | TimeoutError | ForkFailed):
                 raise
-            raise ForkFailed(f"no answer from the forkserver at {socket_path}: {error}") from error
+            raise ForkFailed(
+                f"no response from the forkserver at {socket_path}: {error}"
+            ) from error
         finally:
             os.close(write_end)
 
@@ -173,7 +177,7 @@ async def _ask(socket_path: str, request: dict[str, Any]) -> dict[str, Any]:
         finally:
             writer.close()
         if not line:
-            raise ForkFailed("it closed the connection without an answer")
+            raise ForkFailed("it closed the connection without a response")
     except (OSError, TimeoutError, ForkFailed) as error:
         raise ForkFailed(f"no forkserver at {socket_path}: {error}") from error
     answer: dict[str, Any] = json.loads(line)

@@ -1,8 +1,8 @@
 """Keeps a node's forkserver running, and ends processes that outlive a forkserver.
 
 A forkserver that is suspended but not dead doesn't start processes, and doesn't notice when they
-end. The manager pings the forkserver, kills it if it hasn't answered for too long, and starts a new
-one.
+end. The manager pings the forkserver, kills it if it hasn't responded for too long, and starts a
+new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECK_S = 0.2
 """Pause between two checks of whether a forkserver is serving."""
 ANSWER_CHECK_S = 0.05
 PING_S = 2.0
-"""Maximum number of seconds to wait for the answer to a ping, and the pause before the next
+"""Maximum number of seconds to wait for the response to a ping, and the pause before the next
 ping."""
 RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
 """Pauses before consecutive restarts of a forkserver that ended before it was serving."""
@@ -51,7 +51,7 @@ class ForkserverManager:
         self._log_path = directory / "forkserver.log"
         self._pid_path = directory / "forkserver.pid"
         self._failure: str | None = None
-        self._limits = limits
+        self.limits = limits
         self._silence = Silence()
         self._serves = False
         self._process = self._start()
@@ -62,9 +62,9 @@ class ForkserverManager:
 
     @property
     def silent_since(self) -> float | None:
-        """Since when a forkserver that was serving has been silent, in Unix seconds. None if it has
+        """Unix time in seconds at which a serving forkserver stopped responding. None if it has
         been silent for at most `report_s` seconds."""
-        if not self._serves or self._silence.seconds(self.pid) <= self._limits.report_s:
+        if not self._serves or self._silence.seconds(self.pid) <= self.limits.report_s:
             return None
         return self._silence.since(self.pid)
 
@@ -152,7 +152,7 @@ class ForkserverManager:
                 async with asyncio.timeout(PING_S):
                     await list_tasks(self._socket_path)
                 self._silence.answered(process.pid)
-            limits, silent_s = self._limits, self._silence.seconds(process.pid)
+            limits, silent_s = self.limits, self._silence.seconds(process.pid)
             if silent_s > (limits.gateway_s if self._serves else limits.start_s):
                 print(f"its forkserver was silent for {silent_s:.0f} s: killed", flush=True)  # noqa: T201
                 process.kill()

@@ -71,6 +71,6 @@ class Client:
         }
 
     def send(self, message: dict[str, Any]) -> None:
-        # A client that has closed its end doesn't need an answer.
+        # A client that has closed its end doesn't need a response.
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")

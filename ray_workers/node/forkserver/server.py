@@ -20,11 +20,11 @@ second one that only the forked process uses (`given` in the request). Requests:
     {"op": "dump", "job_id", "attempt", "rank"}
                                          make that process print its stacks -> {"pids": [...]}
 
-The answers to a fork are `{"pid": ...}` and, when the process and everything that it started are
+The responses to a fork are `{"pid": ...}` and, when the process and everything that it started are
 gone, `{"exit": code}` (negative: the signal). If there are processes that can't be ended within
-STUCK_S, the second answer is `{"exit": code, "left": [pids]}`, in which the code is null if the
+STUCK_S, the second response is `{"exit": code, "left": [pids]}`, in which the code is null if the
 forked process is one of them. The session then stays in the list, and is killed repeatedly until it
-is gone. Either form of the second answer contains `"memory_kills"`, the number of processes that
+is gone. Either form of the second response contains `"memory_kills"`, the number of processes that
 the kernel killed for lack of memory between the fork and the end. Before the end, the client may
 send `{"signal": number}`, which is delivered to the whole session. If a client closes its end or
 dies, its session is ended.
@@ -85,7 +85,8 @@ STUCK_SWEEP_S = 1.0
 """Pause between two searches for stuck processes."""
 
 Find = Callable[[Sequence[Session]], dict[str, list[int]]]
-"""Returns the live processes of sessions, by mark: `procfs.find_members`, or a fake in tests."""
+"""Returns the live processes of sessions, keyed by mark: `procfs.find_members`, or a fake in
+tests."""
 
 
 class ForkServer:
@@ -143,8 +144,8 @@ class ForkServer:
             connection.close()
 
     def _pause_s(self) -> float | None:
-        """Return the maximum number of seconds to wait for an event. None means no limit, if no
-        session is being ended."""
+        """Return the maximum number of seconds to wait for an event. If no session is being ended,
+        there is no limit, and the result is None."""
         ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
         if not ending:
             return None
@@ -166,7 +167,8 @@ class ForkServer:
             try:
                 self._handle(client, json.loads(line))
             except (KeyError, TypeError, ValueError, OSError) as error:
-                # A bad request, or a lack of memory for another process, must not end the others.
+                # A bad request, or a lack of memory for another process, must not end the existing
+                # processes.
                 sys.stderr.write(f"refused a request: {error!r}\n")
                 return self._lost(client)
         return None
@@ -209,7 +211,8 @@ class ForkServer:
         return pids
 
     def _members(self, clients: Sequence[Client]) -> dict[int, list[int]]:
-        """Return the live processes of each client, by the pid that was forked for the client."""
+        """Return the live processes of each client, keyed by the pid that was forked for the
+        client."""
         found = self._find([client.session for client in clients if client.session])
         members = {}
         for client in clients:
@@ -356,7 +359,7 @@ class ForkServer:
             session_records.remove_session(self._directory, record)
 
     def _dismiss(self, client: Client) -> None:
-        """Send a client the last answer: how its process ended, and which processes remain."""
+        """Send a client the last response: how its process ended, and which processes remain."""
         for group in (self._clients, self._abandoned):
             if client in group:
                 group.remove(client)
@@ -409,13 +412,14 @@ def main(path: str, find: Find = find_members) -> None:
     preload.preload()
     names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
     if len(names) != 1:
-        # Some libraries, such as allocators, keep threads of their own. Most can be forked.
+        # Some libraries, such as allocators, start their own threads. Most can be forked.
         print(f"the preload left several threads, but a fork copies only one: {names}", flush=True)  # noqa: T201
     with contextlib.suppress(OSError):  # the disk is full
         preloaded_path(path).write_text("\n".join(sorted({n.split(".")[0] for n in sys.modules})))
     gc.collect()
     gc.freeze()
-    # The socket gets its name once it is listening, because clients connect as soon as it exists.
+    # Give the socket its final name only once it is listening, because clients connect as soon as
+    # the name exists.
     unready = Path(f"{path}.new")
     unready.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

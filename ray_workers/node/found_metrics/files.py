@@ -40,9 +40,9 @@ TOP = "job"
 
 
 class MetricFiles:
-    """Follows the files in some folders that are written after a given time. From an older file,
-    such as a file from an earlier attempt or from the upload, only appended data is read. A file
-    that is rewritten is read from its beginning. Links are not followed.
+    """Follows files in some folders if the files are written after a given time. From an older
+    file, such as a file from an earlier attempt or from the upload, only appended data is read. A
+    file that is rewritten is read from its beginning. Links are not followed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MetricFiles:
         since: float,
         stored: StoredNames | None = None,
     ) -> None:
-        """since: in Unix seconds. stored: the names that earlier processes gave to the job's
+        """since: Unix time in seconds. stored: the names that earlier processes gave to the job's
         series."""
         self._folders = folders
         self._sources = sources
@@ -216,7 +216,7 @@ class _Followed:
             yield descriptor
 
     def _move(self, offset: int, read: bytes = b"") -> None:
-        """Set the offset. `read` is what was read up to this offset."""
+        """Set the offset. `read` contains the bytes that were read up to this offset."""
         self._offset, self._before = offset, read[-COMPARED_BYTES:]
 
 

@@ -41,7 +41,7 @@ class MetricFinder:
     """
 
     def __init__(self, task: RankTask, *, since: float) -> None:
-        """since: in Unix seconds. Files that were last written before this time don't contain
+        """since: Unix time in seconds. Files that were last written before this time don't contain
         metrics of this process."""
         given = task.spec.get("metrics", ())
         sources = sources_of(given, task.rank)
@@ -82,8 +82,8 @@ class MetricFinder:
             self._report(self._trainer.take(line))
 
     async def finish(self) -> str | None:
-        """Report the remaining metrics, once the process is gone. Returns a line for its log if
-        something was not searched or not kept, else None."""
+        """Report the remaining metrics, once the process is gone. Returns a line for the process's
+        log if lines were not searched or metrics were not kept, else None."""
         if self._trainer is not None:
             self._report(self._trainer.finish())
         self._has_ended.set()

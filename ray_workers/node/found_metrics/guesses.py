@@ -78,7 +78,8 @@ _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
 """Metrics that may be printed as a count out of a number of samples."""
 _SETTINGS = frozenset({"lr", "rate"})
-"""Metrics that are settings if the line has no position, such as `lr=0.003` before the training."""
+"""Metrics that are settings if the line has no position, such as `lr=0.003` before training
+begins."""
 _NEVER_WHOLE = frozenset({"precision", "error", "err"})
 """Names that, with a whole number, are usually a setting or a message: `precision=16`,
 `error: 2`."""
@@ -168,7 +169,7 @@ class Guesses:
 
 
 class _Position(NamedTuple):
-    """The position in the training that a line contains."""
+    """The training progress that a line contains."""
 
     kind: str
     at: int | None
@@ -178,7 +179,7 @@ class _Position(NamedTuple):
 class _Series:
     """The steps of a guessed series, which always increase.
 
-    If a script starts to count again in each epoch, steps continue from the previous step, even if
+    If a script restarts its count in each epoch, steps continue from the previous step, even if
     each epoch only prints its last step. Other lines that repeat a position, or have none, get the
     next step. Once a line has contained a count of steps or batches, epochs no longer number the
     series.

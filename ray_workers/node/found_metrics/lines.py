@@ -124,16 +124,15 @@ class TrainerLines:
     """Metrics from the Trainer of transformers, which prints each record as a dict.
 
     A record doesn't contain a step, but the Trainer's progress bar does. It is redrawn after each
-    record, so a record waits for the bar. Without a bar, the records of the training are numbered
-    from 1. If the training prints nothing between evaluations, the evaluations are also numbered
-    from 1.
+    record, so a record waits for the bar. Without a bar, the training records are numbered from 1.
+    If nothing is printed between evaluations, the evaluations are also numbered from 1.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] | None = None
         self._total: str | None = None
-        """Total number of steps of the training's bar, once known. Bars of evaluations have other
-        totals."""
+        """Total number of steps in the training bar, once known. The bars of evaluations have
+        different totals."""
         self._newest = 0
         self._newest_of: dict[str, int] = {}
         """The latest step of each metric."""
@@ -165,7 +164,7 @@ class TrainerLines:
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a record of the training is waiting for its step. While it waits, no bar of an
+        """Whether a training record is waiting for its step. While it waits, no bar of an
         evaluation is drawn."""
         return any(key.startswith("train/") for key in self._waiting or ())
 
@@ -182,7 +181,7 @@ class TrainerLines:
 
 
 def _named(entries: dict[str, str]) -> dict[str, float]:
-    """Return the numbers by the names that the Trainer uses in TensorBoard: `train/loss`,
+    """Return the numbers, keyed by the names that the Trainer uses in TensorBoard: `train/loss`,
     `eval/loss`."""
     named: dict[str, float] = {}
     for name, text in entries.items():

@@ -18,7 +18,7 @@ _DATE = re.compile(
     r"|(?<![A-Za-z])[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d"  # SummaryWriter of TensorBoard
 )
 _NUMBERED = re.compile(r"version_\d+|\d\d-\d\d-\d\d|\d{10}")
-"""Folders that lightning numbers, or that hydra and other tools name after the time."""
+"""Folders that lightning numbers, or that hydra and other tools name after the current time."""
 _OF_ULTRALYTICS = re.compile(r"(train|val|exp)(-?\d+)?")
 """`train2` (older versions) or `train-2`."""
 

@@ -45,7 +45,7 @@ class GpuMeter:
         self._is_given_up = False
         self._is_absent = False
         self._values: dict[str, tuple[float, Values]] = {}
-        """The time of the reading and the values, by GPU name."""
+        """(time of the reading, values), keyed by GPU name."""
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
         """Return current or recent values of each GPU that NVML can read: `utilization` (0 to 1),

@@ -20,7 +20,7 @@ SECTOR_BYTES = 512
 LOOPBACK = "lo"
 
 Counters = Mapping[str, tuple[int, int]]
-"""Bytes in and out, by device, since the device was added."""
+"""(bytes in, bytes out) of each device since it was added, keyed by device."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MachineReading:
     """Bytes received and sent, for network cards."""
 
     def values(self) -> Values:
-        """Return the values that need no earlier reading."""
+        """Return the values that do not require an earlier reading."""
         if self.memory is None:
             return {}
         return {MEMORY_USED: self.memory.used, MEMORY_AVAILABLE: self.memory.available}

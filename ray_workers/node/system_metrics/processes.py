@@ -23,10 +23,10 @@ DISK_READ, DISK_WRITTEN = "system/disk_read", "system/disk_written"
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Values = dict[str, float]
-"""Values of a sample, by the name of their series."""
+"""Values of a sample, keyed by series name."""
 
 DIGITS = 5
-"""Significant digits of a value, which are limited because samples of many ranks are sent and
+"""Number of significant digits of a value, limited because the samples of many ranks are sent and
 stored as text."""
 
 
@@ -38,13 +38,14 @@ class RankReading:
     """Start time of the rank's process, which distinguishes it from its predecessor."""
     cpu_s: float
     memory_bytes: int
-    """Resident memory. Pages that several processes share count for each of them."""
+    """Resident memory. Memory pages shared by several processes are counted once for each
+    process."""
     read_bytes: int
     """Bytes that this user's processes read from disks."""
     written_bytes: int
 
     def values(self) -> Values:
-        """Return the values that need no earlier reading."""
+        """Return the values that do not require an earlier reading."""
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:

@@ -31,7 +31,7 @@ class _Reading:
     """The state of an attempt on this node at a point in time."""
 
     at: float
-    """When the reading was taken, by a monotonic clock."""
+    """Time of the reading, on a monotonic clock."""
     machine: MachineReading
     ranks: Mapping[int, RankReading]
 
@@ -56,9 +56,10 @@ class SystemMetricsSampler:
         self._under_way: dict[Attempt, asyncio.Future[dict[int, Values]]] = {}
 
     async def sample(self, job_id: str, attempt: int) -> dict[int, Values]:
-        """Return the values by rank; the lowest rank also has the values of the node. The result is
-        empty if the attempt has no rank on this node, or if its last sample has not finished, which
-        can happen because reading /proc can block on the process that is read."""
+        """Return the values, keyed by rank; the entry of the lowest rank also contains the values
+        of the node. The result is empty if the attempt has no rank on this node, or if its last
+        sample has not finished, which can happen because reading /proc can block on the process
+        that is read."""
         key = (job_id, attempt)
         if key in self._under_way:
             return {}

@@ -6,7 +6,7 @@ importing Ray takes 0.4 s. If there is no parent, the script starts one. If the 
 fork, this process runs Ray's own script and becomes the worker itself.
 
 A worker is never started twice: the forked process continues only if it was able to notify this
-process, and this process becomes the worker only once no notification can arrive any more.
+process, and this process becomes the worker only once no notification can arrive.
 
 The script imports as little as possible, since its imports cost time for each worker.
 """
@@ -32,15 +32,15 @@ RAYS_SCRIPT = "DRAY_RAYS_WORKER_SCRIPT"
 PARENT_MODULE = "ray_workers.node.worker_forks.worker_parent"
 JOB_OF_WORKER = "RAY_JOB_ID"
 NO_JOB = "ffffffff"
-"""The raylet's value for a worker that it starts in advance for any job."""
+"""Value that the raylet sets for a worker that it starts in advance and that any job can use."""
 FORKED = b"+"
 """The byte with which the forked process notifies this process."""
 CONNECT_LIMIT_S = 5.0
 """Seconds within which a newly started parent must begin to listen."""
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
-"""Seconds within which a parent must fork, including its imports the first time. A slower parent is
-killed, since it might be stopped. Ray itself waits 60 s for a worker."""
+"""Seconds within which a parent must fork, including its imports before the first fork. A slower
+parent is killed, since it might be stopped. Ray itself waits 60 s for a worker."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
@@ -61,8 +61,8 @@ def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> s
 
 
 def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_LIMIT_S) -> bool:
-    """Make the parent that listens at `path` fork a worker. Return False if it is certain that it
-    won't.
+    """Make the parent that listens at `path` fork a worker. Return False if the parent certainly
+    won't fork.
 
     `modules` are the comma-separated modules that a parent started here imports in addition to Ray.
     """
@@ -87,7 +87,8 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
 
 
 def _connect(connection: socket.socket, path: str, modules: str) -> bool:
-    """Connect to the parent, starting one if there is none. Return False if it does not listen."""
+    """Connect to the parent, starting one if there is none. Return False if the parent does not
+    listen."""
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
         connection.connect(path)
         return True

@@ -3,7 +3,7 @@
 `worker_entry` starts it as `python -P -m ...worker_parent SOCKET LOCK MODULES`, with the socket to
 listen on, a file that stays locked as long as this process lives, and the modules to import in
 addition to Ray. It ends with the raylet. If it is killed, the next worker's entry script starts
-another parent; forked workers do not need it any more.
+another parent; forked workers no longer need it.
 
 A fork copies only one thread, so this process must not have other threads. Ray draws ids, for
 example for placement groups, from a generator. A fork also copies the generator's state, so two
@@ -32,8 +32,8 @@ from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
 from ray_workers.shared.processes import linux
 
 REQUEST_LIMIT_S = 2.0
-"""Seconds within which a worker's entry script must send its request, since other entry scripts
-wait meanwhile."""
+"""Seconds within which a worker's entry script must send its request, since other entry scripts are
+waiting."""
 NUM_WAITING = 128
 
 
@@ -124,8 +124,8 @@ def _receive(connection: socket.socket) -> WorkerStart:
 
 
 def _become(start: WorkerStart, connection: socket.socket) -> None:
-    """Adopt the entry script's properties in the forked process. Exit if the entry script can't be
-    notified any more, or if anything fails before that. In these cases, the entry script becomes
+    """Adopt the entry script's properties in the forked process. Exit if the entry script can no
+    longer be notified, or if anything fails before that. In these cases, the entry script becomes
     the worker itself."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

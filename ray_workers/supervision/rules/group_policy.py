@@ -284,5 +284,6 @@ def _has_begun(newcomer: RankStatus) -> bool:
 
 
 def _trains(rank: RankStatus) -> bool:
-    """Whether the rank has taken a step in its round, or has finished."""
-    return rank.first_at > 0.0 or rank.phase is RankPhase.FINISH
+    """Whether the rank has taken a step in its round, or has finished, and its copy of the state is
+    equal to the copies of the other ranks."""
+    return rank.is_verified and (rank.first_at > 0.0 or rank.phase is RankPhase.FINISH)

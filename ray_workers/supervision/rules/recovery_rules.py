@@ -27,6 +27,11 @@ MOST_STARTS = 3
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
 """Maximum number of restarts of one rank of a script, and the period in seconds over which they are
 counted."""
+STATE_LOST = frozenset(
+    {"PartsLostError", "CopiesDifferError", "ScriptDiffersError", "BatchLostError"}
+)
+"""Types of the errors with which all ranks of a group end because the group can't continue from the
+state that its ranks hold."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ def refused(
         return f"it recovered {without_a_step} times in a row without a step in between"
     for rank in lost:
         frame = errors.get(rank.rank)
+        if frame is not None and frame.body["type"] in STATE_LOST:
+            return f"rank {rank.rank} found that the group can't continue from its ranks' state"
         if frame is not None and Cause(frame.body["cause"]) is not Cause.WORKER_LOST:
             return f"rank {rank.rank} failed with its own error"
         if frame is None and rank.exit_code is not None and rank.exit_code > 0:

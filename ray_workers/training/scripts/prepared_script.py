@@ -138,9 +138,13 @@ class RankGroup:
             faultpoint(FaultPoint.BACKWARD_DONE, step, self)
         self._page.enter(_PHASES[phase], use)
 
-    def began(self, step: int) -> None:
-        self._page.begin(self._rendezvous.assignment.generation, step)
+    def began(self, step: int, *, is_verified: bool) -> None:
+        generation = self._rendezvous.assignment.generation
+        self._page.begin(generation, step, is_verified=is_verified)
         faultpoint(FaultPoint.RESTORED, step, self)
+
+    def verified(self) -> None:
+        self._page.verify()
 
     def committed(self, step: int) -> None:
         self._page.commit(step)

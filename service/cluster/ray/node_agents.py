@@ -233,7 +233,7 @@ class NodeAgents:
         return asyncio.ensure_future(result(agent.describe.remote(path)))
 
     def _ping(self, agent: Any) -> asyncio.Future[float | None]:
-        return asyncio.ensure_future(result(agent.ping.remote()))
+        return asyncio.ensure_future(result(agent.ping.remote(self._config.silence_limit_s)))
 
 
 def _end_agent(node_id: str, known: JoinedNode | None) -> None:

@@ -131,7 +131,7 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
             TWO | {"images/3.png": picture()},
             "images/3.png: has no mask: masks/3.png does not exist",
         ),
-        (TWO | {"masks/3.png": mask(1)}, "masks/3.png: has no image: there is no image images/3"),
+        (TWO | {"masks/3.png": mask(1)}, "masks/3.png: has no image: the folder images contains"),
         (TWO | {"3.png": picture()}, "3.png: is neither in the folder images nor in the folder"),
         (TWO | {"labels/1.png": mask(1)}, "labels/1.png: is neither in the folder images nor"),
         (

@@ -281,7 +281,7 @@ def test_a_folder_where_one_file_is_meant(tmp_path: Path, policy: DataPolicy) ->
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.txt").write_text("a")
     data = Data(source=(tmp_path / "set").as_uri(), format="text", size_bytes=1)
-    with pytest.raises(DataError, match=r"data\.size_bytes and data\.sha256 are for a single file"):
+    with pytest.raises(DataError, match=r"data\.size_bytes and data\.sha256 only apply to a"):
         open_text(data, policy, None)
 
 

@@ -22,7 +22,7 @@ NAME = "client 004"
 
 def refused(played: Round, message: bytes, reason: str, name: str = NAME) -> None:
     phase = played.server.phase
-    with pytest.raises(MessageRefused, match=rf"message from {name} is refused: .*{reason}"):
+    with pytest.raises(MessageRefused, match=rf"message from client {name} is refused: .*{reason}"):
         played.server.receive(name, phase, message)
 
 

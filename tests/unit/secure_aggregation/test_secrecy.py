@@ -141,7 +141,7 @@ def test_a_server_that_names_other_survivors_to_some_gets_no_shares_of_them() ->
 
 
 def told(client: MaskingClient, message: bytes, reason: str) -> None:
-    with pytest.raises(MessageRefused, match=rf"message from server is refused: .*{reason}"):
+    with pytest.raises(MessageRefused, match=rf"message from the server is refused: .*{reason}"):
         client.answer(message)
 
 

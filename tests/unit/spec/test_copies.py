@@ -27,7 +27,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     ({"edges": [[0, 1]]}, "/sync/edges", "give both or neither"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
     (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but ranks are 0"),
-    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "joins a rank to itself"),
+    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "connects a rank to itself"),
     (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
     (
         CUSTOM | {"mode": "sgp", "edges": [[0, 1], [1, 2], [2, 3]]},
@@ -72,7 +72,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"kind": "auto", "compression": {"name": "bf16"}}),
             "/sync/compression",
-            "leave it out, or give the kind that it belongs to",
+            "leave it out, or set sync.kind to the kind that has this option",
         ),
         (gossip(1), "/resources/num_workers", "a single rank has no neighbours"),
         (gossip(3, mode="ad_psgd"), "/sync/graph", "an even number of workers. Use random"),
@@ -101,8 +101,8 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             "/sync/servers",
             "is 4, more than the 3 workers among the 7 ranks: use 3 servers or fewer",
         ),
-        (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded go together"),
-        (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded go together"),
+        (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded require each other"),
+        (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded require each other"),
         (
             served(4, correction={"name": "staleness_lr"}),
             "/sync/correction",

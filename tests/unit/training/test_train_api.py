@@ -164,7 +164,7 @@ def test_artifacts_that_are_too_large_together_are_refused_before_they_are_copie
         file.truncate(1 << 40)
     small.write_bytes(bytes(600_000))
     with pytest.raises(
-        ValueError, match="the artifact hole has 1,099,511,627,776 bytes; all artifacts of"
+        ValueError, match="the artifact hole has 1,099,511,627,776 bytes; the total size of"
     ):
         train.save_artifact(hole)
     for _ in range(2):  # it replaces itself

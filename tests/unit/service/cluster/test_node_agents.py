@@ -123,7 +123,8 @@ async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_an
     class Agent:
         class ping:  # noqa: N801  # the name in a Ray actor's handle
             @staticmethod
-            def remote() -> asyncio.Future[float | None]:
+            def remote(silence_limit_s: float) -> asyncio.Future[float | None]:
+                assert silence_limit_s == CONFIG.silence_limit_s
                 pings.append(asyncio.get_running_loop().create_future())
                 return pings[-1]
 

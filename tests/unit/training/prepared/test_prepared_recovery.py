@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,49 @@ def test_without_a_batch_to_go_on_from_the_checkpoint_is_left(tmp_path: Path) ->
         (error,) = frames(tmp_path, rank=rank, kind="error")
         assert error["cause"] == "worker_lost"
         assert "the job resumes from its latest checkpoint" in error["message"]
+
+
+CLOSURES = """
+    import os, torch
+    from dray import train
+    train.init(seed=1, checkpoint_every_s=None)
+    torch.manual_seed(0)
+    x = torch.randn(40, 3)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    model, optimizer, loader = train.prepare(model, optimizer, loader)
+    FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    for inputs, targets in loader:
+        batch, calls = train.progress().batch, []
+        def closure():
+            calls.append(1)
+            optimizer.zero_grad()
+            loss = (model(inputs) - targets).square().mean()
+            loss.backward()
+            if FIRST and os.environ["RANK"] == "0" and (batch, len(calls)) == {kill}:
+                os.kill(os.getpid(), 9)
+            return loss
+        optimizer.step(closure)
+    torch.save(model.state_dict(), {out!r} + f"/state-{{os.environ['RANK']}}.pt")
+"""
+
+
+def run_closures(home: Path, kill: tuple[int, int]) -> list[Any]:
+    home.mkdir()
+    path = home / "closures.py"
+    path.write_text(textwrap.dedent(CLOSURES).format(kill=kill, out=str(home)))
+    document = {"script": {"entrypoint": str(path)}}
+    assert run_ranks(home, document, world_size=2, recovers=True) == [0, 0]
+    return final_state(home, 2)
+
+
+@pytest.mark.parametrize("call", [2, pytest.param(1, marks=SOAK), pytest.param(4, marks=SOAK)])
+def test_a_rank_is_lost_between_two_calls_of_an_optimizers_closure(
+    tmp_path: Path, call: int
+) -> None:
+    """LBFGS stores the loss of its rank's samples, which differs from rank to rank."""
+    found = run_closures(tmp_path / "killed", (5, call))
+    assert replaced(tmp_path / "killed") == [0]
+    assert_same(found, run_closures(tmp_path / "undisturbed", (0, 0)))

@@ -20,7 +20,14 @@ from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.trained import Trained
 from tests.marks import ONE_SET, SOAK
 from tests.unit.training.prepared.programs import assert_same, final_state
-from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_in_group, run_ranks
+from tests.unit.training.ranks import (
+    checkpoint_refs,
+    frames,
+    last_status,
+    replaced,
+    run_in_group,
+    run_ranks,
+)
 
 GAN = """
     import os
@@ -182,6 +189,8 @@ def test_copies_that_differ_after_a_handover_end_the_attempt(tmp_path: Path, pro
     )
     recovered = [each["step"] for each in frames(tmp_path, kind="metrics")]
     assert recovered == []
+    for page in (last_status(tmp_path, 0, incarnation=1), last_status(tmp_path, 1)):
+        assert not (page.is_verified and page.first_at)  # the supervisor saw no recovery
 
 
 TARGET = """

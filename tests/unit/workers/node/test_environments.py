@@ -229,7 +229,7 @@ async def test_the_builds_of_one_user_hold_up_no_other(node: Environments, tmp_p
     third = {"setup": [f"touch {tmp_path}/third"]}
     answer = await node.prepare(third, ann, keeps_all=False)
     assert answer.state is BuildState.BUILDING
-    assert answer.message == "waits for one of its user's 2 builds that are running on this node"
+    assert answer.message == "waits for one of its user's 2 running builds on this node to finish"
     bob = replace(POLICY, owner="bob")
     assert (await settle(node, {"setup": ["true"]}, bob)).state is BuildState.READY
     assert not (tmp_path / "third").exists()
@@ -265,7 +265,7 @@ async def test_no_more_builds_run_than_a_node_allows() -> None:
         await asyncio.sleep(0)
     assert (
         builds.why_waiting("k8", "user 8")
-        == "waits for one of the 8 builds that are running on this node"
+        == "waits for one of the 8 running builds on this node to finish"
     )
     assert builds.why_waiting("k0", "user 0") is None
     builds.forget("k9", "user 9")

@@ -55,6 +55,15 @@ def test_the_first_step_of_a_generation_keeps_its_time(tmp_path: Path) -> None:
     assert heartbeat.observe_ranks(tmp_path)[0].status.first_at == 0.0
 
 
+def test_a_generation_is_verified_once_its_ranks_have_compared_their_copies(tmp_path: Path) -> None:
+    page = HeartbeatPage(heartbeat.page_path(heartbeat.prefix_of(tmp_path, 0, 0)))
+    page.begin(1, 2, is_verified=False)
+    page.commit(3)
+    assert not heartbeat.observe_ranks(tmp_path)[0].status.is_verified
+    page.verify()
+    assert heartbeat.observe_ranks(tmp_path)[0].status.is_verified
+
+
 def test_what_gets_on_is_young_again_and_its_time_is_booked_whole(tmp_path: Path) -> None:
     page = HeartbeatPage(heartbeat.page_path(heartbeat.prefix_of(tmp_path, 0, 0)))
     page.enter(RankPhase.EVALUATE, TimeCategory.USEFUL)

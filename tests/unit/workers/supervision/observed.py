@@ -29,6 +29,7 @@ def observation(
     since: float = 0.0,
     state: str = "S",
     is_prepared: bool = False,
+    is_verified: bool = True,
 ) -> RankObservation:
     status = RankStatus(
         step=step,
@@ -42,6 +43,7 @@ def observation(
         use=TimeCategory.USEFUL,
         uses=dict.fromkeys(TIME_CATEGORIES, 0.0),
         is_prepared=is_prepared,
+        is_verified=is_verified,
     )
     return RankObservation(rank, incarnation, status, age_s, state)
 

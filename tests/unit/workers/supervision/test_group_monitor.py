@@ -219,7 +219,7 @@ async def test_the_end_of_a_job_does_not_wait_for_its_servers(
 
 async def test_the_rank_that_the_others_lost_has_time_to_report_why() -> None:
     group, watching = watched(SCRIPT, Reports())
-    echo = {"cause": "worker_lost", "message": "Connection closed by peer"}
+    echo = {"cause": "worker_lost", "type": "E", "message": "Connection closed by peer"}
     group.left = [Frame(0, 0, FrameKind.ERROR, 1.0, {**echo, "seat": 0, "incarnation": 0})]
     group.end(0, 1)
     async with asyncio.timeout(PATIENCE_S):

@@ -62,7 +62,7 @@ async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_o
     job = Recovering()
     job.group.replaced.set()
     job.group.lost.index, job.group.lost.incarnation = 5, 2
-    error = {"cause": "user_error", "message": "m"}
+    error = {"cause": "user_error", "type": "E", "message": "m"}
     others = {"seat": 1, "incarnation": 3}, {"seat": 1, "incarnation": 0}, {}
     job.nodes.left = [Frame(1, 3, FrameKind.ERROR, 1.0, {**error, **each}) for each in others]
     assert await job.recover()

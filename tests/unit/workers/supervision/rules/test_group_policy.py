@@ -266,6 +266,12 @@ def test_a_group_has_recovered_once_every_rank_has_taken_a_step_in_the_new_round
     assert decide(missing, at=[1.0]) == []
 
 
+def test_a_group_whose_ranks_have_not_compared_their_copies_has_not_recovered() -> None:
+    assert decide(recovered(is_verified=False), at=[1.0]) == []
+    finishes = recovered(is_verified=False, first_at=0.0, phase=RankPhase.FINISH)
+    assert decide(finishes, at=[1.0]) == []
+
+
 def with_servers(newcomer: RankObservation, **fields: Any) -> GroupObservation:
     """Rank 0 was not lost, and is in a long step of the first round."""
     return seen(observation(0, age_s=1e6), newcomer, recovery=ANNOUNCED, **fields)

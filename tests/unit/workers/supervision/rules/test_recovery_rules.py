@@ -17,14 +17,17 @@ from ray_workers.supervision.rules.recovery_rules import (
     RecoveryState,
     Regrouping,
 )
+from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
+from ray_workers.training.scripts.prepared_script import BatchLostError, ScriptDiffersError
 from tests.unit.workers.supervision.observed import observation
 from tests.wire import traits
 
 RECIPE: dict[str, Any] = {"recipe": "image_classification"}
 
 
-def error(rank: int, cause: Cause) -> Frame:
-    return Frame(rank, 0, FrameKind.ERROR, 0.0, {"cause": cause, "message": "m"})
+def error(rank: int, cause: Cause, *, type_: str = "E") -> Frame:
+    body = {"cause": cause, "type": type_, "message": "m"}
+    return Frame(rank, 0, FrameKind.ERROR, 0.0, body)
 
 
 def refused(
@@ -52,6 +55,17 @@ def test_a_rank_that_was_killed_or_vanished_is_replaced(code: int | None) -> Non
 
 def test_a_rank_that_lost_the_others_is_replaced() -> None:
     assert refused(RankExit.of(1, 1), errors={1: error(1, Cause.WORKER_LOST)}) is None
+
+
+def test_a_group_whose_state_is_lost_is_not_recovered_while_its_other_ranks_are_ending() -> None:
+    kinds = {PartsLostError}
+    while more := {each for kind in kinds for each in kind.__subclasses__()} - kinds:
+        kinds |= more
+    assert {BatchLostError, ScriptDiffersError, CopiesDifferError} < kinds
+    for kind in kinds:
+        lost = error(1, Cause.WORKER_LOST, type_=kind.__qualname__)
+        reason = refused(RankExit.of(1, 1), errors={1: lost})
+        assert reason == "rank 1 found that the group can't continue from its ranks' state"
 
 
 def test_an_error_of_ones_own_would_come_again() -> None:
