@@ -40,9 +40,9 @@ class Client(
     All methods raise the exceptions of `dray.errors`. A request is retried with exponential backoff
     and jitter for `retry.patience_s` seconds if there is no response, or if the status permits a
     retry (408, 429, 5xx, or 409 while the same submission is in progress). `wait`, `follow`,
-    `download` and following logs retry for a minute, so that they survive a restart of the server.
-    A retried submission creates only one job, because it has an idempotency key. While one thread
-    iterates over results, other threads must not use the same client.
+    `download`, and `logs` with `follow` retry for a minute, so that they survive a restart of the
+    server. A retried submission creates only one job, because it has an idempotency key. While one
+    thread iterates over results, other threads must not use the same client.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005
 READY_LIMIT_S = 3.0
-"""How long `Runtime.ready` waits for the database."""
+"""Seconds for which `Runtime.ready` waits for the database."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class Runtime:
         self._leading: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
-        """A query by `ready` that the database has not answered yet."""
+        """A query by `ready` for which the database has not returned a result yet."""
         self._halted = asyncio.Event()
-        """Set when no further attempts must be started."""
+        """Set when no more attempts may be started."""
 
     @classmethod
     async def open(
@@ -173,7 +173,7 @@ class Runtime:
         return runtime
 
     async def start_loops(self, cluster: Cluster | None, *, alone: bool | None = None) -> None:
-        """Run the loops while this process is the leader. `alone` is for tests in which several
+        """Run the loops while this process is the leader. `alone` is used by tests in which several
         runtimes share a SQLite database."""
         deployment_id = await self.database.write(
             lambda s: repository.ensure_deployment(s, self.database.time(s))
@@ -280,8 +280,8 @@ class Runtime:
         return self.watch.latest if self.watch else None
 
     async def stop(self) -> None:
-        """Stop the loops, and then the resources that they use. An embedded Ray ends together with
-        its jobs."""
+        """Stop the loops, and then the resources that they use. An embedded Ray cluster ends
+        together with its jobs."""
         if self._leading is not None and self.leader is not None:
             leads = self.leader.leads
             if leads:
@@ -303,7 +303,7 @@ class Runtime:
             self._home.release()
 
     async def _finish_launches(self) -> None:
-        """Start no more attempts, and wait for launches in progress, up to a limit."""
+        """Start no more attempts, and wait for launches in progress, up to a time limit."""
         self._halted.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timings.last_launches_s):
@@ -413,9 +413,9 @@ def tune_interpreter() -> None:
 
     A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
     request releases the interpreter at each database statement. With Python's default, it would
-    have to wait 5 ms each time to get the interpreter back. The garbage collector is set to skip
-    existing objects, most of which belong to modules. Otherwise it would traverse them whenever the
-    loops have read many jobs.
+    have to wait 5 ms each time to get the interpreter back. The garbage collector is configured to
+    skip existing objects, most of which belong to modules. Otherwise it would traverse them
+    whenever the loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
@@ -423,8 +423,8 @@ def tune_interpreter() -> None:
 
 
 async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:
-    """Run only the loops, until `stop` is set, for `python -m service`. If `stop` is set again,
-    attempts are not given time to save."""
+    """Run only the loops, until `stop` is set, for `python -m service`. If `stop` is set a second
+    time, attempts are not given time to save."""
     runtime = await Runtime.open(settings)
     tune_interpreter()
     try:

@@ -35,17 +35,17 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "webhook_url_forbidden": {
         "detail": "10.0.0.7 is not allowed as a receiver: 10.0.0.7 is a private address",
         "pointer": "/url",
-        "hint": "the operator can allow private hosts, also without https, in "
+        "hint": "the operator can allow private hosts, even without https, in "
         "DRAY_WEBHOOK_PRIVATE_HOSTS",
     },
     "webhook_not_found": {
         "detail": f"there is no webhook {WEBHOOK_ID}",
-        "hint": "`dray webhook ls` shows the existing webhooks",
+        "hint": "`dray webhook ls` lists the existing webhooks",
     },
     "download_link_not_found": {
-        "detail": "this link does not work any more: it has been used, is older than 60 s, or its "
+        "detail": "this link no longer works: it has been used, is older than 60 s, or its "
         "token is no longer valid",
-        "hint": "request another one with POST /v1/jobs/ID/downloads, or press the button again",
+        "hint": "request another link with POST /v1/jobs/ID/downloads, or press the button again",
     },
     "client_not_found": {
         "detail": f"job {JOB_ID} has no client 7",
@@ -56,7 +56,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "set `federated: {http: {}}` in its document",
     },
     "too_many_clients": {
-        "detail": "federated.clients is 2, and 2 of them are already invited",
+        "detail": "federated.clients is 2, and 2 clients are already invited",
         "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
@@ -65,11 +65,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "bad_update": {
         "detail": "part 0 of the update is missing",
-        "hint": "send this part, and then the update",
+        "hint": "send this part, then send the update again",
     },
     "too_many_webhooks": {
         "detail": "ann has 20 webhooks, the maximum per user",
-        "hint": "delete one that is not needed: `dray webhook ls` shows them",
+        "hint": "delete a webhook that is no longer needed: `dray webhook ls` lists them",
     },
     "webhook_disabled": {
         "detail": f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with 410, so it "
@@ -82,22 +82,22 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "artifact_not_found": {
         "detail": f"the job {JOB_ID} has no artifact artifact-0",
-        "hint": "the job's list of artifacts has their ids",
+        "hint": "the job's list of artifacts shows their ids",
     },
     "drill_not_found": {
         "detail": f"the job {JOB_ID} has no drill drill-0",
-        "hint": "the job's list of drills has the ids",
+        "hint": "the job's list of drills shows their ids",
     },
     "experiment_not_found": {
         "detail": "no job has the experiment 'digits'",
-        "hint": "the label `experiment` assigns jobs: `labels: {experiment: ...}`",
+        "hint": "assign a job by its label: `labels: {experiment: ...}`",
     },
     "invalid_search": {
         "detail": "column 14: expected a number, found the end",
         "pointer": "/where",
     },
     "not_comparable": {
-        "detail": f"{JOB_ID} is a single job and has no baseline",
+        "detail": f"{JOB_ID} is a single job without a baseline",
         "hint": "name another job, or pin a baseline of its experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
@@ -116,7 +116,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
-        "hint": "repeat it in a moment to get the answer to the first request",
+        "hint": "repeat it in a moment to get the response to the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
@@ -139,7 +139,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
         "pointer": "/queue",
-        "hint": "submit it when one of them has started, or choose another queue",
+        "hint": "submit the job when a waiting job has started, or choose another queue",
     },
     "queue_in_use": {
         "detail": "3 jobs in the queue 'night' have not ended",
@@ -183,7 +183,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "unsatisfiable": {
         "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
         "pointer": "/resources/num_workers",
-        "hint": "request less, or add nodes to the cluster first; `dray cluster` shows what it has",
+        "hint": "request fewer resources, or add nodes to the cluster; `dray cluster` shows its "
+        "nodes",
     },
     "out_of_memory": {
         "detail": "this job can't fit: each worker needs 96.2 GiB, but has 78.0 GiB; 18.2 GiB "
@@ -191,13 +192,13 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/parallel",
         "hint": "it fits with train.micro_batch_size 8",
     },
-    "not_plannable": {"detail": "the size of the images is unknown: give data.image_size"},
+    "not_plannable": {"detail": "the size of the images is unknown: set data.image_size"},
     "drill_impossible": {
         "detail": "there is no rank 2: the job has ranks 0 to 1",
         "pointer": "/rank",
     },
     "idempotency_key_reused": {
-        "detail": "this Idempotency-Key was used before, for another request",
+        "detail": "this Idempotency-Key was already used for another request",
         "hint": _UNIQUE,
     },
     "array_not_found": {
@@ -207,7 +208,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "array_too_large": {
         "detail": "the array has 10,000,000 jobs, but this server allows 10,000",
         "pointer": "/array/size",
-        "hint": "divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+        "hint": "split the array; the operator sets the limit with DRAY_MAX_ARRAY_SIZE",
     },
     "sweep_not_found": {
         "detail": f"there is no sweep {ARRAY_ID}",
@@ -217,7 +218,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is not a "
         "valid job: /train/optimizer momentum is an option of sgd, not of adamw",
         "pointer": "/sweep/parameters",
-        "hint": "leave out the values that can't be combined",
+        "hint": "remove the values that can't be combined",
     },
     "sampler_unavailable": {
         "detail": "Optuna is not installed on this server",
@@ -230,10 +231,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray ls` shows the existing jobs",
     },
     "dependency_never_satisfied": {
-        "detail": "this job could never start: it was to start after the success of "
+        "detail": "this job could never start: it depends on the success of "
         f"{OTHER_ID}, which failed",
         "pointer": "/after/0",
-        "hint": "use `on: end` to start it after the other's end, whatever its result",
+        "hint": "use `on: end` to start the job after the other job has ended, whatever the result",
     },
     "bad_upload": {
         "detail": "the path '../train.py' has an empty part, `.` or `..`",
@@ -253,7 +254,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/init_from/step",
     },
     "init_from_differs": {
-        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, but was "
+        "detail": f"can't continue from the full state of {OTHER_ID}: /train/seed is 1, but was "
         "0: the samples would have a different order",
         "pointer": "/train/seed",
         "hint": "change it, or set init_from.take to weights",

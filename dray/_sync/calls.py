@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/calls.py: change that file instead.
-"""Sending requests and parsing responses. All methods of the client are built on this."""
+"""Sending requests and parsing responses. All methods of the client are built on this module."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ V = TypeVar("V", bound=BaseModel)
 
 
 class ItemList(Protocol[T]):
-    """The response with a list of items."""
+    """A response that contains a list of items."""
 
     items: list[T]
 
 
 class Page(ItemList[T], Protocol[T]):
-    """The response with one page of a paginated list."""
+    """A response that contains one page of a paginated list."""
 
     next_cursor: str | None
 
@@ -48,8 +48,8 @@ class Calls:
         self._http = http
 
     def _send(self, call: Call, *, patient: bool = False) -> httpx.Response:
-        """Send the call, and retry it until it succeeds, fails permanently, or the retry time is
-        over.
+        """Send the call. Retry it until it succeeds, it fails permanently, or the retry time has
+        elapsed.
 
         Every call of this API is safe to retry: GET, DELETE and cancel can be repeated, and a
         submission has an idempotency key. Other POST requests without a key are sent again only if

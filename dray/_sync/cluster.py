@@ -23,13 +23,13 @@ class ClusterCalls(Calls):
     def set_queue(self, name: str, **rules: Any) -> views.Queue:
         """Change the given rules of a queue, or create the queue with these rules. Only for admins.
 
-        Numbers: `weight`, `max_running`, `max_running_per_user`, `max_queued`,
-        `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`. Mappings from Ray's
-        resource names to amounts: `quota`, `limit` and `user_limit`, such as `limit={"GPU": 8,
-        "memory": "64GiB"}`. Mapping from users to weights: `user_weights`, such as `{"ann": 2}`.
-        Resources and users that are not given remain unchanged. None restores the default of a
-        rule, or removes a resource or a weight. Raises InvalidQueue if the rules contradict each
-        other.
+        These rules are numbers: `weight`, `max_running`, `max_running_per_user`, `max_queued`,
+        `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`. `quota`, `limit` and
+        `user_limit` map Ray's resource names to amounts, for example `limit={"GPU": 8, "memory":
+        "64GiB"}`. `user_weights` maps users to weights, for example `user_weights={"ann": 2}`.
+        Resources and users that are not given remain unchanged. Pass None to restore the default of
+        a rule, or to remove a resource or a user's weight. Raises InvalidQueue if the rules
+        contradict each other.
         """
         path = f"/v1/queues/{segment(name)}"
         call = Call.with_json("PATCH", path, rules, params(create=True))
@@ -49,7 +49,7 @@ class ClusterCalls(Calls):
     ) -> views.CostReport:
         """Return the cost of each user, or of each queue's jobs, in a period. By default, the
         period is the current month in UTC. Times need a time zone. Admins see the costs of all
-        users, other users only their own."""
+        users; other users see only their own costs."""
         query = params(by=by, since=since, until=until)
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
 
@@ -60,12 +60,13 @@ class ClusterCalls(Calls):
 
     def decision(self, number: int) -> views.ReplayedDecision:
         """Return a scheduling round: the scheduler's view of the jobs, its decisions, and the
-        decisions that the current policy would make with the same view. Raises DecisionNotFound if
-        the round is no longer stored."""
+        decisions that the current policy would make in the same situation. Raises DecisionNotFound
+        if the round is no longer stored."""
         return self._read(views.ReplayedDecision, Call("GET", f"/v1/decisions/{number}"))
 
     def forecast_errors(self) -> views.ForecastErrors:
-        """Return the errors of the start and end forecasts of the last 7 days."""
+        """Return the errors of the forecasts of the last 7 days, for the starts and the ends of
+        jobs."""
         return self._read(views.ForecastErrors, Call("GET", "/v1/forecasts"))
 
     def cluster(self) -> views.Cluster:

@@ -24,7 +24,7 @@ FORM, MODEL = "config.json", "model.safetensors"
 """File names that the trainer expects."""
 
 GIVEN_UP_S = 10.0
-"""Polling interval from the time the client's training has diverged until the round is over."""
+"""Polling interval, in seconds, for the rest of a round in which the client's training diverged."""
 FULL_S = 60.0
 """Seconds to wait before sending files again after the server's storage was full."""
 
@@ -102,10 +102,10 @@ class FederationCalls(DownloadCalls):
                 if not self._do_round(job_id, view, trainer, log):
                     given_up = (view.name, view.awaits)
             except (errors.RoundOver, errors.UpdateRefused) as error:
-                log(f"round {view.number}: not sent: {error.problem.detail}")
+                log(f"round {view.number}: no update was sent: {error.problem.detail}")
             except errors.QuotaExceeded as error:
                 log(
-                    f"round {view.number}: the server accepts no files at the moment: "
+                    f"round {view.number}: the server currently accepts no files: "
                     f"{error.problem.detail}"
                 )
                 time.sleep(FULL_S)
@@ -130,15 +130,18 @@ class FederationCalls(DownloadCalls):
         log(f"round {view.number}: client {view.client} trains")
         update = trainer.train(view.number or 0)
         if not math.isfinite(update.loss):
-            log(f"round {view.number}: not sent: the training diverged on this client's data")
+            log(
+                f"round {view.number}: no update was sent, because the training diverged on this "
+                "client's data"
+            )
             return False
         self._send_update(job_id, view, update)
         log(f"round {view.number}: update sent, mean training loss {update.loss:.4g}")
         return True
 
     def _fetch_round(self, job_id: str, view: views.FederatedRound, folder: Path) -> None:
-        """Download the form and the round's model into the folder. The form is the same in every
-        round."""
+        """Download the round's model, and the job's form, into the folder. The form is the same in
+        every round."""
         base = _base(job_id)
         assert view.form_sha256 is not None
         assert view.model_sha256 is not None

@@ -163,12 +163,13 @@ class JobCalls(Calls):
         return self._change(job_id, priority=priority)
 
     def _change(self, job_id: str, **changes: Any) -> views.Job:
-        """Change how the job waits. Fields that are None remain unchanged."""
+        """Change the queue, priority or other scheduling fields of a job. Fields that are None
+        remain unchanged."""
         call = Call.with_json("PATCH", _path(job_id), present(**changes))
         return self._read(views.Job, call)
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
-        """Ask a job to save a checkpoint within `grace_s` seconds and give up its slots. `grace_s`
+        """Ask a job to save a checkpoint within `grace_s` seconds and release its slots. `grace_s`
         defaults to the server's setting. The job keeps its position in the queue, and resumes when
         slots are free. Raises JobNotRunning if the job has no slots."""
         path = f"{_path(job_id)}/preempt"
@@ -192,7 +193,7 @@ class JobCalls(Calls):
         when it is over or, with `wait=False`, immediately. Raises JobNotRunning or DrillImpossible.
         """
         body = present(kind=DrillKind(kind), rank=rank, at_step=at_step)
-        # All attempts use one key, so that a lost response doesn't cause a second fault.
+        # All retries use the same key, so that a lost response doesn't cause a second fault.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         path = f"{_path(job_id)}/drill"
         call = Call.with_json("POST", path, body, headers={"Idempotency-Key": key})
@@ -257,8 +258,8 @@ class ArrayCalls(Calls):
         self._send(Call("DELETE", _array_path(array_id)))
 
     def sweep(self, sweep_id: str) -> views.JobSweep:
-        """Return the sweep with the best trial so far. The id of a sweep is the id of the array of
-        its trials; use the methods for arrays to wait for, cancel or delete it."""
+        """Return the sweep, including the best trial so far. The id of a sweep is the id of the
+        array of its trials; use the methods for arrays to wait for, cancel or delete it."""
         return self._read(views.JobSweep, Call("GET", f"/v1/sweeps/{segment(sweep_id)}"))
 
     def trials(self, sweep_id: str, *, page_size: int = 100) -> Generator[views.Trial, None, None]:

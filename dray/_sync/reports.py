@@ -19,11 +19,11 @@ from dray._sync.jobs import JobCalls
 
 EVENT_STREAM = "text/event-stream"
 SILENCE_S = 15.0
-"""Read timeout of a stream, added to the client's timeout. Longer than the interval between
-keep-alives."""
+"""Time in seconds that is added to the client's timeout to get the read timeout of a stream. It is
+longer than the interval between keep-alives."""
 RESET = "reset"
-"""Event that a server sends if it can't resume after the given id. The server then sends all events
-again, beginning with the first."""
+"""Event that a server sends if it can't resume the stream after the given id. The server then sends
+all events again, beginning with the first."""
 METRIC_TICK_S = 1.0
 POINTS_AT_ONCE = 5000
 """Number of points per series that an iteration requests at once."""
@@ -227,8 +227,8 @@ class ReportCalls(JobCalls):
         attempt: int | None = None,
         follow: bool = False,
     ) -> Generator[views.LogLine, None, None]:
-        """Yield the log lines of all ranks and attempts, or only of the given ones. With `follow`,
-        yield new lines until the job ends."""
+        """Yield the log lines of all ranks and attempts, or only of the given rank or attempt. With
+        `follow`, yield new lines until the job ends."""
         cursor: str | None = None
         wait_s = LONG_POLL_S if follow else 0.0
         while True:

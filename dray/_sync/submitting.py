@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # most commands don't need the document's classes or YAML
 Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
 
 MAX_ROUNDS = 3
-"""Maximum number of times that missing parts are sent. Once is usually enough, but parts can be
-deleted or lost while others are sent."""
+"""Maximum number of times that missing parts are sent. Sending them once is usually enough, but
+parts can be deleted or lost while other parts are sent."""
 
 
 class SubmitCalls(Calls):
@@ -42,7 +42,7 @@ class SubmitCalls(Calls):
         if packed is not None:
             uploaded = self._upload(packed, None)
             document = with_code(document, uploaded.id)
-        # All attempts use one key, so that a lost response doesn't cause a second job.
+        # All retries use the same key, so that a lost response doesn't cause a second job.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         call = Call.with_json("POST", "/v1/jobs", document, headers={"Idempotency-Key": key})
         return self._read(views.Job, call)
@@ -122,7 +122,8 @@ class SubmitCalls(Calls):
         return self.submit(document, idempotency_key=idempotency_key)
 
     def job_code(self, job_id: str) -> list[views.CodeFile]:
-        """Return the files of the job's uploaded code. Raises CodeNotFound if the job has none."""
+        """Return the files of the job's uploaded code. Raises CodeNotFound if the job has no
+        uploaded code."""
         return self._list(views.CodeFilePage, f"/v1/jobs/{segment(job_id)}/code")
 
     def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
@@ -141,8 +142,8 @@ class SubmitCalls(Calls):
         bandwidth_bytes_per_s: float | None = None,
         latency_s: float | None = None,
     ) -> views.Plan:
-        """Compute the memory and the expected step time of each way to divide a job. Nothing is
-        submitted.
+        """Compute the memory and the expected step time for each way of dividing a job among its
+        workers. Nothing is submitted.
 
         The arguments default to the speeds that the server has measured on its cluster, or to
         typical values. The plan states which values were used. Raises NotPlannable if the plan
@@ -159,8 +160,8 @@ class SubmitCalls(Calls):
 
 
 def _document(spec: Spec) -> tuple[Any, Path]:
-    """Return the document to send, without defaults, and the folder to which its paths are
-    relative."""
+    """Return (document, folder): the document to send, without defaults, and the folder to which
+    the paths in the document are relative."""
     from dray.documents import folder_of, load_document
     from dray.spec import JobSpec
 

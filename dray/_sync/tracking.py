@@ -88,8 +88,8 @@ class TrackingCalls(ReportCalls):
         notes: str | None = None,
         revision: int | None = None,
     ) -> views.Annotations:
-        """Add or remove tags of a job in any state, or replace its notes (Markdown). With
-        `revision`, which `annotations` returns, raises AnnotationsChanged if the tags or notes have
+        """Add or remove tags of a job in any state, or replace its notes (Markdown). If `revision`
+        is given, as returned by `annotations`, raises AnnotationsChanged if the tags or notes have
         changed since that revision."""
         changes = present(
             add_tags=add_tags and list(add_tags),

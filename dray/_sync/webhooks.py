@@ -53,7 +53,8 @@ class WebhookCalls(Calls):
         return self._read(views.Webhook, Call("GET", _path(webhook_id)))
 
     def enable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Enable a disabled webhook. It is notified only of state changes from now on."""
+        """Enable a disabled webhook. The webhook is notified only of state changes after this
+        call."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": True})
         return self._read(views.Webhook, call)
 

@@ -28,7 +28,8 @@ Series = tuple[str, int]
 
 
 def times_at(steps: Sequence[int], known: Points) -> list[float]:
-    """Return the Unix time of each step. known: points of the series `TIMES`, at least one.
+    """Return the Unix time of each step. `known` contains points of the series `TIMES`, at least
+    one.
 
     If a step is between two known steps, for example because the series was downsampled, its time
     is interpolated. A step outside the range of known steps gets the time of the nearest step.
@@ -110,7 +111,7 @@ def whole_blocks(blob: bytes | None, count: int) -> tuple[bytes, int]:
 
 
 def outlined(blob: bytes) -> list[tuple[int, float]]:
-    """Return the points of an outline in the order of their steps, each only once."""
+    """Return the points of an outline in the order of their steps, without duplicates."""
     points: list[tuple[int, float]] = []
     for low_step, low, high_step, high, nan_step in _BLOCK.iter_unpack(blob):
         if nan_step < 0 and low_step >= 0:
@@ -138,7 +139,7 @@ class Summary:
     """Step and value of the minimum; None if every value is NaN."""
     high: tuple[int, float] | None
     nan_step: int | None
-    """First step whose value is NaN; None if there is none."""
+    """First step whose value is NaN; None if there is no such step."""
 
     def then(self, later: Summary) -> Summary:
         """Return the summary of these points followed by the later points. If extremes are equal,
@@ -155,7 +156,7 @@ class Summary:
         )
 
     def points(self) -> list[tuple[int, float]]:
-        """Return the extremes in the order of their steps, each step only once."""
+        """Return the extremes in the order of their steps, without duplicate steps."""
         chosen = {self.first[0]: self.first[1], self.last[0]: self.last[1]}
         if self.nan_step is not None:
             chosen[self.nan_step] = math.nan
@@ -202,7 +203,8 @@ def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -
     """Return at most `max_points` of the points, including the first, the last and the extremes.
 
     The points between the first and the last are divided into equal buckets by index. Each bucket
-    contributes its minimum, its maximum and, if any, its first NaN. max_points: at least 1.
+    contributes its minimum, its maximum and, if any, its first NaN. `max_points` must be at least
+    1.
     """
     count = len(steps)
     if count <= max_points:
@@ -249,7 +251,7 @@ def pack_row(points: Mapping[Series, Points]) -> bytes:
 
 
 def unpack_row(row: bytes, rank: int | None = None) -> dict[Series, Points]:
-    """Return the points of a row, for all ranks or one."""
+    """Return the points of a row, for all ranks or for one."""
     found: dict[Series, Points] = {}
     head, _, _ = row.partition(b"\n")
     at = len(head) + 1

@@ -38,7 +38,7 @@ class Trigger(StrEnum):
     STOPPED = "stopped"
     """The attempt ended after a request to stop."""
     IMPOSSIBLE = "impossible"
-    """The job does not fit the cluster, even if the cluster were idle."""
+    """The job would not fit in the cluster even if the cluster were idle."""
 
 
 CANCELLED_BY_USER = "cancelled_by_user"
@@ -119,7 +119,7 @@ TRANSITIONS = _table()
 
 
 class IllegalTransition(Exception):
-    """A transition that is not in the table, because of a bug in the caller or a lost race."""
+    """A transition that is not in the table, caused by a bug in the caller or by a lost race."""
 
     def __init__(self, state: JobState, trigger: Trigger, code: str | None = None):
         with_code = "" if code is None else f" with the reason {code!r}"
@@ -143,19 +143,20 @@ BEING_STOPPED = "; its processes are being stopped"
 
 
 def cancelled_by(actor: str, owner: str) -> str:
-    """Return the reason message of a cancelled job. actor: the user or admin who cancelled it."""
+    """Return the reason message of a cancelled job. `actor` is the user or admin who cancelled
+    it."""
     return f"cancelled by {'the user' if actor in (owner, ANONYMOUS) else actor}"
 
 
 def cancelled_while_queued(by: str, attempt: int) -> str:
-    """Return the reason message of a job that was cancelled while it was waiting. by: the result of
-    `cancelled_by`. attempt: number of the job's last attempt, or 0."""
+    """Return the reason message of a job that was cancelled while it was waiting. `by` is the
+    result of `cancelled_by`, and `attempt` is the number of the job's last attempt, or 0."""
     if attempt:
         return f"{by} while it waited for attempt {attempt + 1}"
     return f"{by} before it started"
 
 
 def once_stopped(message: str) -> str:
-    """Return the reason message of a cancelled job after its processes have ended. message: the
+    """Return the reason message of a cancelled job after its processes have ended. `message` is the
     previous message."""
     return message.removesuffix(BEING_STOPPED)

@@ -25,8 +25,8 @@ SAMPLES_OF_ROW = 128
 
 @dataclass(frozen=True)
 class SystemSamples:
-    """times: increasing Unix times in seconds. columns: for each series, a value or NaN for each
-    time."""
+    """`times` are increasing Unix times in seconds. `columns` contains, for each series, a value or
+    NaN for each time."""
 
     times: Sequence[int]
     columns: Mapping[Series, Sequence[float]]
@@ -64,7 +64,7 @@ def pack(samples: SystemSamples) -> bytes:
 
 
 def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
-    """Return the samples of a row, for all ranks or one."""
+    """Return the samples of a row, for all ranks or for one."""
     head, _, data = row.partition(b"\n")
     num_samples, alike = json.loads(head)
     times = struct.unpack_from(f"<{num_samples}q", data)
@@ -133,8 +133,8 @@ def _mean(values: Sequence[float]) -> float:
 def of_report(
     time: int, columns: Iterable[tuple[Sequence[int], Mapping[str, Sequence[float]]]]
 ) -> dict[int, SystemSamples]:
-    """Return one sample for each row, keyed by the row's first rank. columns: pairs of ranks and
-    values; the values map each metric to one value for each rank."""
+    """Return one sample for each row, keyed by the row's first rank. `columns` contains pairs of
+    ranks and values; the values map each metric to one value for each rank."""
     found: dict[int, dict[Series, list[float]]] = {}
     for ranks, values in columns:
         for index, rank in enumerate(ranks):

@@ -49,7 +49,7 @@ class Answer:
     """HTTP status; None if there was no response."""
     body: str
     error: str | None
-    """Why the message does not count as delivered; None if it was delivered."""
+    """The reason why the message does not count as delivered; None if it was delivered."""
     took_s: float
 
     @property
@@ -109,7 +109,7 @@ def final_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
 def body_of(
     kind: str, at: datetime, data: Mapping[str, Any], format_: WebhookFormat, public_url: str
 ) -> bytes:
-    """Return the body of the message. data: the stored data, in which `link` is a path."""
+    """Return the body of the message. `data` is the stored data, in which `link` is a path."""
     link = data.get("link")
     full = {**data, "link": public_url + link} if link else dict(data)
     if format_ is WebhookFormat.SLACK:
@@ -166,7 +166,7 @@ def why_unauthorized(
     owner: str, enabled_by: str | None, all_users: bool, admins: Mapping[str, bool]
 ) -> tuple[str, str] | None:
     """Return (code, message) if messages must not be sent to a webhook. None if its owner, or the
-    admin who enabled it, has the necessary rights. admins: maps each user who has a token to
+    admin who enabled it, has the necessary rights. `admins` maps each user who has a token to
     whether the user is an admin."""
     if enabled_by is not None and admins.get(enabled_by):
         return None

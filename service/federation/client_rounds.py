@@ -124,10 +124,10 @@ class ClientRounds:
         await in_storage_thread(self._storage.write_bytes, key, content)
 
     async def send(self, name: str, update: UpdateRequest) -> tuple[views.UpdateReceipt, bool]:
-        """Pass an update, whose parts have been sent, to the aggregating rank.
+        """Pass an update to the aggregating rank after all its parts have been sent.
 
-        Return (receipt, is_new). Calls can be repeated, since only a client's first update in a
-        round counts. Raise BadUpdate if a part is missing.
+        Return (receipt, is_new). The call can be repeated, since only a client's first update
+        in a round counts. Raise BadUpdate if a part is missing.
         """
         at = await self._open_round(name, round_files.UPDATE)
         sent = SentUpdate(client=at.client, **update.model_dump())
@@ -253,7 +253,8 @@ def _is_asked(at: Row[Any]) -> bool:
 
 
 def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
-    """Raise UpdateRefused if the client is not selected, or has sent an update other than `but`."""
+    """Raise UpdateRefused if the client is not selected, or has already sent an update whose
+    SHA-256 is not `but`."""
     if not _is_asked(at):
         raise UpdateRefused(f"client {at.client} is not selected in round {at.number}")
     if at.sent_round == _sent_name(at) and at.sent_sha256 != but:

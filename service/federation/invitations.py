@@ -39,7 +39,7 @@ class Invitations:
             free = [number for number in range(most) if number not in taken][:count]
             if len(free) < count:
                 raise TooManyClients(
-                    f"federated.clients is {most}, and {len(taken)} of them are already invited",
+                    f"federated.clients is {most}, and {len(taken)} clients are already invited",
                     hint=f"`dray federate revoke {job_id} CLIENT` removes a client",
                 )
             now = self._database.time(session)
@@ -105,7 +105,7 @@ class Invitations:
 
 
 def _federated(session: Session, job_id: str, *, lock: bool = True) -> JobRow:
-    """Return the job. Raise NotFederated unless it has clients outside the cluster."""
+    """Return the job. Raise NotFederated unless the job has clients outside the cluster."""
     job = found(session, job_id, lock=lock)
     if (job.spec.get("federated") or {}).get("http") is None:
         raise NotFederated(

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 
 JOIN_TOKEN = "dray-join-"
-"""Prefix of clients' tokens, by which routes for users recognise and refuse them."""
+"""Prefix of client tokens. Routes for users refuse tokens with this prefix."""
 
 
 def new_token() -> str:

@@ -77,8 +77,8 @@ class Received:
     attempt: int
     reply: PollReply
     asked: Mapping[str, int] | None = None
-    """The cursor of the poll, set if two processes can poll the same attempt at the same time. A
-    reply to a poll whose cursor is older than the stored cursor is then ignored."""
+    """The cursor of the poll, set if two processes can poll the same attempt at the same time. If
+    it is older than the stored cursor, the reply is ignored."""
     in_storage: Sequence[Frame] = ()
     """Reports of the attempt's checkpoints from `service.checkpoints.catalog`, if the reply has an
     outcome. Checkpoints that no rank reported are stored together with the outcome."""
@@ -95,7 +95,8 @@ def record(
     prices: Prices | None = None,
     known: KnownAttempts | None = None,
 ) -> list[Recorded]:
-    """Store replies of different jobs. Each reply's frames, phase, cursor and outcome are atomic.
+    """Store replies of different jobs. Each reply's frames, phase, cursor and outcome are stored
+    atomically.
 
     `prices` is None if no prices are set. `known` caches facts about the attempts.
     """
@@ -133,7 +134,7 @@ def record(
 
 @dataclass(frozen=True)
 class _Recorder:
-    """Stores one reply of an attempt, whose job is locked."""
+    """Stores one reply of an attempt. The attempt's job must be locked."""
 
     session: Session
     storage: Files
@@ -262,7 +263,7 @@ class _Recorder:
         )
 
     def _cancelled(self, outcome: Outcome) -> None:
-        """End a job that is being cancelled; the attempt keeps its own reason."""
+        """End a job that is being cancelled. The attempt keeps its own reason."""
         job = self.job
         is_stopped_early = job.reason_code == STOPPED_EARLY
         message = job.reason_message if is_stopped_early else once_stopped(job.reason_message)
@@ -297,8 +298,8 @@ class _Recorder:
             return
         if cause is Cause.DIVERGED:
             sentence = (
-                f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the learning "
-                "rate"
+                f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} times the "
+                "learning rate"
             )
             sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
         else:
@@ -347,14 +348,14 @@ class _Recorder:
             job,
             type_="checkpoints_found",
             code="checkpoints_found",
-            message=f"checkpoints that no rank reported are in the storage: steps {shown}",
+            message=f"the storage contains checkpoints that no rank reported: steps {shown}",
             now=now,
             data={"steps": steps},
         )
 
 
 def _confirmed(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
-    """Return the outcome, or a failure if it is a success whose reports were omitted."""
+    """Return the outcome, or a failure if the outcome is a success but reports were omitted."""
     if outcome.cause is not Cause.SUCCEEDED or not lacks_reports:
         return outcome
     message = "it ended normally, but some of its reports could not be stored"
@@ -380,7 +381,7 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 
 
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
-    """Return the running time that counts against max_runtime_s, without the time in which the
+    """Return the running time that counts against max_runtime_s, excluding the time in which the
     machine was suspended.
 
     If no supervisor reported the running time, it is derived from the ledger, or from the wall time

@@ -58,8 +58,8 @@ def attempt_ended(
     ended_at: datetime,
     now: datetime,
 ) -> bool:
-    """Update the drills of an attempt that ended. Return whether a drill caused the end, in which
-    case no retry budget is charged."""
+    """Update the drills of an attempt that ended. Return whether a drill caused the end; if it did,
+    no retry budget is charged."""
     by_drill = False
     for row in repository.open_drills(session, job.id):
         if row.attempt != attempt.attempt:
@@ -71,7 +71,7 @@ def attempt_ended(
         if row.resumes and row.state == DrillState.STRUCK:
             continue
         how = (
-            "it did not recover in place"
+            "the group did not recover in place"
             if row.state == DrillState.STRUCK
             else "the fault was never injected"
         )
@@ -81,8 +81,8 @@ def attempt_ended(
 
 
 def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
-    """Whether the attempt was ended by this drill's preemption, even though no report has mentioned
-    the preemption yet."""
+    """Whether this drill's preemption ended the attempt before any report mentioned the
+    preemption."""
     return (
         row.kind == DrillKind.PREEMPT
         and outcome.cause in (Cause.PREEMPTED, Cause.STOPPED)

@@ -14,7 +14,7 @@ from service.db.repositories import faults as repository
 from service.domain.attempts import ledger
 
 UNREPORTED = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
-"""Causes after which no supervisor can report how the last seconds were used."""
+"""Causes of ends after which no supervisor can report how the last seconds were used."""
 
 
 def book(

@@ -1,5 +1,4 @@
-"""Limits the size of hang reports, which contain the ranks that stood still and the stacks of all
-ranks."""
+"""Limits the size of hang reports, which contain the stalled ranks and the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def sentence(report: HangReport, job_id: str) -> str:
 
 
 def how_to_see(job_id: str) -> str:
-    """Return the sentence that names the command for the stacks of a hang."""
+    """Return a sentence that names the command for showing the stacks of a hang."""
     return f"`dray hangs {job_id}` shows where each rank was when it hung"
 
 

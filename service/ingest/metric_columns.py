@@ -32,7 +32,8 @@ class Run:
 
 
 def runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
-    """Yield the frames in order, in groups of the same form, each of which can make one `Run`."""
+    """Yield the frames in order, grouped into consecutive frames of the same form that can become
+    one `Run`."""
     for _, alike in groupby(frames, key=_form):
         yield list(alike)
 

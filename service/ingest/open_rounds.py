@@ -1,5 +1,5 @@
 """Stores reports about the open round of a federated job, and lists clients that have not
-answered."""
+responded."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def store_of_silos(job: JobRow, attempt: AttemptRow, report: SiloRoundReport, at
 
 
 def sent_name(name: str, awaits: str) -> str:
-    """Return the `sent_round` of a client that has answered in the round with this name."""
+    """Return the `sent_round` of a client that has responded in the round with this name."""
     return name if awaits == round_files.UPDATE else f"{name}/{awaits}"
 
 
 def missing(session: Session, job: JobRow, newest: FederatedRoundRow) -> list[int]:
-    """Return the numbers of the clients that were asked for an update and have not answered."""
+    """Return the numbers of the clients that were asked for an update and have not responded."""
     name = sent_name(newest.name, newest.awaits)
     return sorted(set(_asked(job, newest)) - repository.senders(session, job.id, name))
 
@@ -135,13 +135,13 @@ def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
     num_asked = found.num_answered + found.num_missing
     waits = (
         f"round {found.number} waits{phase} for {one}{'s' if found.num_missing > 1 else ''} "
-        f"{names}, and has answers from {found.num_answered} of {num_asked}"
+        f"{names}, and has received responses from {found.num_answered} of {num_asked}"
     )
     if found.closes_at is None:
         return waits
     left_s = (found.closes_at - now).total_seconds()
     enough = f"{found.quorum} {'is' if found.quorum == 1 else 'are'} enough"
     when = (
-        f"at its deadline, in {left_s:.0f} s" if left_s > 0 else "now that its deadline has passed"
+        f"at the deadline, in {left_s:.0f} s" if left_s > 0 else "now that the deadline has passed"
     )
     return f"{waits}: {enough} {when}"

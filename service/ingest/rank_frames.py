@@ -67,7 +67,7 @@ class RankFrames:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: cached facts about the attempt, which are kept up to date."""
+        """`known` contains cached facts about the attempt, and is kept up to date."""
         self._session = session
         self._storage = storage
         self._job = job
@@ -107,8 +107,8 @@ class RankFrames:
         return stored
 
     def _take_run(self, frames: Sequence[Frame]) -> bool:
-        """Store frames of the same form together. Return False, and store nothing, if one of them
-        is unusual."""
+        """Store frames of the same form together. If one of them is unusual, store nothing and
+        return False."""
         run = metric_columns.run_of(frames, MAX_STEP)
         if run is None or not all(map(self._may_name, run.columns)):
             return False
@@ -223,7 +223,8 @@ class RankFrames:
         this step, and `first` is the earliest of the frames that reported these steps."""
         known = self._attempt.first_metric_step
         if is_found:
-            # One series may begin, such as that of the next fold, while others remain complete.
+            # The frame begins a new series, such as one of the next fold; other series may be
+            # complete.
             if self._attempt.first_metric_at is None:
                 self._attempt.first_metric_at = time_of(first, self._now)
         elif known is None or step < known:
@@ -274,7 +275,9 @@ class RankFrames:
     def _take_stragglers(self, report: StragglersReport) -> None:
         if report.ranks:
             slowdown = report.slowdown
-            named = ", ".join(f"rank {rank} by {slowdown[str(rank)]:.1f}" for rank in report.ranks)
+            named = ", ".join(
+                f"rank {rank} by a factor of {slowdown[str(rank)]:.1f}" for rank in report.ranks
+            )
             message = (
                 f"slower than the others: {named}; the others waited {report.lost_s:.2f} s in the "
                 f"last {report.num_steps} steps"
@@ -290,7 +293,7 @@ class RankFrames:
             data = {"step": report.step, "val_loss": loss}
         else:
             norm = by_name(report.grad_norm)
-            found = f"the loss of step {report.step} is {loss} and the norm of its gradient {norm}"
+            found = f"the loss of step {report.step} is {loss} and its gradient norm is {norm}"
             data = {"step": report.step, "loss": loss, "grad_norm": norm}
         self._warn(f"{found}: training diverges, and train.on_divergence is {report.then}", data)
 
@@ -339,7 +342,7 @@ class RankFrames:
         )
 
     def _own_url(self, url: str) -> str:
-        """Return the URL. Raises BadFrame if it is outside of the attempt's folder, because users
+        """Return the URL. Raises BadFrame if the URL is outside the attempt's folder, because users
         can download the file."""
         key = self._storage.key_of(url)
         prefix = attempt_prefix(self._job.id, self._attempt.attempt)

@@ -31,7 +31,7 @@ def of_report(report: ResumedReport) -> dict[str, Any] | None:
 
 
 def awaited_step(attempt: AttemptRow) -> int | None:
-    """Return the step whose loss is still missing in the attempt's receipt, or None."""
+    """Return the step whose loss is still missing from the attempt's receipt, or None."""
     receipt = attempt.receipt
     if receipt is None or receipt["loss_after"] is not None:
         return None
@@ -62,7 +62,7 @@ def _show(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> 
     reported = attempts_repository.furthest_step(session, job.id, before_attempt=attempt.attempt)
     is_recipe = job.spec.get("script") is None
     if reported < receipt["step"] and is_recipe and not is_anothers:
-        # The rank's node was lost after the checkpoint was saved, and before the service had read
+        # The rank's node was lost after the checkpoint was saved but before the service had read
         # all metrics.
         message += f"; the metrics of steps {reported + 1} to {receipt['step']} are lost"
     remark(session, job, type_="resumed", code="resumed", message=message, now=now, data=receipt)
@@ -82,5 +82,5 @@ def _sentence(receipt: Mapping[str, Any], *, is_anothers: bool) -> str:
         parts.append(f"skipped damaged checkpoints (step {steps})")
     before, after = receipt["loss_before"], receipt["loss_after"]
     if before is not None and isinstance(after, float):
-        parts.append(f"training loss {before:.4g} before and {after:.4g} after")
+        parts.append(f"training loss {before:.4g} before the resume and {after:.4g} after it")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Adds events to a job about processes of its attempt, or nodes, that do not answer."""
+"""Adds events to a job about nodes, and processes of its attempt, that do not respond."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def note(
         {"kind": str(one.kind), "node_id": one.node_id, "since": min(one.since, now.timestamp())}
         for one in silent
     ]
-    # Keep the first time at which a process fell silent: a restarted gateway reports a later time.
+    # Keep the time at which a process first went silent: a restarted gateway reports a later time.
     kept = {_key(entry): known.get(_key(entry), entry) for entry in entries}
     fallen, back = kept.keys() - known.keys(), known.keys() - kept.keys()
     if not fallen and not back:
@@ -57,8 +57,8 @@ def note(
 
 
 def sentence(session: Session, attempt: AttemptRow | None) -> str:
-    """Return a sentence about the processes that do not answer. The sentence is empty if all
-    processes answer."""
+    """Return a sentence about the processes that do not respond. The sentence is empty if all
+    processes respond."""
     if attempt is None or attempt.finished_at is not None or not attempt.silent:
         return ""
     hostnames = _hostnames(session)

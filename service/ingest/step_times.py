@@ -15,8 +15,8 @@ from service.db.models import AttemptRow, JobRow
 OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
 """Metrics of a job with a range of batch sizes."""
 CHANGED = 0.05
-"""Smallest relative change of a step time that is stored. Fitting the speed again for each smaller
-change would not help."""
+"""Smallest relative change of a step time that is stored. Fitting the speed again after a smaller
+change would not improve it."""
 LEAST_SECONDS = 1e-6
 SMOOTHING = 0.3
 """The weight of a new time in the moving average for its size."""
@@ -27,9 +27,9 @@ def noted(
 ) -> dict[str, Any] | None:
     """Return the job's `step_times` with the speed in rank 0's progress; None if nothing changes.
 
-    `batch` has the last values of `OF_BATCH`. Only recipes have one batch size for the whole job.
-    Nothing is stored while a group changes its size, because the number of workers of a step is
-    then unknown.
+    `batch` contains the last values of `OF_BATCH`. Only recipes have one batch size for the whole
+    job. Nothing is stored while a group changes its size, because the number of workers of a step
+    is then unknown.
     """
     speed = progress.get("samples_per_s")
     if job.min_workers is None or job.spec.get("recipe") is None or not speed:

@@ -86,7 +86,8 @@ class SupervisorFrames:
         known: KnownAttempt,
         prices: Prices | None = None,
     ) -> None:
-        """known: cached facts about the attempt, kept up to date. prices: None if not set."""
+        """`known` contains cached facts about the attempt, and is kept up to date. `prices` is None
+        if no prices are set."""
         self._session = session
         self._known = known
         self._prices = prices
@@ -130,7 +131,8 @@ class SupervisorFrames:
                 raise BadFrame("a supervisor sent a report that only ranks may send")
 
     def _within_run(self, seconds: float) -> datetime:
-        """Return a time of the node's clock if it is within the attempt, otherwise now."""
+        """Return a time of the node's clock if it is within the attempt; otherwise the current
+        time."""
         return within(seconds, self._attempt.started_at or self._attempt.created_at, self._now)
 
     def _take_regrouping(self, report: RegroupingReport) -> None:

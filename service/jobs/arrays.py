@@ -53,13 +53,13 @@ def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
         raise ArrayTooLarge(
             f"the array has {spec.num_jobs:,} jobs, but {limit}",
             pointer="/array/size",
-            hint=f"divide it; {by}",
+            hint=f"split the array; {by}",
         )
     is_grid = spec.sweep.sampler == "grid"
     raise ArrayTooLarge(
         f"the sweep has {spec.num_jobs:,} trials, but {limit}",
         pointer="/sweep/parameters" if is_grid else "/sweep/trials",
-        hint=f"{'use fewer values, or sample at random' if is_grid else 'use fewer'}; {by}",
+        hint=f"{'use fewer values, or sample at random' if is_grid else 'use fewer trials'}; {by}",
     )
 
 
@@ -76,7 +76,7 @@ def _refuse_too_long(spec: JobSpec) -> None:
             f"the documents of its {spec.num_jobs:,} {of_it} have up to {size:,} bytes each, but "
             f"this server allows {MAX_BYTES:,} for all of them",
             pointer=f"/{kind}",
-            hint="move long strings to a file in the code or on the nodes, or divide it",
+            hint=f"move long strings to a file in the code or on the nodes, or split the {kind}",
         )
 
 
@@ -89,7 +89,7 @@ def insert(
     now: datetime,
 ) -> None:
     """Store the job with its event. If the document has `array` or `sweep`, also store the other
-    jobs, which differ in their index. `trials`: the trials of a sweep."""
+    jobs, which differ in their index. `trials` are the trials of a sweep."""
     many = spec.array or spec.sweep
     if many is not None:
         row.array_id = row.array_head = new_array_id(now)
@@ -114,8 +114,8 @@ def insert(
 
 
 def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
-    """Store the searchable values of an array: the values of its first document, and those values
-    of the other documents that differ."""
+    """Store the searchable values of an array: the values of its first document, and the differing
+    values of the other documents."""
     assert row.array_id is not None
     of_first = SharedValues(row.array_id, row.spec, searchable(row.spec))
     shared, own = of_first.of_array({one["id"]: one.get("spec", row.spec) for one in copies})
@@ -133,7 +133,7 @@ def _differing(
 
 
 def _seeded(document: dict[str, Any], spec: JobSpec, index: int) -> dict[str, Any]:
-    """Return the document of a recipe with its own seed; nothing for a script."""
+    """Return the document of a recipe with the seed for this index; an empty dict for a script."""
     if spec.recipe is None:
         return {}
     seed = (spec.train.seed + index) % MAX_SEED
@@ -152,7 +152,7 @@ class Arrays:
         return await self._database.read(lambda session: view(session, array_id))
 
     async def cancel(self, array_id: str, *, actor: str = ANONYMOUS) -> views.JobArray:
-        """Ask all unfinished jobs of the array to end, in the name of `actor`. Idempotent."""
+        """Ask all unfinished jobs of the array to end, on behalf of `actor`. Idempotent."""
         now = self._clock()
         code, data = "cancelled_by_user", {ACTOR: actor}
 
@@ -175,7 +175,7 @@ class Arrays:
         return array
 
     async def delete(self, array_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete all jobs of the array and all their files, in the name of `actor`.
+        """Delete all jobs of the array and all their files, on behalf of `actor`.
 
         Raises JobLive unless all jobs of the array have ended, and CheckpointInUse if a live job
         starts from a checkpoint of one of these jobs. Takes the same steps as `Jobs.delete`.

@@ -44,11 +44,11 @@ class JobChanges:
         actor: str = ANONYMOUS,
         is_admin: bool = False,
     ) -> views.Job:
-        """Change the job in the name of `actor`, with an event for each change. Idempotent.
+        """Change the job on behalf of `actor`, adding an event for each change. Idempotent.
 
-        Raises JobFinished if the job has ended, and JobNotWaiting if a job that is not waiting is
-        to be held or moved. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable, and,
-        except for admins, PriorityTooHigh.
+        Raises JobFinished if the job has ended, and JobNotWaiting if the change would hold or move
+        a job that is not waiting. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable,
+        and, except for admins, PriorityTooHigh.
         """
         now = self._clock()
 
@@ -133,7 +133,7 @@ class _JobChange:
         if first is not None and first <= row.rank:
             row.rank = first - 1
             where = f"of priority {row.priority} in the queue {row.queue!r}"
-            self._add_event("moved_first", f"moved ahead of all others {where}")
+            self._add_event("moved_first", f"moved ahead of all other jobs {where}")
 
     def hold(self, held: bool | None) -> None:
         row = self._row

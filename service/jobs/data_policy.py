@@ -1,7 +1,7 @@
-"""Checks on submission whether jobs may read their data.
+"""Checks whether submitted jobs may read their data.
 
-A forbidden URL is refused here, while the user waits for the answer. The node later applies the
-same rules to facts that can only be determined there: the target of a link, and the current address
+A forbidden URL is refused here, while the user waits for the response. The node later applies the
+same rules to facts that only the node can determine: the target of a link, and the current address
 of a name.
 """
 
@@ -34,7 +34,7 @@ because the worker checks it again."""
 MAX_PACKAGE_HOSTS = 20
 """Maximum number of package hosts of a job, since each look-up can take `LOOKUP_TIMEOUT_S`."""
 
-# A separate thread pool, so that look-ups without an answer block only these threads.
+# A separate thread pool, so that look-ups that get no response block only these threads.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
 
 
@@ -54,7 +54,7 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
 
 
 async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
-    """Allow repositories without encryption only on hosts that the operator has named."""
+    """Allow repositories without encryption only on hosts that the operator has listed."""
     url = urlsplit(code.git or "")
     host = url.hostname or ""
     if url.scheme != "http" or is_named(host, allowed):
@@ -68,7 +68,7 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
     raise DataSourceForbidden(
         f"repositories on {host} can be read only over https://",
         pointer="/script/code/git",
-        hint="the operator can allow hosts without it in DRAY_DATA_PRIVATE_HOSTS",
+        hint="the operator can allow hosts without https in DRAY_DATA_PRIVATE_HOSTS",
     )
 
 
@@ -90,7 +90,7 @@ async def _check_packages(environment: Environment, allowed: AllowedHosts) -> No
             raise DataSourceForbidden(
                 f"packages can be fetched from {host} only over https://",
                 pointer=pointer,
-                hint="the operator can allow hosts without it in DRAY_DATA_PRIVATE_HOSTS",
+                hint="the operator can allow hosts without https in DRAY_DATA_PRIVATE_HOSTS",
             )
         await _check_host(host, pointer, allowed)
         checked.add(kind)
@@ -121,7 +121,7 @@ def _check_path(path: str, pointer: str, policy: DataPolicy) -> None:
             if roots
             else "this server does not allow jobs to read files on the nodes",
             pointer=pointer,
-            hint=f"they are {roots}"
+            hint=f"jobs may read these folders: {roots}"
             if roots
             else "the operator can allow folders in DRAY_DATA_ROOTS",
         )

@@ -1,8 +1,8 @@
-"""Links, each of which is valid for one download of a job's file. Browsers need such links, because
+"""Links to files of jobs. Each link is valid for one download. Browsers need such links, because
 they send no token with a download.
 
-The hash of the link's secret is stored in SQL, so that any API process can serve the link, and no
-two processes serve the same link.
+The hash of the link's secret is stored in SQL, so that any API process can serve the link, but only
+one process serves it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class DownloadLinks:
         return await self._database.write(work)
 
     async def use(self, secret: str) -> UsedLink:
-        """Use up the link. Raises DownloadLinkNotFound if it was used before, is too old, or never
-        existed."""
+        """Use up the link. Raises DownloadLinkNotFound if the link was used before, is too old, or
+        never existed."""
 
         def work(session: Session) -> UsedLink:
             touch(session)
@@ -81,9 +81,9 @@ class DownloadLinks:
 
 def no_such_link() -> DownloadLinkNotFound:
     return DownloadLinkNotFound(
-        "this link does not work any more: it has been used, is older than "
+        "this link no longer works: it has been used, is older than "
         f"{LIFETIME.total_seconds():.0f} s, or its token is no longer valid",
-        hint="request another one with POST /v1/jobs/ID/downloads, or press the button again",
+        hint="request another link with POST /v1/jobs/ID/downloads, or press the button again",
     )
 
 

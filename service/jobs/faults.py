@@ -54,7 +54,8 @@ class FaultService:
     ) -> views.Job:
         """Ask the job to save a checkpoint, leave its slots and wait in its queue again.
 
-        Idempotent: the first grace period counts. Raises JobNotRunning if it holds no slots.
+        A repeated call does not change the first grace period. Raises JobNotRunning if the job
+        holds no slots.
         """
         now = self._clock()
         grace = self._settings.preempt_grace_s if grace_s is None else grace_s
@@ -123,7 +124,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def get_drill(self, job_id: str, drill_id: str) -> views.Drill:
-        """Return the drill. Raises DrillNotFound if the job does not have it."""
+        """Return the drill. Raises DrillNotFound if the job has no such drill."""
 
         def work(session: Session) -> views.Drill:
             found(session, job_id)
@@ -132,7 +133,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def hangs(self, job_id: str) -> views.HangPage:
-        """Return the newest hangs (older ones are not kept), oldest first."""
+        """Return the newest hangs, oldest first. Older hangs are not kept."""
 
         def work(session: Session) -> views.HangPage:
             found(session, job_id)
@@ -163,7 +164,8 @@ def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
     row = repository.drill(session, job_id, drill_id) if storable(drill_id) else None
     if row is None:
         raise DrillNotFound(
-            f"the job {job_id} has no drill {drill_id}", hint="the job's list of drills has the ids"
+            f"the job {job_id} has no drill {drill_id}",
+            hint="the job's list of drills shows their ids",
         )
     return row
 

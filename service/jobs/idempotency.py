@@ -1,5 +1,5 @@
-"""Idempotency keys. A request with a key creates only one job or drill, however often it is
-sent."""
+"""Idempotency keys. A request with a key creates only one job or drill, no matter how often the
+request is sent."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from service.domain.errors import IdempotencyInFlight, IdempotencyMismatch
 
 @dataclass(frozen=True)
 class IdempotencyKey:
-    """The caller's key of a request, and a hash of its canonical body."""
+    """The caller's key for a request, and a hash of the request's canonical body."""
 
     key: str
     fingerprint: str
 
 
 class KeysInFlight:
-    """The keys whose first request this process has not answered yet. Used by a single event loop.
+    """The keys of first requests to which this process has not responded yet. Used by a single
+    event loop.
 
     On PostgreSQL, an advisory lock also excludes other processes. On SQLite, there is only one
     process.
@@ -80,7 +81,7 @@ def reserve(
         return None
     if bound.fingerprint != idempotency.fingerprint:
         raise IdempotencyMismatch(
-            "this Idempotency-Key was used before, for another request",
+            "this Idempotency-Key was already used for another request",
             hint="use a new key for each request, and the same key only to repeat a request",
         )
     return bound.job_id if drill_id is None else bound.drill_id
@@ -95,5 +96,5 @@ def _lock_number(owner: str, key: str) -> int:
 def _in_flight() -> IdempotencyInFlight:
     return IdempotencyInFlight(
         "a request with this Idempotency-Key is being processed",
-        hint="repeat it in a moment to get the answer to the first request",
+        hint="repeat it in a moment to get the response to the first request",
     )

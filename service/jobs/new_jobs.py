@@ -56,8 +56,8 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
 def refuse_impossible(
     session: Session, spec: JobSpec, request: policy.Request, settings: Settings
 ) -> None:
-    """Raise Unsatisfiable if the known cluster could not run the job even if it were empty and had
-    all nodes of the autoscaler, or if the topology lacks the requested level."""
+    """Raise Unsatisfiable if the known cluster could not run the job even if the cluster were empty
+    and had all nodes of the autoscaler, or if the topology lacks the requested level."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
     is_spread = bool(request.homes) or bool(request.roles)
     is_placed = has_labels or is_spread or request.required_level is not None
@@ -71,8 +71,8 @@ def refuse_impossible(
         raise Unsatisfiable(
             f"this job could never start: {reason.message}",
             pointer=_pointer_of_lack(spec, request, usable or ()),
-            hint="request less, or add nodes to the cluster first; `dray cluster` shows what it "
-            "has",
+            hint="request fewer resources, or add nodes to the cluster; `dray cluster` shows its "
+            "nodes",
         )
 
 

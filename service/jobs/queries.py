@@ -88,7 +88,7 @@ class Queries:
     async def system_metrics(
         self, job_id: str, query: SystemMetricsFilter | None = None
     ) -> views.SystemMetrics:
-        """Return a rank's use of processors, memory and more."""
+        """Return a rank's usage of processors, memory and other resources."""
         wanted = query or SystemMetricsFilter()
 
         def work(session: Session) -> views.SystemMetrics:
@@ -122,8 +122,8 @@ class Queries:
         cursor: str | None = None,
         limit: int = 1000,
     ) -> views.LogPage:
-        """Return log lines of one attempt after another. The lines of each rank are in order, and
-        the ranks are merged by time.
+        """Return log lines, one attempt after another. The lines of each rank are in order, and the
+        ranks are merged by time.
 
         Raises BadCursor for a cursor of another job's logs.
         """
@@ -250,7 +250,7 @@ class Queries:
             if row is None:
                 raise ArtifactNotFound(
                     f"the job {job_id} has no artifact {artifact_id}",
-                    hint="the job's list of artifacts has their ids",
+                    hint="the job's list of artifacts shows their ids",
                 )
             return serializers.artifact(row), row.url
 
@@ -259,9 +259,9 @@ class Queries:
     async def explain(self, job_id: str) -> views.Explanation:
         """Return why the job is in its state, and why its group is smaller than requested.
 
-        While the job waits, the answer includes its position, the jobs that block it, its expected
-        start, and changes that would let it start. While the job holds slots, the answer includes
-        its expected end.
+        While the job waits, the explanation includes its position, the jobs that block it, its
+        expected start, and changes that would let it start. While the job holds slots, the
+        explanation includes its expected end.
         """
 
         def work(session: Session) -> views.Explanation:
@@ -340,7 +340,7 @@ def _checkpoint(session: Session, job_id: str, step: int) -> CheckpointRow:
 
 def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
     """Return why the progress of a live attempt is unknown, or an empty string if the cluster
-    answers."""
+    responds."""
     cluster = cluster_repository.get(session)
     is_live = attempt is not None and attempt.finished_at is None
     if not is_live or cluster is None or cluster.connected:
@@ -349,7 +349,7 @@ def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
 
 
 def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:
-    """Return the choice of `sync: auto`, which is in the job's first event."""
+    """Return the choice that was made for `sync: auto`, which the job's first event contains."""
     first = events_repository.events_after(session, job_id, 0, 1)
     found = first[0].data.get(SYNC_PLAN) if first else None
     return None if found is None else views.SyncPlan.model_validate(found)

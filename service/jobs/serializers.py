@@ -35,7 +35,7 @@ def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
 
 
 def _cluster(session: Session) -> tuple[str | None, bool]:
-    """Return the URL of Ray's dashboard, and whether the cluster does not answer."""
+    """Return the URL of Ray's dashboard, and whether the cluster does not respond."""
     seen = surroundings.seen(session)
     return seen.ray_dashboard, seen.connected is False
 
@@ -62,7 +62,7 @@ def _job(
     dashboard: str | None,
     is_silent: bool,
 ) -> views.Job:
-    """Convert the row. `is_silent`: whether the cluster does not answer, so that it is unknown
+    """Convert the row. `is_silent` is set if the cluster does not respond, so that it is unknown
     whether the job is training."""
     base = f"/v1/jobs/{row.id}"
     shown_progress = _progress(row, is_silent)

@@ -55,11 +55,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _CheckedDocument:
-    """A document after the checks that need no transaction."""
+    """A document that has passed the checks that need no transaction."""
 
     resolved: Resolved
     unfit: CodeUnfit | None
-    """Why its code can't run. This is raised only after the errors of the job itself."""
+    """The error to raise if the document's code can't run. It is raised only after the errors of
+    the job itself."""
     trials: Trials | None
     """The trials of a sweep."""
     silo_sources: list[str | None] | None
@@ -75,7 +76,7 @@ class _NothingStored(Exception):
 
 
 class Jobs:
-    """The use cases, each in one transaction unless noted."""
+    """The use cases, each in one transaction unless noted otherwise."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class Jobs:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
         # The checks of a submission take locks and count uses, so they run in a write transaction
-        # that is rolled back. Computing the answer takes longer, and does not need these locks.
+        # that is rolled back. Computing the result takes longer, and does not need these locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:
@@ -257,7 +258,7 @@ class Jobs:
         )
 
     async def cancel(self, job_id: str, *, actor: str = ANONYMOUS) -> views.Job:
-        """Ask the job to end, in the name of `actor`. Idempotent.
+        """Ask the job to end, on behalf of `actor`. Idempotent.
 
         Raises JobFinished if it succeeded or failed.
         """
@@ -292,10 +293,10 @@ class Jobs:
         return job
 
     async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete a finished job and all its files, in the name of `actor`, which is logged.
+        """Delete a finished job and all its files, on behalf of `actor`, who is logged.
 
-        Raises JobLive if it has not ended, and CheckpointInUse if a live job starts from one of its
-        checkpoints.
+        Raises JobLive if the job has not ended, and CheckpointInUse if a live job starts from one
+        of its checkpoints.
 
         Takes three idempotent steps: hide the job, delete its files, delete its rows. If the
         service dies between two steps, `finish_deletions` completes the deletion.
@@ -332,8 +333,8 @@ class Jobs:
         """Complete interrupted deletions, and return their number.
 
         With `before`, only deletions that began before this time are completed, since another
-        process may still be deleting. A job whose files can't be deleted now is skipped, and tried
-        again later.
+        process may still be deleting. A job whose files can't be deleted now is skipped, and its
+        deletion is retried later.
         """
         hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
         erased = 0

@@ -1,9 +1,9 @@
-"""A cache of the answers about jobs, each valid until the job changes.
+"""A cache of responses about jobs. A response remains cached until its job changes.
 
-Most requests to a training service ask for the state of a job, and most answers equal the previous
-one. On SQLite, one process makes all writes. It caches answers, and removes an answer when a change
-of the job is committed, so it never returns a stale answer. On PostgreSQL, other processes write
-too, so every answer is read from the database.
+Most requests to a training service ask for the state of a job, and most responses equal the
+previous one. On SQLite, one process makes all writes. It caches responses, and removes a response
+when a change of the job is committed, so it never returns a stale response. On PostgreSQL, other
+processes write too, so every response is read from the database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.jobs import serializers
 from service.jobs.service import not_found
 
 MAX_ANSWERS = 4096
-"""Maximum number of cached answers; the oldest is dropped first."""
+"""Maximum number of cached responses; the oldest is dropped first."""
 
 
 def _present(session: Session, job_id: str) -> views.Job:
@@ -32,14 +32,14 @@ def _present(session: Session, job_id: str) -> views.Job:
 
 
 class StatusCache:
-    """The cached answers of one process. `peek` and `read` can be called from any thread."""
+    """The cached responses of one process. `peek` and `read` can be called from any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
         self._answers: dict[str, bytes] = {}
         self._changes = 0
-        """Number of commits. An answer that was read before a commit is not cached after that
+        """Number of commits. A response that was read before a commit is not cached after that
         commit."""
         if database.is_sqlite:
             database.on_commit(self._forget)
@@ -49,7 +49,8 @@ class StatusCache:
         return self._answers.get(job_id)
 
     async def read(self, job_id: str) -> bytes:
-        """Read the job's view as JSON from the database. Raises NotFound if it does not exist."""
+        """Read the job's view as JSON from the database. Raises NotFound if the job does not
+        exist."""
         changes = self._changes
         view = await self._database.look_up(lambda s: _present(s, job_id))
         answer = view.model_dump_json().encode()
@@ -62,8 +63,8 @@ class StatusCache:
         return answer
 
     def _forget(self, changed: frozenset[str] | None) -> None:
-        """Drop the answers of the jobs that a commit changed. If `changed` is None, these jobs are
-        unknown, and all answers are dropped."""
+        """Drop the responses about the jobs that a commit changed. If `changed` is None, these jobs
+        are unknown, and all responses are dropped."""
         with self._lock:
             self._changes += 1
             if changed is None:

@@ -69,7 +69,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class _Startable:
-    """A job that has not changed since the plan read it, and can start."""
+    """A job that has not changed since the plan read it, and that can start."""
 
     wanted: Wanted
     row: Row[Any]

@@ -48,8 +48,8 @@ def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
     """Return the ids of the jobs and arrays that the document's job must wait for, and whether each
     must succeed.
 
-    None of them ends before this transaction does. Raises DependencyNotFound for an unknown id, and
-    DependencyNeverSatisfied if a required success is no longer possible.
+    None of these jobs and arrays can end before this transaction ends. Raises DependencyNotFound
+    for an unknown id, and DependencyNeverSatisfied if a required success is no longer possible.
     """
     ids = [entry.job for entry in spec.after]
     if not ids:
@@ -63,7 +63,7 @@ def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
             raise DependencyNotFound(
                 f"there is no job or array {entry.job}",
                 pointer=f"/after/{number}/job",
-                hint="`dray ls` shows the jobs there are",
+                hint="`dray ls` lists the existing jobs and arrays",
             )
         on_success = entry.on == "success"
         stands = prospect(states, on_success=on_success)
@@ -79,13 +79,13 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
     return DependencyNeverSatisfied(
         f"this job could never start: it {never_satisfied(after, states[bad], bad)}",
         pointer=f"/after/{number}",
-        hint="use `on: end` to start it after the other's end, whatever its result",
+        hint="use `on: end` to start the job after the other job has ended, whatever the result",
     )
 
 
 def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
     """Settle the dependencies on jobs that have just ended. If a job required the success of a job
-    that did not succeed, cancel it, then the jobs that required its success, and so on."""
+    that did not succeed, cancel the job, then the jobs that required its own success, and so on."""
     while ended:
         array_ids = {one.array_id for one in ended if one.array_id is not None}
         rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)
@@ -120,8 +120,8 @@ def end_unstarted(
 def _doomed(
     rows: Sequence[tuple[str, str, bool]], ended: Sequence[Ended]
 ) -> dict[str, tuple[str, Ended]]:
-    """Return the waiters that can never start, each with the id that it waited for and the job that
-    did not succeed."""
+    """Return the waiting jobs that can never start, each with the id for which it waited and the
+    job that did not succeed."""
     unsuccessful = {}
     for one in ended:
         if one.state is not JobState.SUCCEEDED:

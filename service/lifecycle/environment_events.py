@@ -21,7 +21,7 @@ _CAN_T_BE_HAD: Mapping[JobNeed, str] = {
 
 
 def note_preparing(session: Session, job_id: str, message: str, now: datetime) -> None:
-    """Add an event that the job is waiting until its nodes are prepared."""
+    """Add an event stating that the job is waiting until its nodes are prepared."""
     job = repository.lock(session, job_id)
     if job is not None and job.state == JobState.QUEUED:
         code = "preparing_environment"

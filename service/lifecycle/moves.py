@@ -33,7 +33,7 @@ _NOTED = "moves"
 
 
 def note(session: Session, moves: Iterable[Move]) -> None:
-    """Keep the moves until the end of the transaction, which writes messages if webhooks exist."""
+    """Keep the moves until the end of the transaction; then write messages if webhooks exist."""
     session.info.setdefault(_NOTED, []).append(moves)
     at_end(session, _write_messages)
 
@@ -112,7 +112,8 @@ def _data(job: Row[Any], move: Move, labels: Mapping[str, str]) -> dict[str, Any
         "created_at": _as_text(job.created_at),
         "started_at": _as_text(job.started_at),
         "first_step_at": _as_text(job.first_step_at),
-        # If a job starts and ends within one report, its start is sent after it has ended.
+        # If a job starts and ends within one report, the message about its start is sent after the
+        # job has ended.
         "finished_at": _as_text(job.finished_at) if state.is_terminal else None,
         "metrics": final_metrics(job.summary),
         "link": f"/#/jobs/{job.id}",

@@ -1,8 +1,8 @@
-"""Asks attempts to save and leave their slots, because a user asked for it, because a node is being
-drained, or because the service stops its cluster.
+"""Asks attempts to save and leave their slots, because a user requested it, a node is being
+drained, or the service is stopping its cluster.
 
 The request is stored in the attempt's row, and the reconciler sends it as a command. When the
-attempt ends, its job returns to the queue, and no retry is used up.
+attempt ends, its job returns to the queue, and no retry is charged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 RESERVE_S = 2.0
-"""Seconds of a drained node's remaining time to reserve for the command and freeing the slots."""
+"""Seconds of a drained node's remaining time that are reserved for sending the command and freeing
+the slots."""
 
 
 def ask(
@@ -38,8 +39,8 @@ def ask(
     because: str = "",
     actor: str | None = None,
 ) -> bool:
-    """Ask an attempt, whose job must be locked. Return False if the attempt was already asked; the
-    first grace period then remains valid."""
+    """Ask an attempt to leave its slots. Its job must be locked. Return False if the attempt was
+    already asked; the first grace period then remains valid."""
     if attempt.preempt_asked_at is not None:
         return False
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s
@@ -58,7 +59,7 @@ def ask(
 
 
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
-    """Ask the attempts on drained nodes; return how many were asked."""
+    """Ask the attempts on drained nodes to leave; return the number of attempts that were asked."""
     touch(session)
     drained = {node.node_id: node for node in snapshot.nodes if node.drained_by is not None}
     asked = 0
@@ -74,9 +75,10 @@ def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now
 
 
 def leave_all(session: Session, grace_s: float, now: datetime) -> int:
-    """Ask every attempt that holds slots; return how many were asked now."""
+    """Ask every attempt that holds slots to leave; return the number of attempts that were
+    asked."""
     touch(session)
-    because = ": the service is stopping, together with its Ray"
+    because = ": the service is stopping, together with its Ray cluster"
     return sum(
         _ask_live(session, attempt, grace_s, now, "service_stops", because)
         for attempt in attempts_repository.live(session)
@@ -86,7 +88,7 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
 def preempt_for(
     session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
 ) -> bool:
-    """Ask an attempt on behalf of another job; return False if it no longer holds slots."""
+    """Ask an attempt to leave for another job; return False if it no longer holds slots."""
     touch(session)
     seen = attempts_repository.get(session, job_id, attempt)
     if seen is None:
@@ -97,7 +99,7 @@ def preempt_for(
 def _ask_live(
     session: Session, seen: AttemptRow, grace_s: float, now: datetime, code: str, because: str
 ) -> bool:
-    """Ask the attempt unless its job has changed since the attempt was read."""
+    """Ask the attempt to leave, unless its job has changed since the attempt was read."""
     job = repository.lock(session, seen.job_id)
     if job is None or job.attempt != seen.attempt or job.state not in HOLDING:
         return False

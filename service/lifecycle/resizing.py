@@ -1,10 +1,10 @@
 """Changes the sizes of groups: the slots that they hold, are granted, and are asked to release.
 
 Granted slots are immediately recorded as held in the attempt's row, and recalled slots remain
-recorded as held. So no other job gets these slots while the grant or the recall is being sent to
-the group. A grant or recall is sent repeatedly until the group reports the slots that it holds. A
-recall that is not answered in time is withdrawn: the group is assumed to keep its slots, and can be
-asked to leave all of them instead.
+recorded as held. Therefore, no other job gets these slots while the grant or the recall is being
+sent to the group. A grant or recall is sent repeatedly until the group reports the slots that it
+holds. A recall to which the group does not respond in time is withdrawn: the group is assumed to
+keep its slots, and can be asked to leave all of them instead.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ def spare(
     they should be released.
 
     Only groups that recover in place can release slots, because they continue in the same
-    processes; groups on GPUs can't. It is not recorded whether a script has called `train.prepare`.
-    A script that has not called this function keeps its slots when it is asked to release them.
+    processes. Groups on GPUs can't recover in place. It is not recorded whether a script has called
+    `train.prepare`. A script that has not called this function keeps its slots when it is asked to
+    release them.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
@@ -151,8 +152,8 @@ def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: da
 def change_batch(
     session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
 ) -> bool:
-    """Let the group form again on its slots with this global batch, using an empty grant. Return
-    False if that is no longer allowed."""
+    """Let the group form again on its slots with this global batch size, using an empty grant.
+    Return False if that is no longer allowed."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None:
@@ -213,7 +214,7 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
 
 
 def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
-    """Whether the group has not answered a recall within its limit."""
+    """Whether the group has not responded to a recall within the time limit."""
     if attempt.recalled is None or attempt.preempt_asked_at is not None:
         return False
     # Recalls that were stored by an older release have no time.
@@ -221,8 +222,8 @@ def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
 
 
 def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool:
-    """Withdraw a recall that is still unanswered. The group is assumed to keep its slots, but if it
-    reports later that it has released them, they are released."""
+    """Withdraw a recall to which the group has not responded. The group is assumed to keep its
+    slots; if it later reports that it has released them, they are released."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None or not is_unanswered(row, now):
@@ -298,7 +299,7 @@ def grant(
         job,
         type_="growing",
         code="growing",
-        message=f"is granted {workers(number)} more, and has {count_of(seen.slices)}"
+        message=f"is granted {workers(number)} in addition to its {count_of(seen.slices)}"
         f"{_with_batch(batch_size)}",
         now=now,
         data={"grant": attempt.grants, "slices": as_rows(slices)} | _batch(batch_size),
@@ -308,7 +309,7 @@ def grant(
 
 
 def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
-    """Store why each group does not grow; return how many reasons changed.
+    """Store the reason why each group does not grow; return the number of changed reasons.
 
     Adds no event, since plans are made often. Unchanged rows are not written.
     """

@@ -1,7 +1,7 @@
 """Changes the states of jobs. Every change is a compare-and-set, and is recorded as an event.
 
-The functions take the Session of a `Database.write`, so each change and its event are in one
-transaction with the other writes of the caller.
+The functions take the Session of a `Database.write`, so each change and its event are written in
+the same transaction as the caller's other writes.
 """
 
 from __future__ import annotations
@@ -214,10 +214,10 @@ def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
 
 
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
-    """Store the reason and the position of each waiting job; return how many jobs changed.
+    """Store the reason and the position of each waiting job; return the number of changed jobs.
 
-    Adds no events, since plans are made often. The exception is a used-up budget, which keeps jobs
-    back for a long time. Unchanged rows are not written.
+    Adds no events, since plans are made often. The exception is a used-up budget, which blocks jobs
+    for a long time. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}
     queued = planned_jobs.waiting_notes_of(session, [wait.job_id for wait in waits])

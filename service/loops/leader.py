@@ -1,4 +1,5 @@
-"""Elects the process that runs the loops. Only one of the processes that share a database does so.
+"""Elects the process that runs the loops. Of the processes that share a database, only one runs
+them at a time.
 
 With PostgreSQL, every process that could run the loops requests the lease. The process that gets
 the lease runs the loops until a renewal or a write finds that the lease is lost. With SQLite there
@@ -36,8 +37,8 @@ Loops = Sequence[tuple[str, Coroutine[Any, Any, None]]]
 
 
 def own_name() -> str:
-    """Return a unique name for this process as a holder of the lease. The name contains the host
-    and the process id."""
+    """Return a unique name under which this process holds the lease. The name contains the host and
+    the process id."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
@@ -75,7 +76,7 @@ class Leader:
             await self._lead(LoopDatabase(self._database, term))
 
     async def release(self) -> None:
-        """Release the lease on an orderly stop, so that another process gets it immediately."""
+        """Release the lease on a clean shutdown, so that another process gets it immediately."""
         lease, self.lease = self.lease, None
         if lease is not None:
             await self._database.write(lambda s: self._release(s, lease))
@@ -92,14 +93,14 @@ class Leader:
                     logger.warning("can't request the lease of the loops: %s", error)
                 if self.lease is not None:
                     term = self.lease.term
-                    logger.info("%s runs the loops from now on, in term %d", self.name, term)
+                    logger.info("%s now runs the loops, in term %d", self.name, term)
                     return Term(self.name, term)
                 await woken.wait(wait_s)
 
     async def _ask(self) -> None:
-        """Take the lease if it is free. A call that is cancelled still waits for the answer.
-        Otherwise, this process might have taken a lease without recording it. It would then never
-        release the lease, and other processes would have to wait until the lease expires.
+        """Take the lease if it is free. A cancelled call still waits for the response. Otherwise,
+        this process might have taken a lease without recording it. It would then never release the
+        lease, and other processes would have to wait until the lease expires.
         """
         asking = asyncio.ensure_future(self._database.write(self._take))
         try:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Watched:
-    """The state of the entire service at one time."""
+    """The state of the entire service at one point in time."""
 
     now: datetime
     cells: Mapping[Cell, float]

@@ -37,10 +37,10 @@ up."""
 NEW_JOBS = 500
 """Maximum number of new jobs that one round adds to the export."""
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Pauses in seconds for all jobs while MLflow does not answer."""
+"""Pauses in seconds for all jobs while MLflow does not respond."""
 AWAY_PAUSES_S: Sequence[float] = (1.0, 5.0, 30.0)
-"""Pauses in seconds for one job after consecutive calls without an answer. Calls for other jobs
-might be answered."""
+"""Pauses in seconds for one job after consecutive calls without a response. Calls for other jobs
+might succeed."""
 REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
 """Pauses in seconds for one job after consecutive refusals."""
 
@@ -63,9 +63,9 @@ class MlflowExporter:
         self._seen: dict[str, Any] = {}
         """The row of each job at the time when its MLflow run was last complete."""
         self._num_failures = 0
-        """Number of consecutive calls that MLflow did not answer."""
+        """Number of consecutive calls to which MLflow did not respond."""
         self.is_away = False
-        """Whether MLflow did not answer the last call."""
+        """Whether MLflow did not respond to the last call."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -88,7 +88,7 @@ class MlflowExporter:
 
     async def run_once(self) -> bool:
         """Export one part of each job that might not be completely exported. Stops early if MLflow
-        doesn't answer. Returns whether more parts can be exported without a pause."""
+        doesn't respond. Returns whether more parts can be exported without a pause."""
         new = await self._database.read(lambda s, _: repository.new_jobs(s, NEW_JOBS))
         if new:
             await self._database.write(lambda s, _: repository.add(s, new))
@@ -142,7 +142,7 @@ class MlflowExporter:
         return part.has_more
 
     async def _add_files(self, job_id: str, run_id: str, part: JobPart) -> MlflowRefused | None:
-        """Upload the artifacts and describe the model. Returns the last refusal, which delays
+        """Upload the artifacts and describe the model. Returns the last refusal. A refusal delays
         neither the other files nor the job's status."""
         refused = None
         for file in part.artifacts:
@@ -168,7 +168,7 @@ class MlflowExporter:
         return await self._mlflow.call(method, *arguments, limit_s=limit_s)
 
     async def _note_failure(self, job_id: str, error: Exception) -> None:
-        """Log and store the failure. Raises if the database doesn't answer."""
+        """Log and store the failure. Raises if the database doesn't respond."""
         why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
         is_known = isinstance(error, MlflowAway | MlflowRefused)
         logger.warning(

@@ -58,7 +58,7 @@ class Retention:
         self._clock = clock
         self._expiry_at = self._measure_at = 0.0
         self._tried_log_of = ""
-        """The job whose refused log was retried last."""
+        """The last job whose refused log was retried."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -66,7 +66,7 @@ class Retention:
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("a round of the retention failed; the loop continues")
+                logger.exception("a round of the retention loop failed; the loop continues")
             await asyncio.sleep(self._timings.retention_period_s)
 
     async def run_once(self) -> int:
@@ -124,7 +124,7 @@ class Retention:
         """Delete finished jobs that are too old, and jobs that exceed the maximum number, up to
         BATCH jobs for each rule.
 
-        A job from whose checkpoint an unfinished job starts is never deleted.
+        A job is never deleted while an unfinished job starts from one of its checkpoints.
         """
         now = await self._now()
         deleted = 0

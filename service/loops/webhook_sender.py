@@ -1,8 +1,8 @@
 """The loop that sends webhook messages.
 
-The messages of a webhook are sent one at a time, in the order of the changes, and webhooks take
-turns. After a failure, a webhook pauses. The pause doubles with each failure, and only this
-webhook's messages wait. No message is sent for a user whose token was removed.
+The messages of a webhook are sent one at a time, in the order of the changes. Webhooks take turns.
+After a failure, a webhook pauses. The pause doubles with each failure, and only this webhook's
+messages wait. No message is sent for a user whose token was removed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class WebhookSender:
         post: Post | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """post: sends a message; replaced in tests."""
+        """`post` sends a message; tests replace it."""
         self._database = database
         self._signals = signals
         self._public_url = settings.base_url
@@ -96,7 +96,7 @@ class WebhookSender:
         tokens_file = settings.tokens_file
         self._tokens = None if tokens_file is None else TokensFile(tokens_file)
         self._unauthorized_since: dict[str, datetime] = {}
-        """When the owner of each webhook was first seen without a token."""
+        """The time at which the owner of each webhook was first found to have no token."""
         self._has_warned = False
         self._timings = timings
         self._post = post
@@ -104,13 +104,13 @@ class WebhookSender:
         self._serving: dict[str, asyncio.Task[None]] = {}
         """The task that is sending messages, by webhook."""
         self._last_served: dict[str, float] = {}
-        """When each webhook was last served, by the event loop's clock."""
+        """The time at which each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}
         """Time, by the same clock, until which a webhook rests after a failure in this process.
         Without this rest, the message would be sent again immediately if the database can't store
-        the answer."""
+        the response."""
         self._sweep_at = 0.0
-        """When old messages will be deleted next, by the same clock."""
+        """The time at which old messages will next be deleted, by the same clock."""
 
     async def run(self) -> None:
         """Run until cancelled. Messages that are being sent when the loop is cancelled will be sent

@@ -60,7 +60,7 @@ def add_events(
 ) -> None:
     """Add events for slots that entered or left quarantine.
 
-    When a node is lost, the quarantine of its slots ends too.
+    If a node is lost, the quarantine of its slots also ends.
     """
     old, new = _by_key(before), _by_key(after)
     for key in new.keys() - old.keys():

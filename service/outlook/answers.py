@@ -44,8 +44,8 @@ FOR_SLOTS = frozenset(
         *("queue_limit", "user_limit"),
     }
 )
-"""Reasons for waiting of jobs that might start immediately in another queue, with fewer resources,
-or with a higher priority."""
+"""Reasons why jobs wait that might start immediately in another queue, with fewer resources, or
+with a higher priority."""
 MAX_KEPT = 4096
 
 
@@ -101,8 +101,8 @@ class Answers:
     def of_unsubmitted(
         self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
     ) -> views.Explanation:
-        """Return the explanation that the job of `row` would have if it were submitted now. after:
-        the jobs and arrays for which it would wait."""
+        """Return the explanation that the job of `row` would have if it were submitted now. `after`
+        contains the jobs and arrays for which it would wait."""
         newest = self._current(session, now)
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
@@ -206,7 +206,7 @@ def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
 
 
 def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would accept another job of this owner."""
+    """Whether the queue would accept one more job of this owner."""
     bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most

@@ -154,8 +154,8 @@ def replay(session: Session, number: int) -> views.ReplayedDecision:
 
 
 def _changes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
-    """Return the decisions that change something. The other decisions are shown but not compared:
-    they contain positions, which differ because not all waiting jobs are stored."""
+    """Return the decisions that change a job. The other decisions are shown but not compared: they
+    contain positions, which differ because not all waiting jobs are stored."""
     return [decision for decision in decisions if isinstance(decision, CHANGES)]
 
 

@@ -81,7 +81,8 @@ def facts(session: Session, earlier: Runs | None = None) -> Facts:
 def situation(
     snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float], now: datetime
 ) -> Situation:
-    """Return the initial situation of a simulation. ran_s: run times of live attempts, by job."""
+    """Return the initial situation of a simulation. `ran_s` contains the run times of live
+    attempts, by job."""
     by_id = {job.id: job for job in known.jobs}
     last = len(by_id) + 1
 
@@ -144,7 +145,7 @@ def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:
 
 
 def _from_now(expected: Expected, now: datetime) -> Expected:
-    """Return the expected time without the part of the range that is in the past."""
+    """Return the expected time, omitting the part of its range that is in the past."""
     at, earliest = expected.at, expected.earliest
     if at is None or at > now:
         return expected if earliest is None else replace(expected, earliest=max(earliest, now))
@@ -196,7 +197,8 @@ class Forecasts:
         return [dict(piece) for piece in in_chunks(different, CHUNK)]
 
     def store(self, session: Session, changes: Mapping[Key, Expected], made_at: datetime) -> None:
-        """Write the changes. made_at: time of the snapshot on which the forecast is based."""
+        """Write the changes. `made_at` is the time of the snapshot on which the forecast is
+        based."""
         assert self._stored is not None, "`load` comes first"
         touch(session)  # no job has changed
         rows = [(key, _as_row(key, each, made_at)) for key, each in changes.items()]
@@ -281,7 +283,7 @@ def of_job(
     session: Session, job: JobRow, progress: Mapping[str, Any] | None, now: datetime
 ) -> tuple[views.Forecast | None, views.Forecast | None]:
     """Return the expected start of a waiting job, and the expected end of a job that has slots.
-    progress: the progress that is shown.
+    `progress` is the progress that is shown.
     """
     if job.state is JobState.QUEUED:
         row = repository.of_job(session, job.id, job.attempt + 1, ForecastOf.START)

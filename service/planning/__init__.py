@@ -1,2 +1,2 @@
-"""The planner, which determines the divisions of a model that fit the cluster, and their memory and
-step time."""
+"""The planner: determines which divisions of a model fit the cluster, and the memory and step time
+of each."""

@@ -78,8 +78,8 @@ def _speed(
     session: Session, job_id: str, ran: JobSpec, machine: Machine, enough: float
 ) -> float | None:
     """Return the `flops_per_s` of the job's workers, if it can be derived from the job's steps.
-    enough: minimum number of operations per step for an exact speed. A smaller step gives a lower
-    bound."""
+    `enough` is the minimum number of operations per step for an exact speed. A smaller step gives a
+    lower bound."""
     try:
         shapes = shapes_of(ran)
     except Unknown:

@@ -62,7 +62,7 @@ class Resolved:
     sync: views.SyncPlan | None = None
     """The choice for `sync: auto`, if the document has it."""
     refusal: OutOfMemory | None = None
-    """Why the job can't be accepted."""
+    """The reason why the job can't be accepted."""
 
 
 class Plans:
@@ -87,7 +87,7 @@ class Plans:
 
     async def resolve(self, spec: JobSpec) -> Resolved:
         """Replace each `auto` in the document with a choice. If the job certainly does not fit, the
-        result has a refusal. Raises NotPlannable if no choice is possible."""
+        result contains a refusal. Raises NotPlannable if no choice is possible."""
         resolved = await self._resolve_parallelism(spec)
         if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
             return resolved
@@ -140,11 +140,14 @@ def _look_around(session: Session, spec: JobSpec) -> _Around:
 def _sync_choice(
     spec: JobSpec, machine: Machine, around: _Around, *, is_measured: bool = False
 ) -> SyncChoice:
-    """Choose the value of `sync`. is_measured: whether the bandwidth was given in the request."""
+    """Choose the value of `sync`. `is_measured` is set if the bandwidth was given in the
+    request."""
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
-        return choose_sync(spec, f"no other kind can be compared with it: {unknown}")
+        return choose_sync(
+            spec, f"no other kind of sync can be compared with all-reduce: {unknown}"
+        )
     facts = facts_of(spec, shapes, machine, around.speeds, around.nodes, is_measured=is_measured)
     return choose_sync(spec, facts)
 
@@ -170,7 +173,7 @@ def _sync_option(option: SyncCandidate) -> views.SyncOption:
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
-    """Whether the workers' memory could be known, judging only by the document."""
+    """Whether, according to the document, the workers' memory could be known."""
     resources = spec.resources
     return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
 
@@ -193,7 +196,7 @@ def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
         what = f"the cluster's GPUs are {named}" if kinds else "no GPU is connected"
         return WorkerMemory(None, None, f"unknown: {what}", resources.accelerator)
     of = "" if share == 1 else f"{share:g} of "
-    source = f"{of}an {named}, minus 1 GiB for CUDA and NCCL"
+    source = f"{of}a GPU of type {named}, minus 1 GiB for CUDA and NCCL"
     return WorkerMemory(min(found), max(found), source, next(iter(kinds)))
 
 
@@ -239,10 +242,10 @@ def _plan(
 
 def _no_way(spec: JobSpec) -> NotPlannable:
     return NotPlannable(
-        f"no choice of {', '.join(spec.parallel.auto)} divides {spec.resources.num_workers} "
-        "workers with the given axes",
+        f"no sizes of {', '.join(spec.parallel.auto)} divide {spec.resources.num_workers} "
+        "workers, given the sizes of the other axes",
         pointer="/parallel",
-        hint="leave more axes to the planner, or give other sizes",
+        hint="leave more axes to the planner, or specify other sizes",
     )
 
 

@@ -43,13 +43,13 @@ def facts_of(
     *,
     is_measured: bool = False,
 ) -> SyncFacts | str:
-    """Return the facts, or the reason why there is nothing to choose. is_measured: whether the
+    """Return the facts, or the reason why there is nothing to choose. `is_measured` is set if the
     bandwidth of `machine` was given in the request."""
     num_workers = spec.resources.num_workers
     if num_workers == 1:
         return "a single worker has no other worker to keep in sync with"
     if spec.is_divided:
-        return f"the ranks share a model, {name_of(spec.parallel, num_workers)}"
+        return f"the ranks divide one model: {name_of(spec.parallel, num_workers)}"
     bandwidth, network = machine.bandwidth_bytes_per_s, machine.source
     if is_measured:
         network = "as given in the request"

@@ -29,7 +29,10 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
     queue = locked(session, name)
     never = why_never(queue, request)
     if never is not None:
-        hint = f"choose another queue, or request less; `dray queue show {name}` shows its rules"
+        hint = (
+            "choose another queue, or request fewer resources; "
+            f"`dray queue show {name}` shows its rules"
+        )
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
     _refuse_if_full(session, queue, owner, num_jobs)
     return queue
@@ -72,7 +75,9 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         whose = "" if of is None else f" of {of}"
         wait = f"1 job{whose} waits" if number == 1 else f"{number} jobs{whose} wait"
         most_of = (
-            "as many as" if number == most else f"and {num_jobs} more would exceed the {most} that"
+            "as many as"
+            if number == most
+            else f"and {num_jobs} more would exceed the maximum of {most} that"
         )
         raise QueueFull(
             f"{wait} in the queue {queue.name!r}, {most_of} {words}",
@@ -80,7 +85,7 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
             hint=(
                 "submit fewer jobs, or choose another queue"
                 if num_jobs > most
-                else "submit it when one of them has started, or choose another queue"
+                else "submit the job when a waiting job has started, or choose another queue"
             ),
         )
 
@@ -90,7 +95,7 @@ def refuse_priority(queue: Queue, priority: int) -> None:
     queue."""
     if priority > queue.max_priority:
         raise PriorityTooHigh(
-            f"is {priority}, above {queue.max_priority}, the maximum of the queue {queue.name!r}",
+            f"is {priority}, but the maximum of the queue {queue.name!r} is {queue.max_priority}",
             pointer="/priority",
             hint="an admin can raise the job's priority after its submission",
         )

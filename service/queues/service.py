@@ -27,12 +27,12 @@ from service.queues import admission
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_PRICES = "it has a budget, but there are no prices: the operator can set DRAY_PRICES_FILE"
+WITHOUT_PRICES = "it has a budget, but no prices are set: the operator can set DRAY_PRICES_FILE"
 
 
 class Queues:
-    """Use cases for queues. Each is one transaction. Changes apply from the scheduler's next
-    round."""
+    """Use cases for queues. Each is one transaction. Changes become effective in the scheduler's
+    next round."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Backups of a SQLite home. A backup is made while the service runs, and restored to another
+"""Backups of a SQLite home. A backup can be made while the service runs, and is restored to another
 folder.
 
 The archive is a plain tar file with `storage/...` (logs, checkpoints, artifacts), `dray.db`, and
@@ -65,7 +65,7 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
     if not database.exists():
         raise BackupError(f"there is no database at {database}: is DRAY_HOME correct?")
     if dest.exists():
-        raise BackupError(f"{dest} already exists: name a new file")
+        raise BackupError(f"{dest} already exists: specify a new file")
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=".dray-backup-") as scratch:
@@ -94,7 +94,8 @@ def restore(source: Path, home: Path) -> BackupMetadata:
         existing = sorted(path.name for path in home.iterdir() if path.name != LOCK_NAME)
         if existing:
             raise BackupError(
-                f"{home} is not empty (it contains {', '.join(existing[:3])}): name an empty folder"
+                f"{home} is not empty (it contains {', '.join(existing[:3])}): "
+                "specify an empty folder"
             )
         try:
             with tarfile.open(source, mode="r:") as tar:
@@ -169,7 +170,7 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
     """Add the files under the key, and return their SHA-256 hashes by key.
 
-    Skip hidden files, because they are still being written, and links, pipes and sockets.
+    Skip links, pipes and sockets, and hidden files, which are still being written.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):

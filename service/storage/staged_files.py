@@ -1,4 +1,5 @@
-"""Files that a transaction needs in the storage. They are written before the transaction commits.
+"""Files that must be in the storage when a transaction commits. The files are written before the
+commit.
 
 A slow storage must not block SQLite's only writer. Therefore such a transaction runs twice. The
 first run determines which files are needed, and is rolled back. Then the files are written, and the

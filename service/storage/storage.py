@@ -51,7 +51,7 @@ _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-storage")
 
 
 class BadKey(ValueError):
-    """The key, or a link in its path, leads out of its owner's folder, or has unprintable
+    """The key, or a link in its path, leads out of its owner's folder, or contains unprintable
     characters."""
 
 
@@ -64,7 +64,8 @@ def check_key(key: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """Return a file path that a job reported. Raise BadKey if it has unprintable characters."""
+    """Return a file path that a job reported. Raise BadKey if the path contains unprintable
+    characters."""
     if (found := unfit(check_key(name))) is not None:
         raise BadKey(f"{name!r} has {found}")
     return name
@@ -146,8 +147,8 @@ class Storage:
         return True
 
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes from `start` up to `end`. Raise FileNotFoundError, and FolderSpoilt if the
-        storage works but this object can't be read."""
+        """Read the bytes from `start` up to `end`. Raise FileNotFoundError if the object does not
+        exist, and FolderSpoilt if the storage works but this object can't be read."""
         path = self.local_path(key)
         try:
             if path is None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_EARLIER = 1000
 """Maximum number of trials in the study."""
 NUM_BEST = 200
-"""How many of these trials are chosen for their values; the rest are the newest trials."""
+"""Number of these trials that are chosen for their values; the rest are the newest trials."""
 
 
 class TrialOutcome(StrEnum):

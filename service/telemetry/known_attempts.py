@@ -51,7 +51,7 @@ class KnownAttempt:
     summaries: dict[str, Summary] = field(default_factory=dict)
     """Summaries, by key, of the points of rank 0 that may be missing in the stored summaries."""
     summarised_at: datetime | None = None
-    """When this process last stored the summaries."""
+    """The time at which this process last stored the summaries."""
 
     def summarise(self, key: str, steps: Sequence[int], values: Sequence[float]) -> None:
         before, new = self.summaries.get(key), summarise(steps, values)
@@ -90,7 +90,7 @@ class KnownAttempts:
     def keep(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], known: KnownAttempt
     ) -> None:
-        """Put back changed facts. cursor: the cursor stored in the same transaction."""
+        """Put back changed facts. `cursor` is the cursor stored in the same transaction."""
         with self._lock:
             self._known[job_id, attempt] = cursor, known
             self._num_streams += known.num_streams

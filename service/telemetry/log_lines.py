@@ -10,11 +10,11 @@ from service.db.models import LogChunkRow
 Line = tuple[float, str]
 """The Unix time according to the node's clock, and the text."""
 MAX_TIME_S = 253_402_300_799
-"""The last second of the year 9999, the latest time that an answer can contain."""
+"""The last second of the year 9999, the latest time that a response can contain."""
 
 
 def encode_line(seconds: float, text: str, *lost: int) -> str:
-    """Encode a line. lost: for a note, the number of lines that were lost."""
+    """Encode a line. For a note, `lost` is the number of lines that were lost."""
     return json.dumps([seconds, text, *lost], ensure_ascii=False, separators=(",", ":")) + "\n"
 
 

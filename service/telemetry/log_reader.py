@@ -1,8 +1,8 @@
 """Reads logs. The order within a rank is exact, and ranks are merged by time.
 
 A cursor contains the number of the next line for each attempt and rank. Line numbers only increase,
-and omitted lines are also counted. So a line that arrives late from a rank on a slow node still
-appears on a later page, and no line appears twice.
+and omitted lines are also counted. Therefore, a line that arrives late from a rank on a slow node
+still appears on a later page, and no line appears twice.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def page(
         positions[attempt, rank] = position + 1
         time = datetime.fromtimestamp(seconds, UTC)
         lines.append(views.LogLine(attempt=attempt, rank=rank, time=time, text=text))
-    # `find` takes no chunk beyond the limit, and an unreadable chunk is a single line.
+    # `find` returns no chunk beyond the limit, and an unreadable chunk counts as a single line.
     is_cut = any(_num_lines(chunks, begin.get(s, 0)) > limit for s, chunks in found.items())
     return lines, positions, is_cut or len(taken) > limit
 
@@ -151,7 +151,8 @@ def encode_positions(job_id: str, positions: Mapping[Stream, int]) -> str:
 
 
 def decode_positions(job_id: str, cursor: str | None) -> dict[Stream, int]:
-    """Decode a cursor. Raises BadCursor if `encode_positions` did not make it for this job."""
+    """Decode a cursor. Raises BadCursor if the cursor was not created by `encode_positions` for
+    this job."""
     if cursor is None:
         return {}
     data = decode_cursor(f"logs:{job_id}", cursor)

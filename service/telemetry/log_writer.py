@@ -4,9 +4,9 @@ The last chunks of each rank are in SQL. A full chunk is written to storage befo
 changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
 folder is damaged remains in SQL (`service.telemetry.refused_logs`).
 
-Of the lines that exceed a job's log limit, only the newest of each rank are kept, in a chunk that
-remains in SQL and whose oldest lines are dropped. The chunk's first line states how many lines are
-left out.
+Of the lines beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
+remains in SQL and from which the oldest lines are dropped. The chunk's first line states how many
+lines are left out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LogStore:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: facts about the attempt, which are kept up to date."""
+        """`known` contains cached facts about the attempt, and is kept up to date."""
         self._session = session
         self._storage = storage
         self._job = job
@@ -72,7 +72,7 @@ class LogStore:
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
         self._refusal: StorageUnavailable | None = None
-        """The error because of which a chunk remained in SQL. Later chunks are then not written to
+        """The error that caused a chunk to remain in SQL. Later chunks are then not written to
         storage either."""
 
     def add(self, line: LogLine) -> None:
@@ -90,7 +90,7 @@ class LogStore:
     def close(self, lost: Mapping[int, int | None]) -> None:
         """Join the open chunks of each rank, and add a note about missing lines to its log's end.
 
-        lost: the number of lines that never arrived, by rank; None if the number is unknown.
+        `lost` is the number of lines that never arrived, by rank; None if the number is unknown.
         """
         split = {rank for rank, log in self._known.items() if log.num_chunks > 1}
         last = self._last_chunks({*lost, *split})
@@ -123,7 +123,8 @@ class LogStore:
         return {rank: self._joined(chunks) for rank, chunks in found.items()}
 
     def _joined(self, chunks: Sequence[LogChunkRow]) -> LogChunkRow:
-        """Return the newest chunk. If it is open, all open chunks are first joined into one."""
+        """Return the newest chunk. If the chunk is open, all open chunks are first joined into
+        one."""
         newest, first = chunks[-1], chunks[0]
         if newest is first or not _takes(newest, is_tail=False):
             return newest
@@ -136,7 +137,8 @@ class LogStore:
         return first
 
     def _add(self, rank: int, lines: Sequence[LogLine]) -> bool:
-        """Add the lines as a new chunk. Returns False, without changes, if this is not possible."""
+        """Add the lines as a new chunk. If this is not possible, returns False and changes
+        nothing."""
         log, job = self._known.get(rank), self._job
         if log is None or log.num_chunks >= MAX_CHUNKS:
             return False

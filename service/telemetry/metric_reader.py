@@ -45,7 +45,7 @@ attempt, with a negative id."""
 
 
 def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
-    """Return the keys in `texts`. Each text is a key, which can contain commas, or a list of keys
+    """Return the keys in `texts`. Each string is a key, which can contain commas, or a list of keys
     separated by commas."""
     has_commas = any("," in text for text in texts)
     known = repository.metric_keys(session, job_id) if has_commas else frozenset()
@@ -120,7 +120,7 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """Return as many of the first pieces as are needed for `max_points`."""
+    """Return the first pieces, as many as are needed for `max_points`."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
@@ -219,7 +219,8 @@ def _in_order(chunk: MetricChunk) -> tuple[str, int, int]:
 def read_times(
     session: Session, job_id: str, series: Mapping[str, Points], *, max_points: int
 ) -> dict[str, list[float]] | None:
-    """Return the Unix time of each point; None for a job from an older dray, which stored no times.
+    """Return the Unix time of each point; None for a job from an older version of dray, which
+    stored no times.
 
     Times are exact if there are at most `max_points` steps between the first and the last point.
     """
@@ -251,7 +252,7 @@ def as_view(
     """Build the answer. For a live job, `next_step` is chosen so that the next call returns the
     newest step again, because some of its series may not have been reported yet.
 
-    end: the step up to which the answer is complete, if there are more points.
+    `end` is the step up to which the response is complete, if there are more points.
     """
     newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
     next_step = max(after_step, newest - 1) if live else newest
@@ -275,9 +276,9 @@ def _counting(
 ) -> list[Piece]:
     """Return the chunks of a series that contain valid steps, ordered by step.
 
-    first: the first step of each series in each attempt except the first attempt. An attempt that
-    reports the step at which it resumed also replaces this step. An attempt whose start is unknown
-    replaces only steps of the series that it has.
+    `first` is the first step of each series in each attempt except the first attempt. An attempt
+    that reports the step at which it resumed also replaces this step. An attempt whose start is
+    unknown replaces only steps of the series that it has.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():
@@ -300,8 +301,8 @@ def _choose_detail(
     """Add the ids of chunks that must be read in full to `whole`, and the ids of chunks of which
     only the outline is needed to `in_blocks`.
 
-    If the series has far more points than the answer, a block or even a chunk falls into one or two
-    buckets, so that only its extremes are needed. A cut chunk is always read in full.
+    If the series has far more points than the response, a block or even a chunk falls into one or
+    two buckets, so that only its extremes are needed. A cut chunk is always read in full.
     """
     count = sum(chunk.count for chunk, _ in pieces)
     for chunk, end in pieces:
@@ -327,7 +328,8 @@ def _join(
             steps += chunk_steps[begin:stop]
             values += chunk_values[begin:stop]
             continue
-        # The answer needs the series' first and last points, so keep the ends of each chunk.
+        # The response must contain the series' first and last points, so keep the ends of each
+        # chunk.
         ends = summary_of(chunk)
         inner = outlined(outlines[chunk.id]) if chunk.id in outlines else ends.points()
         for step, value in (ends.first, *inner, ends.last):

@@ -38,8 +38,8 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 from service.telemetry.known_attempts import KnownAttempt
 
 MAX_KEYS = 1000
-"""Maximum number of metric names of one job. Further names are refused, and an event reports
-this."""
+"""Maximum number of metric names of one job. Any further names are refused, and an event is
+added."""
 MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
 """Maximum number of rows and bytes of an attempt in `recent_metrics`. When one of them is reached,
 the points are moved to chunks."""
@@ -61,7 +61,7 @@ class MetricStore:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: facts about the attempt, which are kept up to date."""
+        """`known` contains cached facts about the attempt, and is kept up to date."""
         self._session = session
         self._job = job
         self._attempt = attempt
@@ -73,7 +73,8 @@ class MetricStore:
     def extend(
         self, key: str, rank: int, steps: Sequence[int], values: Sequence[float], *, repeats: bool
     ) -> None:
-        """Add points. repeats: whether the rank was restarted, and can therefore repeat steps."""
+        """Add points. `repeats` is set if the rank was restarted, and can therefore repeat
+        steps."""
         name = (key, rank)
         points = self._points.get(name)
         if points is None:
@@ -175,7 +176,7 @@ class MetricStore:
             self._remark_once(
                 "metric_keys_limit",
                 f"the job reports more than {MAX_KEYS} different metrics; "
-                f"{unknown[num_free]!r} and further ones are not stored",
+                f"{unknown[num_free]!r} and any further metrics are not stored",
             )
         return (reported & (known | {TIMES})) | admitted
 

@@ -2,7 +2,7 @@
 
 These chunks are closed but remain in SQL until the storage accepts them. If they exceed `MAX_BYTES`
 per job, the oldest chunks are dropped. A line in the log and an event at the attempt's end state
-how many bytes of which rank were dropped.
+how many bytes were dropped from each rank's log.
 """
 
 from __future__ import annotations

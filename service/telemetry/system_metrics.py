@@ -1,8 +1,8 @@
 """Stores samples of jobs' system metrics, later averages them, and reads series from both.
 
 System metrics are stored separately from the metrics that ranks report. They are recorded over time
-instead of steps, so no attempt replaces values of another attempt, and their number is bounded,
-however long a job runs.
+instead of steps, so no attempt replaces values of another attempt, and their number is bounded no
+matter how long a job runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from service.telemetry.known_attempts import KnownAttempt
 def store(
     session: Session, job_id: str, time: int, report: SystemMetricsReport, known: KnownAttempt
 ) -> None:
-    """Store a sample taken at `time`. known: facts about the attempt, which are kept up to date."""
+    """Store a sample taken at `time`. `known` contains cached facts about the attempt, and is kept
+    up to date."""
     columns = ((part.ranks, part.values) for part in report.columns)
     for rank, samples in of_report(time, columns).items():
         repository.add(session, _row(job_id, rank, samples, is_lone=True, mean_of=1))

@@ -75,7 +75,8 @@ class Tracking:
             before = _annotations(session, row)
             if revision is not None and before.revision != revision:
                 raise AnnotationsChanged(
-                    f"tags and notes of {job_id} have changed: their revision is {before.revision}",
+                    f"tags and notes of {job_id} have changed: "
+                    f"their revision is now {before.revision}",
                     hint="read them again, and apply your change to the current tags and notes",
                 )
             tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
@@ -118,13 +119,13 @@ class Tracking:
         return await self._database.read(work)
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
-        """Summarise an experiment. Raise ExperimentNotFound if it has no jobs."""
+        """Summarise an experiment. Raise ExperimentNotFound if the experiment has no jobs."""
         return await self._database.read(lambda s: _summary(s, name))
 
     async def pin_baseline(
         self, name: str, job_id: str | None, *, actor: str = ANONYMOUS
     ) -> views.ExperimentSummary:
-        """Set the job with which the experiment's jobs are compared, or unset it with None.
+        """Set the job with which the experiment's jobs are compared; None unsets it.
 
         Raise ExperimentNotFound if the experiment has no jobs, NotFound if the job does not exist,
         and NotComparable if the job is not in the experiment.
@@ -138,7 +139,7 @@ class Tracking:
                     raise NotComparable(
                         f"{job_id} is not in the experiment {name!r}",
                         pointer="/baseline",
-                        hint="the label `experiment` assigns jobs: `labels: {experiment: ...}`",
+                        hint="assign a job by its label: `labels: {experiment: ...}`",
                     )
             repository.set_baseline(session, name, job_id)
             touch(session)
@@ -163,7 +164,7 @@ def _refuse_unknown(session: Session, name: str) -> None:
     if not storable(name) or not repository.jobs_of(session, name, 1):
         raise ExperimentNotFound(
             f"no job has the experiment {name!r}",
-            hint="the label `experiment` assigns jobs: `labels: {experiment: ...}`",
+            hint="assign a job by its label: `labels: {experiment: ...}`",
         )
 
 

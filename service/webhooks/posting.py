@@ -28,7 +28,8 @@ from ray_workers.shared.net_policy import AllowedHosts
 from service.domain.webhooks import Answer
 
 LIMIT_S = 10.0
-"""Time limit for sending a message, from the host name lookup to the response."""
+"""Time limit for sending a message, from the lookup of the host name to the arrival of the
+response."""
 BODY_LIMIT_S = 1.0
 """Time limit for the body of a response, starting when its status has arrived."""
 MAX_BODY_BYTES = 1000
@@ -160,5 +161,5 @@ def _plainly(failure: Exception) -> str:
     if isinstance(failure, aiohttp.ClientConnectorError):
         return f"no connection: {failure.os_error.strerror or 'refused'}"
     if isinstance(failure, aiohttp.ClientConnectionError):
-        return "the connection was closed before a response"
+        return "the connection was closed before a response arrived"
     return f"the request failed ({type(failure).__name__})"

@@ -99,7 +99,7 @@ class Webhooks:
         parts = urlsplit(url)
         host = parts.hostname or ""
         hint = (
-            "the operator can allow private hosts, also without https, in "
+            "the operator can allow private hosts, even without https, in "
             "DRAY_WEBHOOK_PRIVATE_HOSTS"
         )
         reason = await data_policy.why_refused(host, self._private_hosts)

@@ -53,9 +53,9 @@ def rung_at(rules: SuccessiveHalving, step: int) -> int | None:
 def follow(
     sweep: Sweep, standing: TrialStanding, points: Iterable[tuple[int, float]]
 ) -> tuple[TrialStanding, list[Reached]]:
-    """Return the standing after the metric's `points` (step, value), and the newly reached rungs. A
-    step is ignored unless it is higher than all earlier steps; a retry, for example, repeats
-    steps."""
+    """Return the trial's standing after these (step, value) points of its metric, and the newly
+    reached rungs. A step is ignored unless it is higher than all earlier steps; a retry, for
+    example, repeats steps."""
     reached = []
     for step, value in points:
         if standing.last_step is not None and step <= standing.last_step:
@@ -92,7 +92,7 @@ class Ranked:
     """Number of better trials. Every trial with a value is better than a trial without a value."""
 
     def kept(self, eta: int) -> int:
-        """Return how many of the trials continue: one in `eta`, and at least the best."""
+        """Return how many of the trials continue: one in `eta`, but at least one."""
         return max(1, self.num_judged // eta)
 
     def goes_on(self, eta: int, value: float | None) -> bool:

@@ -65,7 +65,7 @@ class SharedValues(NamedTuple):
 
         If the jobs differ in more than `MAX_OF_ARRAY` values, lists that differ can only be
         searched as a whole: their items are stored neither as shared values nor for individual
-        jobs. documents: the documents by job id.
+        jobs. `documents` maps job ids to documents.
         """
         own: dict[str, dict[str, StoredValue]] = {}
         number = 0
@@ -167,8 +167,8 @@ def _parts(value: Any, pointer: str = "") -> dict[str, Any]:
 
 
 def _num_values(value: Any) -> int:
-    """Return the number of searchable values in a value. If there are more than `MAX_VALUES`, the
-    result can be any number above `MAX_VALUES`."""
+    """Return the number of searchable values in a JSON value. If there are more than `MAX_VALUES`,
+    the result can be any number above `MAX_VALUES`."""
     if not isinstance(value, dict | list):
         return 0
     number = 0

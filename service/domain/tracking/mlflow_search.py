@@ -158,7 +158,9 @@ def _key(tokens: _Tokens) -> tuple[Entity, str]:
     key = key[1:-1] if key[0] in "`\"'" else key
     if entity is Entity.ATTRIBUTE:
         if key not in _ATTRIBUTES:
-            raise BadSearch(f"there is no attribute {key!r}, only {', '.join(_ATTRIBUTES)}")
+            raise BadSearch(
+                f"there is no attribute {key!r}: the attributes are {', '.join(_ATTRIBUTES)}"
+            )
         key = _ATTRIBUTES[key]
     return entity, key
 
@@ -171,7 +173,9 @@ def _condition(tokens: _Tokens) -> Condition:
     is_numeric = entity is Entity.METRIC or key in _NUMERIC_ATTRIBUTES
     known = _NUMERIC if is_numeric else _TEXTUAL
     if operator not in known:
-        raise BadSearch(f"{key!r} can be compared by {', '.join(known)}, not by {operator!r}")
+        raise BadSearch(
+            f"{key!r} can be compared with {', '.join(known)}, but not with {operator!r}"
+        )
     if operator.endswith("IN"):
         return Condition(entity, key, operator, _texts(tokens))
     kind, text = tokens.take("a value")

@@ -63,8 +63,8 @@ POINTER = "/where"
 
 
 def parse_search(text: str) -> SearchNode:
-    """Parse an expression into a tree. Raises InvalidSearch with the column of the error, from
-    1."""
+    """Parse an expression into a tree. Raises InvalidSearch with the column of the error, starting
+    at 1."""
     if len(text) > MAX_CHARS:
         raise InvalidSearch(
             f"the expression has {len(text):,} characters, but at most {MAX_CHARS:,} are allowed",
@@ -86,7 +86,7 @@ class _Token:
     kind: _Kind
     text: str
     at: int
-    """The column of the first character, from 1."""
+    """The column of the first character, starting at 1."""
 
     @property
     def word(self) -> str:
@@ -233,7 +233,7 @@ class _Parser:
         is_negated = self._takes("not")
         if not self._takes("in"):
             self._expected(
-                '"in tags"', "a string must follow a comparison, or be followed by: in tags"
+                '"in tags"', "a string must follow a comparison operator or precede: in tags"
             )
         self._need("tags")
         return Negated(HasTag(tag)) if is_negated else HasTag(tag)
@@ -249,7 +249,7 @@ class _Parser:
         return IsOneOf(field, literals)
 
     def _literal(self, field: SearchField) -> Literal:
-        """Parse a literal to which the field can be equal."""
+        """Parse a literal that the field can be compared with by `=`, `!=` or `in`."""
         token = self._token
         match field:
             case JobColumn(name):
@@ -266,7 +266,7 @@ class _Parser:
                 return self._text("a number, a quoted string, true or false")
 
     def _bound(self, field: SearchField, sign: _Token) -> float | datetime:
-        """Parse a literal that the field can be above or below."""
+        """Parse a literal that the field can be compared with by `<`, `<=`, `>` or `>=`."""
         is_time = isinstance(field, JobColumn) and COLUMNS[field.name] is ColumnKind.TIME
         if is_time:
             return self._time()
@@ -316,7 +316,7 @@ class _Parser:
             time = datetime.fromisoformat(text)
             return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
-            _refuse(at, "is not a time: write 2026-01-31 or 2026-01-31T12:00:00Z")
+            _refuse(at, "this is not a time: write 2026-01-31 or 2026-01-31T12:00:00Z")
 
     def _field(self) -> SearchField:
         token = self._token

@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 class Of(StrEnum):
-    """Which value of a series is compared: the newest value or an extreme."""
+    """The value of a series that is compared: the newest value or an extreme."""
 
     LAST = "last"
     MIN = "min"

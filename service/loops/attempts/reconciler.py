@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Maximum total size of the replies of all attempts, since the reply of each attempt can be waiting
-to be stored at the same time."""
+"""Maximum total size of the replies of all attempts, since the replies of all attempts can be
+waiting to be stored at the same time."""
 
 
 class Reconciler:
@@ -57,9 +57,9 @@ class Reconciler:
         self._refs: dict[tuple[str, int], AttemptRef] = {}
         """The current nodes of each followed attempt, which change when a group grows."""
         self._closed: set[tuple[str, int]] = set()
-        """Attempts whose end has been stored since the live attempts were read."""
+        """Attempts whose end was stored after the live attempts were last read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        # A separate thread pool, so that hanging storage can't use up the threads of the whole
+        # A separate thread pool, so that unresponsive storage can't use up the threads of the whole
         # process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
@@ -129,8 +129,8 @@ class Reconciler:
         self._refs.pop(key, None)
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
-        """Run the chore concurrently with the loop, unless it is already running. A supervisor that
-        doesn't answer must not delay other attempts."""
+        """Run `chore` concurrently with the loop, unless it is already running. A supervisor that
+        doesn't respond must not delay other attempts."""
         if what in self._chores:
             return chore.close()
         self._chores[what] = task = asyncio.create_task(chore)
@@ -170,7 +170,9 @@ class Reconciler:
             except ClusterUnavailable as error:
                 if str(error) != logged:
                     logged = str(error)
-                    logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, logged)
+                    logger.info(
+                        "no response from %s attempt %d: %s", ref.job_id, ref.attempt, logged
+                    )
                 await self._pause()
                 continue
             try:
@@ -211,10 +213,10 @@ class Reconciler:
         return True
 
     async def _checkpoints_of_ended(self, ref: AttemptRef, outcome: Outcome | None) -> list[Frame]:
-        """Return reports of the attempt's checkpoints in the storage, newest first, as far as the
-        storage lists them in time. These reports replace reports that were lost with their node
-        before they were read."""
-        # In this case, all reports have been read.
+        """Return reports of the attempt's checkpoints in the storage, newest first, omitting
+        checkpoints that the storage does not list in time. These reports replace reports that were
+        lost with their node before they were read."""
+        # No search is needed: all reports of a successful attempt have been read.
         if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
         found: list[Frame] = []
@@ -234,8 +236,8 @@ class Reconciler:
         return list(found)
 
     async def _close(self, ref: AttemptRef) -> None:
-        """Make the cluster forget an attempt whose end is stored. If the cluster doesn't answer,
-        `_end_unowned` does this later."""
+        """Acknowledge an attempt whose end is stored, so that the cluster forgets the attempt. If
+        the cluster doesn't respond, `_end_unowned` does this later."""
         key = (ref.job_id, ref.attempt)
         self._closed.add(key)
         self._sent = {which for which in self._sent if which[:2] != key}
@@ -243,12 +245,14 @@ class Reconciler:
         try:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
-            logger.info("%s attempt %d is not yet acknowledged: %s", ref.job_id, ref.attempt, error)
+            logger.info(
+                "%s attempt %d could not be acknowledged yet: %s", ref.job_id, ref.attempt, error
+            )
             self._unowned_at = 0.0
         self._signals.publish(QUEUE)
 
     async def _end_unowned(self) -> None:
-        """End attempts that the cluster still has although they have ended in the database.
+        """End attempts that still exist in the cluster although they have ended in the database.
 
         The database is read after the cluster. An attempt is claimed before it is launched, so if
         the cluster lists an attempt that is not live in the database afterwards, the attempt has

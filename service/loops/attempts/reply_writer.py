@@ -29,9 +29,9 @@ from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts
 
 MAX_REPLIES, MAX_OF_REPORTING = 200, 50
-"""Maximum number of replies in one transaction, and maximum number among them of replies from
-attempts that have reported before, which take longer to store. The limits are needed because SQLite
-has only one writer, and other writes have to wait."""
+"""Maximum number of replies in one transaction, and maximum number of those replies that may be
+from attempts that have reported before. Such replies take longer to store. The limits are needed
+because SQLite has only one writer, and other writes have to wait."""
 MAX_FRAMES = 2000
 """Maximum number of frames in a transaction with several replies. A reply with more frames gets its
 own transaction, which runs concurrently with others if the database supports several writers."""
@@ -43,7 +43,7 @@ _Waiting = tuple[Received, asyncio.Future[Recorded]]
 
 
 class ReplyWriter:
-    """Stores replies in batches. Use it only in one event loop."""
+    """Stores replies in batches. Each instance must be used in a single event loop."""
 
     def __init__(self, database: LoopDatabase, storage: Storage, prices: PricesFile) -> None:
         self._database = database

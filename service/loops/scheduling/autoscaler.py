@@ -63,20 +63,21 @@ class Autoscaler(Stage):
         """Whether Ray might have a request from this term."""
         self._stored: autoscaling.Demand | None = None
         self._sent_released: frozenset[str] = frozenset()
-        """Nodes whose release was sent to the gateway. The message might have arrived."""
+        """Nodes whose release was sent to the gateway, which might have received it."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
-        """When nodes were first requested for each job."""
+        """The time at which nodes were first requested, by job."""
         self._session = ""
         self._first_nodes: frozenset[str] = frozenset()
-        """Nodes of the session's first plan. The head and nodes of other types can be among
-        them."""
+        """Nodes of the session's first plan. They can include the head node and nodes of other
+        types."""
         self._memory: Mapping[int, float] = {}
-        """The largest memory of the nodes that were added, for each node type, by the type's index
-        in the setting."""
+        """For each node type, by its index in the setting, the largest memory of the nodes that
+        were added."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
-        """Since when nothing has run on each node and no waiting job has needed it."""
+        """For each node, the time since which nothing has run on it and no waiting job has needed
+        it."""
 
     def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
         """Return the cluster with the nodes that are about to be released marked as released.
@@ -207,7 +208,7 @@ class Autoscaler(Stage):
             await asyncio.sleep(self._timings.unavailable_pause_s)
 
     async def withdraw(self) -> None:
-        """Withdraw the request before a stop, if Ray and the database answer in time."""
+        """Withdraw the request before a stop, if Ray and the database respond in time."""
         self._want(_Wanted())
         with contextlib.suppress(Exception):
             async with asyncio.timeout(WITHDRAWAL_LIMIT_S):
@@ -217,7 +218,7 @@ class Autoscaler(Stage):
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
-        # A request may have reached Ray even if its answer is lost.
+        # A request may have reached Ray even if the response is lost.
         self._is_asking = self._is_asking or bool(bundles)
         self._sent_released = self._sent_released.union(wanted.released)
         await self._cluster.request_nodes(bundles, wanted.released)

@@ -20,7 +20,7 @@ NOTE_PERIOD = timedelta(seconds=1)
 
 
 class UnansweredRecalls(Stage):
-    """Withdraws recalls of slots that were not answered in time. The next round plans with the
+    """Withdraws recalls to which groups did not respond in time. The next round plans with the
     slots that the groups then hold."""
 
     def __init__(self, context: LoopContext) -> None:
@@ -46,7 +46,7 @@ class ImpossibleJobs(Stage):
     def __init__(self, context: LoopContext) -> None:
         self._grace = timedelta(seconds=context.timings.impossible_grace_s)
         self._since: dict[str, datetime] = {}
-        """When each job was first found to be impossible."""
+        """The time at which each job was first found to be impossible."""
 
     async def after(self, seen: SchedulerRound) -> None:
         have_run = {job.job_id for job in seen.snapshot.queue if job.attempt > 0}
@@ -72,7 +72,7 @@ class StoredDecisions(Stage):
         self._database = context.database
         self._grace_s = context.settings.preempt_grace_s
         self._noted_at: datetime | None = None
-        """When the reasons of all waiting jobs were last stored."""
+        """The time at which the reasons of all waiting jobs were last stored."""
 
     async def after(self, seen: SchedulerRound) -> None:
         decisions = self._without_late_waits(seen.decisions, seen.now) if seen.planned else ()
@@ -108,7 +108,7 @@ class StoredDecisions(Stage):
     def _without_late_waits(
         self, decisions: Sequence[policy.Decision], now: datetime
     ) -> Sequence[policy.Decision]:
-        """Omit the reasons of the jobs in a long queue if they were stored recently. Each start
+        """Omit the reasons of the jobs in a long queue if reasons were stored recently. Each start
         changes the positions of all jobs behind it."""
         num_waits = sum(isinstance(decision, policy.Wait) for decision in decisions)
         since = None if self._noted_at is None else now - self._noted_at

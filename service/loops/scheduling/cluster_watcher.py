@@ -18,11 +18,11 @@ from service.nodes import node_table
 
 logger = logging.getLogger(__name__)
 
-NOT_ASKED = "the cluster was not asked yet"
+NOT_ASKED = "the cluster has not been polled yet"
 
 
 class ClusterWatcher:
-    """Keeps the `latest` snapshot. While the cluster doesn't answer, `latest` is None, and
+    """Keeps the `latest` snapshot. While the cluster doesn't respond, `latest` is None, and
     `problem` gives the reason."""
 
     def __init__(self, context: LoopContext) -> None:

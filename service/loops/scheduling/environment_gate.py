@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_PLANS = 5
 """Maximum number of plans in a round. Each plan excludes the jobs whose needs were not ready in the
-plans before. If the last plan still starts jobs that are not ready, these jobs wait for the next
-round, whose first plan excludes all jobs that were not ready before."""
+previous plans. If the last plan still starts jobs that are not ready, these jobs wait for the next
+round, whose first plan excludes all jobs that were not ready in this round."""
 PLANNED_ANEW_S = 30.0
 """Seconds that a job waits for the nodes of one plan before it can be planned on other nodes."""
 
@@ -104,7 +104,8 @@ class EnvironmentGate(Stage):
     async def _still_waiting(
         self, snapshot: policy.Snapshot, attempts: Mapping[str, int], names: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the reasons of the jobs that an earlier round held back and that still wait."""
+        """Return the reasons of the jobs that an earlier round held back and that are still
+        waiting."""
         accepted = {node.id for node in snapshot.nodes if node.accepted}
         now = asyncio.get_running_loop().time()
         waiting = {}

@@ -57,7 +57,7 @@ class Forecaster(Stage):
                     await self.run_once()
                 except Exception:
                     logger.exception("a round of the forecaster failed; the loop continues")
-                    # The forecast might have been stored although the answer was lost, so read it
+                    # The forecast might have been stored even if the response was lost, so read it
                     # again.
                     self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began

@@ -1,7 +1,7 @@
 """Prepares nodes for the jobs that are about to start on them: environments and fetched code.
 
 A job whose needs are not ready on all of these nodes waits without holding slots. The nodes are
-asked concurrently with the scheduler's rounds, so a node that doesn't answer only delays jobs that
+asked concurrently with the scheduler's rounds, so a node that doesn't respond delays only jobs that
 would start on it.
 """
 
@@ -35,22 +35,22 @@ from service.db.notifications import QUEUE, Signals
 logger = logging.getLogger(__name__)
 
 BELIEVED_S = 30.0
-"""Seconds for which an answer is valid before the node is asked again. This is much less than the
+"""Seconds for which a response is valid before the node is asked again. This is much less than the
 time for which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
 """If no job has been about to start on a node for this number of seconds, the node is asked less
 often."""
 SELDOM_S = 15.0
-"""Seconds between two questions in this case. They show the node that a queued job still needs the
-preparation, so this is much less than `shared_work.WANTED_S`."""
+"""Seconds between two requests to such a node. The requests show the node that a queued job still
+needs the preparation, so this interval is much shorter than `shared_work.WANTED_S`."""
 BUILDING_S = 0.1
 """Seconds before a node that is building an environment is asked again, in addition to the time
-that the answer itself takes."""
+until the response arrives."""
 MAX_MESSAGE = 2000
 """Maximum length of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
 """Seconds before a node is asked again if the node, or the package index or repository that it
-uses, did not answer."""
+uses, did not respond."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {
@@ -96,20 +96,20 @@ def _digest_of(needs: NodeNeeds) -> str:
 
 @dataclass
 class _Question:
-    """A question to a node, which is repeated until the answer is final."""
+    """A request to a node, repeated until the response is final."""
 
     needs: NodeNeeds
     node_id: str
     wanted_at: float
-    """When a job last needed the answer, by the event loop's clock."""
+    """The time at which a job last needed the response, by the event loop's clock."""
     jobs: set[str]
-    """Jobs that have needed the answer and are still waiting."""
+    """Jobs that have needed the response and are still waiting."""
     answer: NodeEnvironment | None = None
     answered_at: float = 0.0
     silent: str = "has not answered yet"
     task: asyncio.Task[None] | None = None
     needed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a job needs the answer."""
+    """Set when a job needs the response."""
 
     @property
     def is_settled(self) -> bool:
@@ -119,7 +119,7 @@ class _Question:
         )
 
     def is_over(self, now: float) -> bool:
-        """Whether the question must be asked again because its answer is old or its task has
+        """Whether the request must be sent again because the response is old or the task has
         ended."""
         if self.is_settled:
             return now - self.answered_at > BELIEVED_S
@@ -127,7 +127,8 @@ class _Question:
 
     @property
     def need(self) -> JobNeed:
-        """The need that the node is preparing, as far as the node has reported it."""
+        """The need that the node is preparing: the need in its last response, or else the job's
+        first need."""
         if self.answer is not None:
             return self.answer.need
         return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
@@ -150,9 +151,9 @@ class Readiness:
     """The environments on the nodes that are ready; empty if the job has no environment."""
     failure: NodeEnvironment | None
     waiting: str | None
-    """Why the job waits; None if all nodes are ready or a node has failed."""
+    """The reason why the job waits; None if all nodes are ready or a node has failed."""
     is_long: bool
-    """Whether a node has answered that its preparation is not complete."""
+    """Whether a node has reported that its preparation is not complete."""
 
     @property
     def is_ready(self) -> bool:
@@ -160,7 +161,7 @@ class Readiness:
 
 
 def _storable(answer: NodeEnvironment) -> NodeEnvironment:
-    """Return the answer with strings cleaned for storing in a database. The strings can contain
+    """Return the response with strings cleaned for storing in a database. The strings can contain
     messages of indexes, repositories and installers."""
     return replace(
         answer,
@@ -172,21 +173,21 @@ def _storable(answer: NodeEnvironment) -> NodeEnvironment:
 
 
 class Preparations:
-    """Asks nodes about the needs of jobs, and keeps their answers. Use it only in one event
-    loop."""
+    """Asks nodes to prepare the needs of jobs, and keeps their responses. Each instance must be
+    used in a single event loop."""
 
     def __init__(self, cluster: Cluster, signals: Signals) -> None:
         self._cluster = cluster
         self._signals = signals
         self._questions: dict[tuple[str, str], _Question] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        """Tasks of questions that no job needs any more; kept until their nodes have been
+        """Tasks of requests that no job needs any more, kept until their nodes have been
         notified."""
 
     def check(
         self, job_id: str, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
     ) -> Readiness:
-        """Return whether these nodes are ready for a job. Nodes without an answer are asked.
+        """Return whether these nodes are ready for a job. Nodes that have not responded are asked.
 
         `names` contains the hostname of each node.
         """
@@ -255,8 +256,8 @@ class Preparations:
                 del self._questions[(digest, node_id)]
 
     async def _ask(self, question: _Question) -> None:
-        """Ask until the node is ready or has failed, or until no job needs the answer. In the
-        latter case, the node is only notified after its last answer, so that no question can arrive
+        """Ask until the node is ready or has failed, or until no job needs the response. If no job
+        needs it, the node is notified only after its last response, so that no request can arrive
         after the notification."""
         loop = asyncio.get_running_loop()
         while question.jobs:
@@ -266,7 +267,7 @@ class Preparations:
             except ClusterUnavailable as error:
                 question.answer, question.silent = None, clean(f"does not answer: {error}")
             except Exception:
-                logger.exception("a node could not be asked for its preparations")
+                logger.exception("a node could not be asked to prepare for a job")
                 question.answer, question.silent = None, "could not be asked"
             question.answered_at = loop.time()
             if question.is_settled:

@@ -23,7 +23,8 @@ RAY_LAGS = timedelta(seconds=5)
 
 class SeenNodes(Stage):
     """Adds the nodes to the snapshot. The total resources, and nodes without held slots, are cached
-    as long as the cluster's snapshot is the same. Use this in only one event loop."""
+    as long as the cluster's snapshot is the same. Each instance must be used in a single event
+    loop."""
 
     def __init__(self) -> None:
         self._cluster: ClusterSnapshot | None = None
@@ -85,7 +86,8 @@ class SeenNodes(Stage):
 
 
 class LeftSlots(Stage):
-    """Prevents further preemptions while a shared Ray might still show freed slots as taken."""
+    """Prevents further preemptions while a shared Ray cluster might still show freed slots as
+    taken."""
 
     def __init__(self) -> None:
         self._held: Mapping[tuple[str, int], int] = {}

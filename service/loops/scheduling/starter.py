@@ -40,8 +40,8 @@ LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRA
 before a preemption. User errors are not included either, because they don't depend on the
 machines."""
 OVERLOAD = "the machine is overloaded"
-"""Text from `machine_speed` in the reason of an attempt that ended because its machines were too
-slow. In that case, no worker was lost."""
+"""A phrase from `machine_speed` in the reason of an attempt that ended because its machines were
+too slow. Such an attempt has lost no worker."""
 LOOK_BACK = timedelta(days=30)
 """Maximum age of the attempts from which a launch estimates how often workers are lost."""
 
@@ -158,7 +158,8 @@ def saves_by_losses(document: Mapping[str, Any]) -> bool:
 
 
 def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
-    """Estimate the seconds between two losses of one worker, from the attempts in `LOOK_BACK`."""
+    """Estimate the mean number of seconds between two losses of a worker, from the attempts in
+    `LOOK_BACK`."""
     ended = repository.ended(session, since=now - LOOK_BACK)
     return worker_mtbf_s(
         _seen(ended), _seen(row for row in ended if row.job_id == job_id), prior_s=WORKER_MTBF_S

@@ -67,13 +67,13 @@ class TrialValues(Stage):
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks, by sweep."""
-        # A separate thread pool, so that hanging samplers can't use up the threads of the whole
-        # process.
+        # A separate thread pool, so that unresponsive samplers can't use up the threads of the
+        # whole process.
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dray-samplers")
         self._late: dict[str, str] = {}
-        """The reason why a sweep's sampler has no values, by sweep."""
+        """For each sweep, the reason why its sampler has no values."""
         self._passed_over: dict[str, str] = {}
-        """The reason why a trial takes no slots in this round, by job."""
+        """For each trial's job, the reason why it takes no slots in this round."""
 
     def close(self) -> None:
         for task in self._asking.values():
@@ -100,16 +100,16 @@ class TrialValues(Stage):
         return replace(decision, reason=policy.Reason(UNAVAILABLE, why))
 
     def is_asked_for(self, job_id: str) -> bool:
-        """Whether the trial's sampler has been called but has not answered yet."""
+        """Whether the trial's sampler has been called but has not returned yet."""
         return job_id in self._asking
 
     async def ask(self, job_ids: Iterable[str]) -> None:
         """Call the samplers for all of these jobs that could not be claimed because they lack
         values.
 
-        The results wake the scheduler. This method never raises, because other jobs are about to be
-        launched. If the sampler of a job is not called now, it will be called after the job's next
-        failed claim.
+        The results wake the scheduler. This method never raises an exception, because other jobs
+        are about to be launched. If the sampler of a job is not called now, it will be called after
+        the job's next failed claim.
         """
         asked = list(job_ids)
         try:
@@ -141,12 +141,12 @@ class TrialValues(Stage):
         try:
             done, _ = await asyncio.wait({answering}, timeout=PATIENCE_S)
             if not done:
-                await self._pass_over(job_id, sweep_id, "its sampler has not answered yet")
+                await self._pass_over(job_id, sweep_id, "its sampler has not returned values yet")
             await answering
         except Exception as error:
             # For example, Optuna is not installed; another service might have it.
             logger.warning("no values for the trial %s: %r", job_id, error)
-            why = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
+            why = clean(f"its sampler returned no values: {error}")[:MAX_MESSAGE]
             await self._pass_over(job_id, sweep_id, why)
             return False
         finally:
@@ -154,7 +154,7 @@ class TrialValues(Stage):
         return True
 
     async def _pass_over(self, job_id: str, sweep_id: str, why: str) -> None:
-        """Let other jobs have the slots until the sampler has answered."""
+        """Let other jobs have the slots until the sampler has returned."""
         self._late[sweep_id] = why
         await self._database.write(lambda s, at: _note(s, job_id, why, at))
         self._signals.publish(QUEUE)
@@ -212,7 +212,7 @@ def _outcome(state: JobState, reason: str) -> TrialOutcome:
 
 def _document(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the trial's document. An invalid document is stored unchanged; the claim then fails
-    the trial with the reason."""
+    the trial with the error as its reason."""
     document = with_values(base, values)
     try:
         return check(document).model_dump(mode="json")

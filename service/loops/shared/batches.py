@@ -25,9 +25,9 @@ async def together_or_alone(
     """Store all items together or, if that fails, one by one. Return the result of `store`, or the
     exception, for each item.
 
-    DatabaseUnavailable is raised, because it concerns all items. Any other DomainError might
-    concern one item or all of them. If the storage doesn't answer, each try takes a long time, so
-    the remaining items are skipped after `ALONE_S`.
+    DatabaseUnavailable is raised, because it affects all items. Any other DomainError might affect
+    one item or all of them. If the storage doesn't respond, each try takes a long time, so the
+    remaining items are skipped after `ALONE_S`.
     """
     try:
         return await store(items)

@@ -39,7 +39,7 @@ UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 @dataclass(frozen=True)
 class FollowedAttempt:
-    """An attempt that is not known to be gone, and the commands for it."""
+    """An attempt that is not known to have ended, and the commands for it."""
 
     job_id: str
     attempt: int
@@ -58,7 +58,7 @@ class FollowedAttempt:
 
 @dataclass(frozen=True)
 class LiveAttempt:
-    """An attempt that is not known to be gone, as the plan needs it."""
+    """An attempt that is not known to have ended, with the data that the plan needs."""
 
     job_id: str
     attempt: int
@@ -78,7 +78,7 @@ class LiveAttempt:
     node_ids: tuple[str, ...]
     """Nodes that may have files or processes of the attempt, including nodes that it left."""
     is_recall_unanswered: bool = False
-    """Whether the attempt was asked to release slots too long ago and still holds them."""
+    """Whether the attempt still holds slots although its time to release them has expired."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and can be granted slots."""
     running: policy.RunningJob | None = None
@@ -230,7 +230,7 @@ def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:
-    """Return the drills of each attempt whose fault has not been injected yet."""
+    """Return each attempt's drills whose fault has not been injected yet."""
     drills: dict[tuple[str, int], list[Drill]] = {}
     for drill in faults_repository.waiting_drills(session):
         asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)

@@ -33,7 +33,7 @@ class Launches:
         self._ours.add((job_id, attempt))
 
     def answered(self, job_id: str, attempt: int) -> None:
-        """Record that the launch has been answered, or that the claim failed."""
+        """Record that the launch call has returned, or that the claim failed."""
         self._under_way.discard((job_id, attempt))
         if not self._under_way:
             self._all_answered.set()
@@ -70,5 +70,5 @@ class LoopContext:
     prices: PricesFile
     deployment_id: str
     halted: asyncio.Event
-    """Set when no more jobs must be started."""
+    """Set when no more jobs may be started."""
     launches: Launches = field(default_factory=Launches)

@@ -20,7 +20,7 @@ class LoopTimings:
     """Seconds between two snapshots of the cluster."""
     joining_period_s: float = 0.2
     """Seconds between two snapshots while a node is about to be accepted, or while the cluster
-    doesn't answer."""
+    doesn't respond."""
     refresh_s: float = 10.0
     """Seconds after which an unchanged snapshot is stored again, so that its age shows that it is
     current."""
@@ -31,17 +31,17 @@ class LoopTimings:
     """Minimum number of seconds between two replies with data, so that the steps of a fast job are
     stored in batches."""
     unavailable_pause_s: float = 0.5
-    """Seconds before a call that the cluster did not answer is retried."""
+    """Seconds before a call to which the cluster did not respond is retried."""
     request_period_s: float = 10.0
-    """Seconds between two requests to Ray's autoscaler, which are repeated because a new Ray
-    doesn't know them."""
+    """Seconds between two requests to Ray's autoscaler, which are repeated because Ray forgets them
+    when it restarts."""
     unowned_period_s: float = 30.0
     """Seconds between two searches for attempts that no job owns."""
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
     """Seconds after the claim of an attempt in which another process might still launch it. This is
-    longer than the time for which the gateway waits for an answer."""
+    longer than the time for which the gateway waits for a response."""
     last_launches_s: float = 5.0
     """Seconds for which a stopping service waits until its current launches have finished. If it
     cancelled a launch, the next leader could not determine whether the attempt was launched, and
@@ -53,8 +53,8 @@ class LoopTimings:
     """Time for which the lease is valid. Together with `lease_retry_s`, it ensures that a suspended
     holder is replaced within 10 s."""
     lease_renewal_s: float = 2.0
-    """Seconds between two renewals of the lease. Two renewals in a row can fail without losing the
-    lease."""
+    """Seconds between two renewals of the lease. The lease is kept even if two renewals in a row
+    fail."""
     lease_retry_s: float = 1.0
     """Minimum number of seconds between two requests for the lease, even if it is about to
     expire."""
@@ -67,7 +67,7 @@ class LoopTimings:
     record_rest: float = 4.0
     """The decision recorder's rest after each batch, as a multiple of the batch's CPU time."""
     record_period_s: float = 0.2
-    """Minimum number of seconds between two batches. All rounds in this time are stored in one
+    """Minimum number of seconds between two batches. All rounds in this interval are stored in one
     transaction."""
     export_period_s: float = 2.0
     """Seconds between two rounds of the export to MLflow."""
@@ -84,9 +84,11 @@ class LoopTimings:
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
     """Maximum number of seconds between two measurements of the storage, no matter how long the
-    last measurement took, since that time might only be due to an unavailable database."""
+    last measurement took, since it might have taken long only because the database was
+    unavailable."""
     deletion_grace: timedelta = timedelta(minutes=1)
-    """Age after which an unfinished deletion counts as interrupted, because its process is gone."""
+    """Age after which an unfinished deletion counts as interrupted, because its process no longer
+    exists."""
 
 
 async def rest_after(began: float) -> None:

@@ -40,7 +40,7 @@ with two memory sizes."""
 
 
 class NoDivision(Exception):
-    """The axes that a document sets leave no valid sizes for the other axes."""
+    """Raised if the axes that a document sets leave no valid sizes for the other axes."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def plan_of(
     *,
     all_of_them: bool,
 ) -> Plan:
-    """Plan the job. Raises NoDivision. all_of_them: compare all divisions of `meshes` instead of
-    only the division in the document."""
+    """Plan the job. Raises NoDivision. If `all_of_them` is set, all divisions of `meshes` are
+    compared instead of only the division in the document."""
     specs = [spec]
     if all_of_them and _may_divide(spec):
         few = spec.resources.num_workers <= MOST_WORKERS
@@ -122,8 +122,8 @@ def plan_of(
 
 
 def least_divided(spec: JobSpec) -> JobSpec:
-    """Return the document with the most replicas, or unchanged if no axis is `auto`. Raises
-    NoDivision."""
+    """Return the document with the most replicas; the unchanged document if no axis is `auto`.
+    Raises NoDivision."""
     if not spec.parallel.auto:
         return spec
     return _divisions(spec)[0]
@@ -159,7 +159,7 @@ def smallest_change(
 ) -> str | None:
     """Return the cheapest change that makes the job fit; None if no single change does.
 
-    all_of_them: whether all divisions were tried instead of only the division in the document.
+    `all_of_them` is set if all divisions were tried instead of only the division in the document.
     """
     divides_anew = all_of_them and _may_divide(spec)
 
@@ -177,8 +177,8 @@ def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_
     """Yield lists of changes, one list for each kind of change. Within a list, later changes save
     more memory and cost more.
 
-    The changes in the first lists don't affect the model and its results. divides: whether the same
-    workers can divide the model in a different way.
+    The changes in the first lists don't affect the model and its results. `divides` is set if the
+    same workers can divide the model in a different way.
     """
     train, parallel = spec.train, spec.parallel
 

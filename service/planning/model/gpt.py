@@ -28,8 +28,8 @@ class StageShare:
 
 @functools.lru_cache(maxsize=256)
 def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu: bool) -> OpTrace:
-    """Record the trace. It is cached, so callers must not modify it. half: whether autocast uses a
-    16-bit type."""
+    """Record the trace. The trace is cached, so callers must not modify it. `half` is set if
+    autocast uses a 16-bit type."""
     trace = OpTrace(cast_bytes=2 if half else 0)
     low = 2 if half else FP32
     split = share.tensor

@@ -21,8 +21,8 @@ def record(
     on_gpu: bool,
     stage: tuple[int, int] = (0, 1),
 ) -> OpTrace:
-    """Record the trace of a model. half: whether autocast uses a 16-bit type. stage: (index, number
-    of stages) in a pipeline."""
+    """Record the trace of a model. `half` is set if autocast uses a 16-bit type. `stage` is (index,
+    number of stages) in a pipeline."""
     network = _Network(samples, half=half, on_gpu=on_gpu)
     match spec.model:
         case Cnn():
@@ -224,7 +224,7 @@ class _Network:
         return value
 
     def _pooled(self, value: int, channels: int, height: int, width: int) -> int:
-        """Add a pooling layer. height, width: size of the output."""
+        """Add a pooling layer. `height` and `width` are the size of the output."""
         count = self.samples * channels * height * width
         value = self.trace.add([value], count * self.norm, saves=[value], own_bytes=count * INDEX)
         self._width[value] = self.norm

@@ -29,7 +29,7 @@ largest parameter."""
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory in bytes of the rank that needs the most."""
+    """Memory in bytes of the rank that needs the most memory."""
 
     parameters: int
     gradients: int
@@ -67,7 +67,7 @@ def pieces_of(spec: JobSpec) -> Pieces:
 
 
 def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
-    """Return the memory of the rank that needs the most."""
+    """Return the memory of the rank that needs the most memory."""
     on_gpu = spec.resources.gpus_per_worker > 0
     return max(
         (
@@ -127,7 +127,7 @@ class Held(NamedTuple):
     """Bytes that a rank holds throughout the step."""
 
     weights: float
-    """All weights of the rank's stages, undivided."""
+    """All weights of the rank's stages, before they are divided."""
     own: float
     """The weights that the rank holds. Their gradients have the same size."""
     stepped: float
@@ -212,7 +212,7 @@ class Agreeing:
 
 
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
-    """Return the bytes for a job. weights: bytes of the model's weights."""
+    """Return the bytes for a job. `weights` is the size of the model's weights in bytes."""
     momentum = spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
@@ -287,8 +287,8 @@ def in_flight(spec: JobSpec, at: int, count: int) -> int:
         return count
     if each == 1 and parallel.schedule == "1f1b":
         return min(count, stages - at)
-    # Measurements show one more micro-batch than the theory: a stage frees a micro-batch only after
-    # the next one has arrived.
+    # Measurements show one more micro-batch than the theory predicts: a stage frees a micro-batch
+    # only after the next one has arrived.
     warm_up = (each - 1) * stages + 2 * (stages - at - 1) + 2
     if parallel.schedule == "zero_bubble":  # weight gradients are delayed, by more on later stages
         warm_up += at

@@ -13,7 +13,7 @@ FP32 = 4
 
 
 class Gradients(StrEnum):
-    """Where the gradients are stored."""
+    """The location at which gradients are stored."""
 
     KEPT = "kept"
     """Gradients remain where the backward pass creates them."""
@@ -128,7 +128,8 @@ class _Simulator:
             self.memory.free(own)
 
     def _backward(self, segment: Segment, ahead: Segment | None) -> None:
-        """Simulate the backward pass of a segment. ahead: the next segment in the backward pass."""
+        """Simulate the backward pass of a segment. `ahead` is the next segment in the backward
+        pass."""
         own = self._weights(segment) if segment.is_block and self._is_sharded else 0.0
         if own and self.how.gathers_again:
             self.memory.take(own if self._is_gathered_ahead else 2 * own)

@@ -51,7 +51,8 @@ class OpTrace:
     micro-batches."""
 
     def __init__(self, cast_bytes: int = 0) -> None:
-        """cast_bytes: bytes per element of autocast's copies of weights; 0 without autocast."""
+        """`cast_bytes` is the number of bytes per element of autocast's copies of weights; 0
+        without autocast."""
         self.cast_bytes = cast_bytes
         self.segments: list[Segment] = []
         self.bytes: list[float] = []
@@ -99,7 +100,8 @@ class OpTrace:
     ) -> int:
         """Record an operation and return its result.
 
-        size: bytes of the result. gradient: bytes of the result's gradient, if different.
+        `size` is the size of the result in bytes, and `gradient` is the size of its gradient, if
+        different.
         """
         wants = parameters > 0 or any(self._wants_gradient[each] for each in inputs)
         output = self._tensor(size, view_of, wants)

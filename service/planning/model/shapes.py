@@ -1,4 +1,4 @@
-"""The shapes of a job's samples, as far as the document determines them."""
+"""The shapes of a job's samples, to the extent that the document determines them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     """Return the shapes of a job's samples.
 
     Raises Unknown for scripts, for jobs that the planner can't model, and if a necessary size is
-    only known from the data. vocabulary: size of the tokenizer's vocabulary, if known.
+    only known from the data. `vocabulary` is the size of the tokenizer's vocabulary, if known.
     """
     if spec.script is not None:
-        raise Unknown("a script has its own model, which is unknown before it runs")
+        raise Unknown("a script defines its own model, which is unknown before the script runs")
     if spec.federated is not None:
         raise Unknown(
             "the job is federated: each rank has the complete model, and nothing is divided. "
-            "Leave federated out to plan for its model"
+            "Omit federated to plan for its model"
         )
     if isinstance(spec.sync, ParameterServer):
         raise Unknown(
-            "the planner does not model the memory and the step time of parameter servers. Leave "
+            "the planner does not model the memory and the step time of parameter servers. Omit "
             "sync out to plan for the model with all-reduce"
         )
     if isinstance(spec.model, Imported):
-        raise Unknown("a model of your own is unknown before it runs")
+        raise Unknown("a custom model is unknown before the job runs")
     if isinstance(spec.model, Gpt):
         return _of_text(spec.model, vocabulary)
     source, data = spec.data.source, spec.data
@@ -54,7 +54,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
         if known is not None:
             return Shapes(image=(1, 8, 8), outputs=known[1])
         if data.image_size is None:
-            raise Unknown("the size of the images is unknown: give data.image_size")
+            raise Unknown("the size of the images is unknown: set data.image_size")
         assumed = ["images have 3 channels"]
         outputs = CLASSES
         if data.classes is not None:
@@ -66,7 +66,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if known is not None:
         return Shapes(columns=known[0], outputs=known[1] if classes > 1 else 1)
     if data.features is None or spec.data.known_format == "npz":
-        raise Unknown("the number of columns is unknown: give data.features")
+        raise Unknown("the number of columns is unknown: set data.features")
     assumed = ["all columns are numbers"]
     if classes > 1:
         assumed.append(f"there are {CLASSES} classes")

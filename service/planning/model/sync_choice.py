@@ -22,7 +22,7 @@ from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_c
 
 GAIN = 1.5
 """A way is chosen only if it is at least this many times as fast as all-reduce, because its copies
-differ or its gradients are stale, so that training might need more steps, and results in different
+differ or its gradients are stale, so training might need more steps and results in different
 weights."""
 MOST_MOMENTUM = 0.5
 """Maximum momentum of sgd with stale updates, which themselves act like momentum (Mitliagkas et al.
@@ -72,8 +72,8 @@ class SyncChoice:
 
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
-    """Choose a way. spec: a document in which only `sync` can be `auto`; its `sync` is ignored.
-    facts: the facts, or the reason why no other way can be compared with all-reduce."""
+    """Choose a way. `spec` is a document in which only `sync` can be `auto`; its `sync` is ignored.
+    `facts` are the facts, or the reason why no other way can be compared with all-reduce."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())
@@ -174,7 +174,7 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
 
 
 def _reason(first: SyncCost, facts: SyncFacts) -> str:
-    """Return why all-reduce takes long."""
+    """Return why all-reduce takes a long time."""
     speeds, share = facts.work.speeds, 1 - first.compute_s / first.step_time_s
     reasons = []
     if speeds.slowest >= STRAGGLES:
@@ -195,7 +195,9 @@ def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:
         f"network: {human(work.bandwidth_bytes_per_s)}/s for each worker, {facts.network}",
     ]
     if spec.resources.gpus_per_worker:
-        found.append("the ranks are assumed to be equally fast: paces are not measured on GPUs")
+        found.append(
+            "the ranks are assumed to be equally fast: speeds of ranks are not measured on GPUs"
+        )
     elif work.speeds.job_id is None:
         found.append(
             "the ranks are assumed to be equally fast: no recent job of this recipe with `sync` "

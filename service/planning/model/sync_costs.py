@@ -6,8 +6,8 @@ A step is a global batch. With n ranks and weights of W bytes:
 - with gossip, each rank sends W to each neighbour while it computes;
 - with parameter servers, each worker pulls W and pushes W (if asynchronous, once per batch).
 
-If ranks wait for each other, the speed is that of the slowest rank. Otherwise it is the mean speed
-of the ranks.
+If ranks wait for each other, the speed is the speed of the slowest rank. Otherwise it is the mean
+speed of the ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 ALL_REDUCE = {"kind": "all_reduce"}
 INTERVALS = (4, 8, 16, 32)
-"""Possible numbers of local steps between two averages. The smallest number is used with which
-sending takes a small part of the time."""
+"""Possible numbers of local steps between two averages. The smallest number for which sending takes
+only a small part of the time is used."""
 SMALL = 0.1
 """Sending is considered small if it takes at most this fraction of the computing time of a step."""
 WORKERS_OF_A_SERVER = 8
@@ -35,13 +35,13 @@ class RankSpeeds:
     mean_speed: float = 1.0
     """Mean speed of the ranks, relative to the median rank."""
     job_id: str | None = None
-    """Job in which the paces were measured. If None, they were not measured, and all ranks are
-    assumed to be equal."""
+    """Job in which the speeds were measured. If None, no speeds were measured, and all ranks are
+    assumed to be equally fast."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The computing and sending of a job's ranks."""
+    """Computation and communication of a job's ranks."""
 
     num_ranks: int
     weights_bytes: float

@@ -3,7 +3,7 @@
 It has no database and makes no decisions. The first line of its input contains the addresses of
 MLflow and the storage. The addresses can contain passwords, so they are not passed as arguments,
 which every user of the machine can read. Each further line is a call, and each line of the output
-is an answer. Answers can be in any order. The process ends when its input ends. Calls can be
+is a response. Responses can be in any order. The process ends when its input ends. Calls can be
 repeated, because MLflow stores identical points of a run only once.
 
     service -> process   [tracking URI, storage URL]
@@ -66,7 +66,9 @@ class Runs:
                 )
                 run_id = created.info.run_id
         if not run_id:  # a server that is not MLflow could answer everything with {}
-            raise RuntimeError("the server at MLflow's address created no run: is it MLflow?")
+            raise RuntimeError(
+                "the server at MLflow's address created no run: is it an MLflow server?"
+            )
         for some in _in_parts([Param(*pair) for pair in params.items()], MOST_OTHERS):
             self._client.log_batch(run_id, params=some)
         return run_id
@@ -103,7 +105,7 @@ class Runs:
             if local is not None:
                 named.symlink_to(local.resolve(strict=True))
             else:
-                # The copy is an unnamed file, so it disappears when this process ends in any way.
+                # The copy is an unnamed file, so it disappears whenever this process ends.
                 for start in range(0, size_bytes, PIECE_BYTES):
                     copy.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
                 copy.flush()

@@ -1,4 +1,4 @@
-"""The service's side of the process that runs MLflow's client. All calls have a time limit."""
+"""Runs MLflow's client in a separate process, and calls it. All calls have a time limit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MLFLOW_CALLS = 4
 """Number of calls that the process makes concurrently."""
 LINE_BYTES = 64 << 20
 END_LIMIT_S = 5.0
-"""How long to wait for a killed process to end."""
+"""Seconds to wait for a killed process to exit."""
 DEFAULTS = {
-    # The service limits the time of calls and repeats them, so the client should not retry. The
-    # server may take long to store an upload after it has received the last byte.
+    # The service itself limits the time of calls and repeats them, so the client should not retry.
+    # The server may take long to store an upload after it has received the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     # A redirected POST becomes a GET, whose response would be mistaken for MLflow's.
@@ -29,7 +29,7 @@ DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL can contain a password
 }
 """Default settings of MLflow's client. Variables in the service's environment override them."""
-_ENDED = "the process that calls MLflow ended"
+_ENDED = "the process that calls MLflow has exited"
 CODE_ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -42,8 +42,8 @@ class MlflowRefused(Exception):
 
 
 class MlflowProcess:
-    """Starts the process at the first call, and restarts it after it has died or been killed. If a
-    call times out, the process is killed. All its pending calls then fail, and can be repeated.
+    """Starts the process at the first call, and restarts it after it has exited or been killed. If
+    a call times out, the process is killed. All its pending calls then fail, and can be repeated.
     """
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
@@ -68,7 +68,7 @@ class MlflowProcess:
                 return await child.call(method, arguments)
         except TimeoutError:
             child.end()
-            raise MlflowAway(f"MLflow did not answer within {limit_s:.0f} s") from None
+            raise MlflowAway(f"MLflow did not respond within {limit_s:.0f} s") from None
         except OSError:
             raise MlflowAway(_ENDED) from None
 

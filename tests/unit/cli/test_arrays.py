@@ -85,9 +85,9 @@ def test_jobs_are_started_after_others(cli: Cli, server: LiveServer, document: s
     ]
     server.train(first)
     server.hands.end(first, 1, Cause.BAD_DATA)
-    assert f"after the success of {first}, which failed" in cli("get", second)
+    assert f"on the success of {first}, which failed" in cli("get", second)
     cli("submit", document, "--after", first, exits=Exit.USAGE)
-    assert "hint: use `on: end` to start it after the other's end" in cli.err
+    assert "hint: use `on: end` to start the job after the other job has ended" in cli.err
     cli("submit", document, "--after", "nothing of this name", exits=Exit.REFUSED)
 
 

@@ -67,7 +67,7 @@ def test_a_model_of_ones_own_is_stored_as_it_was_written() -> None:
         "tokenizer": None,
     }
     assert JobSpec.model_validate(stored) == spec
-    with pytest.raises(Unknown, match="a model of your own is unknown"):
+    with pytest.raises(Unknown, match="a custom model is unknown"):
         shapes_of(spec)
 
 

@@ -1,4 +1,4 @@
-"""Placement of gangs with heterogeneous slots, in which some roles have their own resources."""
+"""Placement of gangs with heterogeneous slots, in which some roles request different resources."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Sort = tuple[int, Mapping[str, float]]
 MOST_TRIED = 2_000
 """Maximum number of steps of a search."""
 MOST_NODES = 32
-"""Maximum number of nodes in a search; with more nodes, it would take too long."""
+"""Maximum number of nodes in a search; with more nodes, the search would take too long."""
 
 
 def place_heterogeneous(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
-    """Return slices for all ranks, in rank order, each close to the earlier ones. Returns an empty
-    tuple if no placement exists or none was found."""
+    """Return slices for all ranks, in rank order, each as close as possible to the previous slices.
+    Returns an empty tuple if no placement exists or none was found."""
     return _placed(request, free, topology)[0]
 
 
@@ -33,14 +33,14 @@ def never_fits(request: Request, free: Free, topology: Topology) -> bool:
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """Return the slices, and whether the result is certain. If there are no slices, the result is
-    certain if the search has shown that no placement exists."""
+    """Return (slices, is_certain). Empty slices are certain if the search has shown that no
+    placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
     own = sorted(range(alike), key=lambda at: _size(sorts[at][1]), reverse=True)
-    # Try both orders, because ranks without their own resources could use up the only room for the
-    # other ranks.
+    # Try both orders, because ranks without their own resources could take the only slots that fit
+    # the other ranks.
     for order in ([alike, *own], [*own, alike]):
         if found := _place([sorts[at] for at in order], free, topology):
             return _in_order(request, dict(zip(order, found, strict=True))), True
@@ -55,8 +55,8 @@ def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
 
 
 def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple[Slice, ...]:
-    """Return slices in rank order. `of_sort` has the slices of each role, followed by the slices of
-    all other ranks."""
+    """Return slices in rank order. `of_sort` contains the slices of each role, followed by the
+    slices of all other ranks."""
     others, found, rank = list(of_sort[len(request.roles)]), [], 0
 
     def take(number: int) -> None:
@@ -77,8 +77,8 @@ def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple
 
 
 def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[Slice, ...]]:
-    """Place the sorts one after another, and return the slices of each sort; an empty list if there
-    is no room for one of them."""
+    """Place one sort after another, and return the slices of each sort; an empty list if a sort
+    does not fit."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
     for number, bundle in sorts:
@@ -130,7 +130,7 @@ class _Search:
         )
 
     def _capacity_of(self, bundle: Mapping[str, float], first: int) -> int:
-        """Return the room on all nodes starting at index `first`."""
+        """Return how many such workers fit on the nodes from index `first` to the last."""
         return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
 
     def _fill(self, sort: int, at: int, number: int) -> bool:

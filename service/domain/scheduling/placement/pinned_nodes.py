@@ -1,4 +1,4 @@
-"""Gangs with pinned nodes: each worker runs on the node that stores its data, which is identified
+"""Placement of gangs with pinned nodes: each worker runs on a node that stores its data, identified
 by labels."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ PinnedNodes = tuple[tuple[str, ...], ...]
 """The labels of each worker's node, as resources. The first worker is omitted, because it is not
 pinned."""
 HasLabels = Callable[[str, tuple[str, ...]], bool]
-"""Function of a node and labels that returns whether the node has all of the labels."""
+"""Callback that returns whether a node has all of the given labels."""
 
 
 def place_pinned(
@@ -23,9 +23,9 @@ def place_pinned(
     """Return a slice for each worker, in the order of the workers. If a worker has no room on its
     pinned nodes, return its index in `homes` instead, or len(homes) for the first worker.
 
-    `capacities` is the number of workers that fit on each node. `is_open` is whether a node accepts
-    ranks other than silos, such as the first worker, which prefers nodes to which no other worker
-    is pinned.
+    `capacities` is the number of workers that fit on each node. `is_open` returns whether a node
+    accepts ranks other than silos. The first worker needs such a node, and prefers a node to which
+    no other worker is pinned.
     """
     nodes = sorted(node for node, capacity in capacities.items() if capacity > 0)
     may_take = [[node for node in nodes if has_labels(node, labels)] for labels in homes]

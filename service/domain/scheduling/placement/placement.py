@@ -1,12 +1,12 @@
-"""Placement of gangs. Workers are placed close together, and so that only small gaps remain on
-their nodes.
+"""Placement of gangs. Places the workers of a gang close together, leaving only small gaps on their
+nodes.
 
 A gang is placed on one node if a node has room for it; otherwise in the narrowest domain of the
 topology that has room for it; otherwise on as few domains as possible, starting with the domains
 that have the most room. The same rules apply to the part of the gang in each domain, down to the
 nodes. If several nodes or domains qualify, the gang is placed where it leaves the smallest gap; if
-these are also equal, where the surrounding domains are the fullest, to preserve large gaps. Slices,
-and therefore ranks, are in the order of their domains.
+the gaps are equal, it is placed where the surrounding domains are the fullest, to preserve large
+gaps. Slices, and therefore ranks, are in the order of their domains.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Area:
         self.num_nodes = 0
         """Number of nodes that have room."""
         self.nodes: dict[int, list[str]] = {}
-        """Sorted lists of the nodes that have room and are in no narrower domain, by the room on
-        each node."""
+        """Sorted lists of the nodes that have room and belong directly to this domain, keyed by the
+        room on the node."""
 
 
 _NOTHING = _Area()
@@ -41,7 +41,7 @@ class Placement:
     """The room for workers of one kind, by node and by domain."""
 
     def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
-        """`sizes` is the room on each node that has room."""
+        """`sizes` maps each node that has room to the number of workers that fit on it."""
         self._topology = topology
         self._size_of = sizes
         self._areas: defaultdict[Domain, _Area] = defaultdict(_Area)
@@ -96,8 +96,8 @@ class Placement:
         """Return slices for `num_workers`. There must be room for this number of workers.
 
         `near` are nodes on which the group already has workers. These nodes are used first, then
-        the domains around them, from the narrowest to the widest. `within` is the only domain or
-        node to use.
+        the domains around them, from the narrowest to the widest. `within` restricts the slices to
+        one domain or node.
         """
         pack = _Pack(self)
         for place in self._around(near):
@@ -106,7 +106,8 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """Return the nodes, starting with the most room, followed by the domains around them."""
+        """Return the nodes, sorted by decreasing room, followed by the domains that contain
+        them."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.capacity(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]

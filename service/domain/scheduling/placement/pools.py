@@ -1,9 +1,9 @@
 """Counts how many workers of each kind fit in the free resources of the nodes.
 
 Room is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs is the
-same on all nodes that are equal when empty, so it is stored once for all equal nodes. Once the
-amount leaves no room even on empty nodes, the free resources need not be checked at all. Room is
-counted per domain (`placement`) only when a gang is placed or must be within one domain.
+same on all nodes that are equal when empty, so it is stored once for all of them. If this amount
+leaves no room even on empty nodes, the free resources are not checked. Room is counted per domain
+(`placement`) only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the best place that can hold a gang of them."""
+        """Return how many such workers fit in the place with the most room that can hold their
+        gang."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
@@ -110,8 +111,8 @@ class Pool:
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. This is fast if they do not: unless resources were added
-        since, an earlier count can only be too high."""
+        """Whether `num_workers` fit. This is fast if they don't fit: unless resources were added
+        later, an earlier count is an upper bound."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
@@ -183,7 +184,7 @@ class Pool:
         sign: int,
         had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return the same as `Stock.released`, keeping the order of the fractions."""
+        """Like `Stock.released`, but keep the order of the fractions."""
         return self._stock.released(free, vector, part, parts, sign, had, is_again=True)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
@@ -192,7 +193,7 @@ class Pool:
         return self._stock.parts(When.SOON, node_id)
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
-        """Return the same as `Stock.place_of`, for the requirement of the kind."""
+        """Return the result of `Stock.place_of` for the requirement of the kind."""
         return self._stock.place_of(node_id, kind.required)
 
     def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:
@@ -223,7 +224,7 @@ class _Capacity:
         self._size_of: dict[NodeGroup, int] = {}
         """The capacity of each node of a group."""
         self.total = 0
-        """The capacity of all nodes."""
+        """The total capacity of all nodes."""
         self.bound = 0
         """Upper bound of `most()`, unless resources were added since it was set."""
         self._is_exact = False
@@ -263,7 +264,7 @@ class _Capacity:
         self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 
     def most(self) -> int:
-        """Return the same as `Pool.capacity`."""
+        """Like `Pool.capacity`."""
         if not self._is_exact:
             self.bound, self._is_exact = max(self.capacities().values(), default=0), True
         return self.bound
@@ -278,8 +279,7 @@ class _Capacity:
         return self.placement.capacities(required.level) if topology.has(required.level) else {}
 
     def place_whole(self) -> tuple[Slice, ...]:
-        """Return the same as `Stock.place_whole`, for the resources that are free and not set
-        aside."""
+        """Like `Stock.place_whole`, for the resources that are free and not set aside."""
         left: dict[str, Amounts] = {}
         for group in self._free.groups.values():
             amounts = plus(group.amounts, self._reserved.on[group.kind], -1)

@@ -4,8 +4,8 @@ fraction.
 Ray does not report which GPU a fraction is on. It puts each fraction on the fullest GPU that has
 room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
 first, followed by the fractions of the current plan, with workers of the same job on different
-GPUs. If this packing needs more GPUs than the node has, a search looks for another packing. If
-Ray's actual packing differs from the assumed one, the start of a job can fail, and is retried.
+GPUs. If this packing needs more GPUs than the node has, a search looks for another packing. If Ray
+packs the fractions differently, a job can fail to start; the start is then retried.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ node."""
 
 
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
-    """Return the fractions that jobs hold on a node. The largest come first, because they pack best
-    in this order."""
+    """Return the fractions that jobs hold on a node. The largest fractions come first, because
+    fractions pack best in this order."""
     found = []
     for holder in holders:
         if is_part_of_gpu(holder.bundle):
@@ -95,8 +95,8 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """Return the same as `packed`. The search starts with the largest fractions; among equal
-    fractions, with the jobs that have the most workers."""
+    """Like `packed`, but searches for a packing. The search starts with the largest fractions;
+    among equal fractions, with the jobs that have the most workers."""
     in_units = ((round(part * UNIT), number) for part, number in parts)
     jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
     if sum(number * size for number, size in jobs) > num_gpus * UNIT:
@@ -118,8 +118,8 @@ def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[floa
 
 
 def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield each way to place `number` more workers of `size` units, as the sorted free units of
-    the GPUs after that. The fullest GPUs are tried first."""
+    """For each way to place `number` more workers of `size` units, yield the sorted free units that
+    the GPUs would then have. The fullest GPUs are tried first."""
     fitting = [at for at, free in enumerate(left) if free >= size]
     for chosen in itertools.combinations(fitting, number):
         after = list(left)
@@ -129,11 +129,11 @@ def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, 
 
 
 class SharedGpus:
-    """Computes those amounts of a resource vector that depend on the fractions of GPUs on the
+    """Computes the amounts in a resource vector that depend on the fractions of GPUs on the
     node."""
 
     def __init__(self, names: Sequence[str], parts: Sequence[float]) -> None:
-        """`names` are the names of the amounts, and `parts` the fractions that jobs request."""
+        """`names` are the names of the amounts; `parts` are the fractions that jobs request."""
         self.gpu_at = names.index("GPU")
         self._number_at = names.index(NUM_GPUS)
         self._whole_at = names.index(WHOLE_GPUS)
@@ -166,7 +166,7 @@ class SharedGpus:
         return tuple(found)
 
     def changed(self, amounts: Sequence[float], before: Parts, after: Parts) -> tuple[float, ...]:
-        """Return a node's amounts after its fractions have changed. Parts of these amounts can
+        """Return a node's amounts after its fractions have changed. Parts of these amounts may
         already be promised to jobs."""
         was, becomes = self.exact(amounts, before), self.exact(amounts, after)
         found = list(amounts)

@@ -202,8 +202,8 @@ def offered(
     """Return the resources of a node that a launch can use: the resources that are free in Ray and
     not held by dray's attempts.
 
-    Both conditions are needed: dray's claims are not visible in Ray immediately, and the usage of
-    other programs is only visible in Ray.
+    Both conditions are needed: Ray does not show dray's claims immediately, and only Ray shows the
+    usage of other programs.
     """
     return {
         name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
@@ -232,7 +232,7 @@ def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
 
 
 def fits_pinned(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """Return the same as `fits`, but for workers of silos."""
+    """Like `fits`, but for workers of silos."""
     counts = [
         math.floor((free.get(name, 0.0) + EPSILON) / amount)
         for name, amount in bundle.items()
@@ -289,7 +289,7 @@ def needs(request: Request) -> str:
     at_least = "at least " if request.min_workers is not None else ""
     level = request.required_level
     within = "" if level is None else f" within one {level}"
-    within += ", silos on the nodes of their data" if request.homes else ""
+    within += ", each silo on a node that has its data" if request.homes else ""
     if not request.roles:
         number = workers(request.least)
         return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}"

@@ -38,7 +38,7 @@ Amounts = tuple[float, ...]
 
 
 class When(IntEnum):
-    """Which resources count as free."""
+    """The definition of free resources."""
 
     FREE = 0
     """Resources that no job holds."""
@@ -71,8 +71,8 @@ class Free:
     def __init__(
         self, nodes: Iterable[tuple[str, int, Amounts]], totals: Sequence[Amounts]
     ) -> None:
-        """`nodes` has the id, kind and free resources of each node, and `totals` the resources of
-        an empty node by kind."""
+        """`nodes` contains the id, kind and free resources of each node; `totals` contains the
+        resources of an empty node by kind."""
         self._totals = totals
         self.exceeds_total = False
         """Whether the free resources of a node might exceed its total, which can happen with the
@@ -118,7 +118,7 @@ class Stock:
         holders: Sequence[Holder] = (),
     ) -> None:
         """`gangs` must contain all gangs whose jobs will request slots. `topology` can contain
-        further nodes. `holders` are jobs that hold slots and could leave them."""
+        additional nodes. `holders` are jobs that hold slots and could leave them."""
         self.topology = topology
         self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
@@ -164,11 +164,11 @@ class Stock:
         had: int = 0,
         is_again: bool = False,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return a node's amounts and fractions of GPUs after these slots are released, or if
-        `sign` is -1, after they are taken. `vector` is the vector of one worker, `parts` are the
-        fractions before the change, and `had` is the number of workers with fractions that the job
-        has on the node before the change. `is_again` is whether slots are taken again that were
-        released before; the fractions then return to their earlier position in the order."""
+        """Return a node's amounts and fractions of GPUs after these slots are released (or taken,
+        if `sign` is -1). `vector` is the vector of one worker, `parts` are the fractions before the
+        change, and `had` is the number of workers with fractions that the job has on the node
+        before the change. `is_again` is set if previously released slots are taken back; their
+        fractions then return to their earlier position in the order."""
         found = plus(tuple(amounts), tuple(vector), sign * part.num_workers)
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         if self._shared is None or not 0 < size < 1:
@@ -205,9 +205,9 @@ class Stock:
         self._capacity.update(capacity)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
-        """Return the spots in the domains that could hold the whole gang if they were empty, for a
-        gang with a requirement. Also stores in `_whole` how many workers of the gang fit in the
-        largest domain."""
+        """Return the spots in the domains that, when empty, could hold the whole gang; an empty set
+        if the gang has no requirement. Also stores in `_whole` how many workers of the gang fit in
+        the largest domain."""
         required = kind.required
         if required is None or not self.topology.has(required.level):
             self._whole[kind] = 0
@@ -226,8 +226,8 @@ class Stock:
         }
 
     def place_of(self, node_id: str, required: Requirement | None) -> Place:
-        """Return the place around the node that a gang can use: the cluster, or the node's domain
-        of the required level."""
+        """Return the place that contains the node and that a gang can use: the cluster, or the
+        node's domain of the required level."""
         if required is None or not self.topology.has(required.level):
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
@@ -260,7 +260,7 @@ class Stock:
 
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
         """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
-        has no room. `amounts` are the free resources by node."""
+        does not fit. `amounts` are the free resources by node."""
         if kind.heterogeneous is None:
             capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
@@ -306,7 +306,7 @@ class Stock:
                 had[part.node_id] += part.num_workers
 
     def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
-        """Take slots on one node. No amount grows, even if the fractions of GPUs are packed
+        """Take slots on one node. No amount increases, even if the fractions of GPUs are packed
         differently afterwards."""
         free = self.by_when[when]
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)

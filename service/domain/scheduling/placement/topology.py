@@ -37,8 +37,8 @@ class Domain:
             at = at.parent
 
     def at(self, level: int) -> Domain | None:
-        """Return the widest of this domain and the domains that contain it that is not wider than
-        `level`; None if all of them are wider."""
+        """Return the widest domain that is or contains this domain and is not wider than `level`;
+        None if there is none."""
         found = None
         for domain in self.around:
             if domain.level < level:
@@ -67,7 +67,7 @@ class Domains:
     def __init__(self, around: Mapping[Domain, Domain | None]) -> None:
         self.around = around
         """For each domain, the domain that is used for its nodes; None if each of its nodes is used
-        as a domain of its own."""
+        as a separate domain."""
         self.all = [domain for domain, found in around.items() if domain is found]
         self.wider = [domain for domain, found in around.items() if found is None]
 
@@ -76,7 +76,7 @@ class Topology:
     """The domains of a set of nodes."""
 
     def __init__(self, levels: Sequence[str], nodes: Iterable[Node]) -> None:
-        """`levels` are label keys, without the level of nodes."""
+        """`levels` are label keys; the node level is not included."""
         self.levels = (*levels, NODE_LEVEL)
         self._prefixes = [f"{LABEL}{key}=" for key in levels]
         self._found: dict[tuple[str | None, ...], Domain] = {}

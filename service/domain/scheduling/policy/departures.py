@@ -26,9 +26,9 @@ from service.domain.scheduling.rules.backfill import Backfill
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 
-OTHERS_GAIN = "other jobs come first or gain more by"
+OTHERS_GAIN = "other jobs come first or gain more from"
 MAX_PREEMPTED = 100
-"""Maximum number of jobs that one plan asks for slots. The next plan can ask further jobs."""
+"""Maximum number of jobs that one plan asks for slots. The next plan can ask more jobs."""
 
 
 class Departures:
@@ -45,8 +45,7 @@ class Departures:
         running = eviction.cheapest_first(snapshot.running, ranks)
         self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
-        """Jobs that were asked to leave or shrink, each with its number in the order of the
-        requests."""
+        """Jobs that were asked to leave or shrink, numbered in the order of the requests."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
         """The jobs that leave slots, by node."""
         for job in running:
@@ -57,13 +56,13 @@ class Departures:
         self._soon = Pool(stock, When.SOON)
         self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
-        """For kinds of requests for which no room could be made: the rank of the requesting job,
-        and how many of its workers would fit if all jobs that it can ask left."""
+        """For each kind of request for which no room could be made: the rank of the requesting job,
+        and the number of its workers that would fit if every job that it can ask left."""
         self.targets: dict[str, int] = {}
         """Chosen sizes of elastic jobs, by job."""
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
-        """Groups to which this plan gives slots. It therefore does not ask them for slots."""
+        """Groups to which this plan gives slots, and which it therefore does not ask for slots."""
 
     def asked_of(self, job_id: str) -> Preempt | Shrink | None:
         """Return this plan's request to the job, if any."""
@@ -138,7 +137,7 @@ class Departures:
                     given.append(part)
                     left -= part.num_workers
             if given:
-                message = f"continues with fewer workers, because {OTHERS_GAIN} these"
+                message = f"continues with fewer workers, because {OTHERS_GAIN} its slots"
                 self._shrink(running, given, message, name)
             return
         if not target:

@@ -35,7 +35,7 @@ def can_ever_fit(
     request: Request, nodes: Sequence[Node], topology: Topology | None = None
 ) -> Reason | None:
     """Return why the accepted nodes could not run the gang even if they were empty; None if they
-    could run it. `topology` can contain further nodes."""
+    could run it. `topology` can contain additional nodes."""
     accepted = [node for node in nodes if node.accepted]
     reason = _why_not_on(request, accepted, topology)
     if reason is None or len(accepted) == len(nodes):
@@ -136,8 +136,7 @@ def lacking_role(request: Request, nodes: Sequence[Node]) -> RoleSlots | None:
 
 
 def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
-    """Return a copy of the role whose number of ranks is the number that fits on the empty
-    nodes."""
+    """Return a copy of the role with the number of ranks that fit on the empty nodes."""
     return replace(role, number=sum(fits(role.bundle, node.total) for node in nodes))
 
 
@@ -168,7 +167,8 @@ def _why_unplaceable(request: Request, nodes: Sequence[Node]) -> Reason | None:
     labels = " and ".join(label.removeprefix(LABEL) for label in request.homes[worker])
     return _unsatisfiable(
         f"no node of the cluster with the label {labels} has room for the worker of "
-        f"federated.silos[{worker}] in addition to other silos: {spoken_bundle(request.bundle)}"
+        f"federated.silos[{worker}] in addition to other silos: "
+        f"it needs {spoken_bundle(request.bundle)}"
     )
 
 
@@ -210,7 +210,7 @@ def _unsatisfiable(message: str) -> Reason:
 
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
     """Return the first resource of which no accepted node has enough for a single worker; None if
-    there is no such resource, so that only the number of workers is too large."""
+    there is no such resource, which means that only the number of workers is too large."""
     totals = [node.total for node in nodes if node.accepted and is_open(node.total)]
     for name, amount in request.bundle.items():
         if all(total.get(name, 0.0) + EPSILON < amount for total in totals):

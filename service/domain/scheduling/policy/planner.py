@@ -1,5 +1,5 @@
-"""The scheduling policy. It decides which jobs start and where, and which jobs wait, make room or
-grow, and gives reasons.
+"""The scheduling policy. It decides which jobs start, and where; which jobs wait, make room or
+grow; and why.
 
 A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to
 its minimum. Jobs are considered in the order defined by `order`: by priority, then by remaining
@@ -10,10 +10,10 @@ A job that can't start yet reserves everything that it could use: on each node, 
 aside resources for as many of the job's workers as would fit if the node were empty, and later jobs
 can take only the remaining resources. Therefore a small job never delays a larger job that comes
 before it, but it can start first if it uses capacity that the larger job can't use, such as nodes
-of a different kind. A job that leaves its slots on request can even start on reserved slots, since
-it can be evicted again, until the job with the reservation has waited for a long time. A job with a
-limited runtime can start on reserved slots if it certainly ends before the job with the reservation
-could start (`backfill`).
+of a different kind. Until the job with the reservation has waited for a long time, a job that
+leaves its slots on request can even start on the reserved slots, since it can be evicted again. A
+job with a limited runtime can start on reserved slots if it certainly ends before the job with the
+reservation could start (`backfill`).
 
 Elastic jobs that report step times get the sizes that maximize the total gain over all of them
 (`sizing`). Running jobs whose current size differs from the chosen size grow, release slots, or
@@ -25,9 +25,9 @@ slots before any waiting job, still holds its other slots, and waits for at most
 can therefore get any free slot, even a slot that a waiting job has reserved; if too few slots are
 free, slots are set aside for it as for the first job of the queue. After the queue has been served,
 elastic groups that train below their full size get slots that no waiting job has reserved. Before
-that, slots are also reserved for jobs that back off: a job that overtakes them ends at some point,
-but a group would keep its new slots. Before and after the queue, groups are served by priority,
-then first come, first served.
+these groups are served, slots are also reserved for jobs that back off: a job that overtakes them
+ends at some point, but a group would keep its new slots. Groups are served by priority; groups with
+the same priority are served first come, first served.
 
 A job that backs off reserves nothing until the queue has been served. The exception is a job that
 will be retried soon, which keeps its position, because it did not cause its failure (for example, a
@@ -54,7 +54,7 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 OnError = Callable[[str, Exception], None]
-"""Callback for errors: gets the id of the job that can't be planned, and the error."""
+"""Called with the id of each job that can't be planned, and the error."""
 
 
 def plan(

@@ -121,7 +121,7 @@ class Able:
 
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
     """Return the limits of queues. The slots that jobs hold, and the slots that running groups
-    lack, already count towards them."""
+    lack, count towards the limits."""
     limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))

@@ -28,10 +28,10 @@ class WaitingJob:
     request: Request
     not_before: datetime | None = None
     preparing: str | None = None
-    """A message, set while the environment is not ready on the nodes where the job would start. As
-    long as it is set, the job neither takes nor reserves slots."""
+    """A message that is set while the environment is not ready on the nodes where the job would
+    start. As long as it is set, the job neither takes nor reserves slots."""
     left_s: float | None = None
-    """Remaining runtime in seconds, once the job runs; None if unknown."""
+    """Remaining runtime in seconds once the job has started; None if unknown."""
     waited_s: float = math.inf
     """Seconds since the job was submitted, excluding time in which it ran, was held, or waited for
     other jobs to end or for its array."""
@@ -46,7 +46,8 @@ class WaitingJob:
     place: int = 0
     """Among jobs of the same priority, lower values come first: see `models.JobRow.rank`."""
     after: tuple[Dependency, ...] = ()
-    """Jobs and arrays that must end first. Until then, the job neither takes nor reserves slots."""
+    """Jobs and arrays that must end before the job starts. Until they end, the job neither takes
+    nor reserves slots."""
     array: ArrayLimit | None = None
 
 
@@ -62,8 +63,8 @@ class Growing:
     slices: tuple[Slice, ...]
     """The slots that the group holds. A grant fails if they have changed."""
     lacking: int = 0
-    """Number of missing workers that the group waits for, or, if `trains` is set, continues
-    without."""
+    """Number of missing workers. The group waits for them, or continues without them if `trains` is
+    set."""
     queue: str = DEFAULT
     owner: str = "default"
     trains: bool = False
@@ -84,7 +85,7 @@ class Snapshot:
     """Jobs that hold slots. Only used for messages, since `available_to_us` already excludes these
     slots."""
     storage_problem: str | None = None
-    """Message if the storage is full, in which case no job can start, even if slots are free."""
+    """Message that is set if the storage is full. No job can then start, even if slots are free."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
     """Running jobs that can be asked to leave their slots."""
@@ -96,7 +97,7 @@ class Snapshot:
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs that hold slots, by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
-    """For queues whose budget is used up: the reason why their jobs do not start, by queue."""
+    """For each queue whose budget is used up, the reason why its jobs do not start."""
     topology: tuple[str, ...] = ()
     """Label keys of the levels of the topology, from the widest to the narrowest."""
     to_come: tuple[Node, ...] = ()

@@ -34,7 +34,7 @@ PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
 SOON_S = 15.0
 """Maximum backoff, in seconds, with which a job keeps its position. A job with such a short backoff
-has rarely caused its failures itself."""
+has rarely caused its own failures."""
 
 
 class Round:
@@ -116,7 +116,7 @@ class Round:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
-            message = f"waits until {job.not_before:%H:%M:%S} UTC before it is retried"
+            message = f"waits to be retried at {job.not_before:%H:%M:%S} UTC"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
             sentence = self._of_array(job.array)
@@ -270,7 +270,7 @@ class Round:
         most, held = group.most, count(group.slices)
         if group.job_id in self._targets:
             most = min(most, self._targets[group.job_id] - held)
-        sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
+        sentence = f"could grow by {workers(group.most)} of {gang.bundle_spoken}"
         if most <= 0:
             if self._capacity_near(group, gang) <= 0:
                 return self._stay(sentence, group, gang, 1)

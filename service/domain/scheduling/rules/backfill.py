@@ -2,8 +2,8 @@
 
 A job with a limit on its running time may overtake a blocked job if it is certain to end and free
 its slots before the blocked job can start. The blocked job waits for running jobs to leave. Each
-running job is assumed to leave as early as possible: immediately if its time left is unknown,
-otherwise after half of the forecast time. If the blocked job may have the right to evict it, it is
+running job is assumed to leave as early as possible: immediately if its remaining time is unknown,
+otherwise after half of the forecast time. A job that the blocked job may be entitled to evict is
 assumed to leave as soon as it can be evicted, if that is earlier.
 """
 
@@ -18,14 +18,13 @@ from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck,
 from service.domain.scheduling.rules.order import SETTLING_S, Rank
 
 SURE = 0.5
-"""The share of the forecast time for which a job is assumed to keep running with certainty."""
+"""The fraction of the forecast time for which a job is assumed to be certain to keep running."""
 MAX_BLOCKED = 100
 """Maximum number of blocked jobs that a job may overtake."""
 
 
 class Backfill:
-    """Tracks for how long the slots that the blocked jobs of a plan have reserved are certain to
-    remain unused."""
+    """Tracks how long the slots reserved by a plan's blocked jobs are certain to remain unused."""
 
     def __init__(
         self,
@@ -35,8 +34,8 @@ class Backfill:
         gangs: Gangs,
         min_run_s: float,
     ) -> None:
-        """pool: the slots that are free once all jobs that were asked to leave have left, whether
-        or not they are reserved."""
+        """`pool` contains the slots that are free once all jobs that were asked to leave have left,
+        whether or not they are reserved."""
         self._running = running
         self._ranks = ranks
         self._pool = pool
@@ -64,7 +63,7 @@ class Backfill:
         self._gone.add(job_id)
 
     def close(self) -> None:
-        """Let no further jobs overtake."""
+        """Prevent further jobs from overtaking."""
         self._free_s = 0.0
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:

@@ -49,7 +49,7 @@ def waits_for(after: Sequence[Dependency]) -> str:
         for one in after[:MAX_NAMED]
     ]
     if len(after) > MAX_NAMED:
-        shown.append(f"and of {len(after) - MAX_NAMED} more")
+        shown.append(f"and {len(after) - MAX_NAMED} more")
     return f"waits for {', '.join(shown)}"
 
 
@@ -57,7 +57,7 @@ def never_satisfied(after: str, failed: str, state: JobState) -> str:
     """Return why a job that depends on the success of a job or array is cancelled."""
     ended = "failed" if state is JobState.FAILED else "was cancelled"
     which = "which" if after == failed else f"of which {failed}"
-    return f"was to start after the success of {after}, {which} {ended}"
+    return f"depends on the success of {after}, {which} {ended}"
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class ArrayLimit:
     max_running: int
 
     def sentence(self, running: int, starting: int) -> str:
-        """Return why a job does not start. starting: number of jobs of the array that will start
-        once other jobs have left."""
+        """Return why a job does not start. `starting` is the number of jobs of the array that will
+        start once other jobs have left."""
         verbs = ("job", "runs") if running == 1 else ("jobs", "run")
         soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
         return (
-            f"{running} {verbs[0]} of {self.array_id} {verbs[1]}{soon}, "
-            f"of at most {self.max_running} at once"
+            f"{running} {verbs[0]} of {self.array_id} {verbs[1]}{soon}; "
+            f"at most {self.max_running} can run at once"
         )

@@ -44,8 +44,8 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """Seconds for which the job could train. The time of its startup counts only if the startup
-    takes very long."""
+    """Seconds for which the job could train. Its startup time counts only if the startup takes very
+    long."""
     left_s: float | None = None
     """Remaining seconds of the job; None if unknown."""
     waited_s: float = 0.0
@@ -76,7 +76,7 @@ class RunningJob:
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a job with the rank `coming` may evict a running job now. rank: the running job's
+    """Whether a job with the rank `coming` may evict a running job now. `rank` is the running job's
     rank."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
@@ -97,8 +97,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a group must release its spare slots for a job with the rank `coming`. It must unless
-    the group's turn, priority and user come before the job's."""
+    """Whether a group must release its spare slots for a job with the rank `coming`. It must,
+    unless the group's tier, priority and user rank before the job's."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.tier, coming.falling_priority, coming.user_is_ahead
@@ -111,17 +111,17 @@ def because(coming: Rank, rank: Rank) -> str:
     if coming.tier < rank.tier:
         if coming.tier is Tier.QUOTA:
             return "which is within its queue's quota"
-        return "because its own queue has used more than its share"
+        return "because this job's queue has used more than its share"
     if coming.priority > rank.priority:
         return "which has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
-        return "because its own user has used more than their share"
+        return "because this job's user has used more than their share"
     if coming.place:  # the coming job has the rank of a job that it passes
         return "which was moved to the front of its queue"
     if coming.work < 0:
         return "which has waited for more than a day"
     if not coming.work:
-        return "which goes first until it is known how long it takes"
+        return "which comes first until its duration is known"
     return "which has less work left"
 
 
@@ -141,7 +141,7 @@ class Ask(NamedTuple):
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves. In that case, `slices` are the slots that it was not asked to release
+    """Whether the job leaves. If it does, `slices` are the slots that it was not asked to release
     before."""
 
 
@@ -151,7 +151,7 @@ class Candidates:
     def __init__(
         self, running: Iterable[RunningJob], ranks: Mapping[str, Rank], min_run_s: float
     ) -> None:
-        """running: jobs in the order of `cheapest_first`."""
+        """`running` contains jobs in the order of `cheapest_first`."""
         self._min_run_s = min_run_s
         self._all = [(job, ranks[job.job_id]) for job in running]
         self._first: Rank | None = None
@@ -161,8 +161,8 @@ class Candidates:
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
         """Yield the requests that can be made for a job with the rank `coming`, except requests to
         the jobs in `but`. Requests for spare slots come before requests to leave."""
-        # If two ranks differ only in their work, the rank with more work can ask a subset of the
-        # jobs that the other rank can ask.
+        # If two ranks differ only in their work, a job whose rank has more work can ask only a
+        # subset of the jobs that a job with the other rank can ask.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
@@ -197,9 +197,10 @@ class Asked(NamedTuple):
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """Return which candidates to ask so that `least` workers fit. Candidates are tried in order.
+    """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
 
-    pool: slots that are free, or will be free once the jobs that were already asked have left.
+    `pool` contains slots that are free, or will be free once the jobs that were already asked have
+    left.
     """
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []
@@ -237,9 +238,9 @@ class SlotCheck:
         """(free resources, the part of the free resources that is set aside, number of workers that
         fit), by node."""
         self._parts: dict[str, list[tuple[float, int]]] = {}
-        """The parts of GPUs that jobs still have on each node after the slots were returned."""
+        """The fractions of GPUs that jobs still have on each node after the slots were returned."""
         self._had: dict[str, Counter[str]] = {}
-        """Number of workers that are left after the slots were returned, by job and node."""
+        """Number of remaining workers after the slots were returned, by job and node."""
         self._capacities = pool.capacities(kind)
 
     @property

@@ -1,5 +1,5 @@
-"""The limits of queues and their users: how many workers a job can have, regardless of how many
-slots are free.
+"""The limits of queues and their users: how many workers a job may have, regardless of the number
+of free slots.
 
 Waiting jobs also count towards the limits: the capacity for which a job waits is not available to
 later jobs under the same limits. A user's limit never blocks another user's jobs.
@@ -35,18 +35,18 @@ HELD = "held"
 
 @dataclass(frozen=True)
 class Headroom:
-    """The number of workers that a job can have, and the limit that allows no more workers."""
+    """The number of workers that a job may have, and the limit that determines this number."""
 
     workers: int
     code: str = ""
     message: str = ""
     holders: tuple[str, ...] = ()
-    """The first of the jobs that hold the limited resources."""
+    """The first few of the jobs that hold the limited resources."""
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
         """Return why a job gets no more workers. The result is cached, because many jobs wait for
-        the same reason. sentence: a description of what the job needs."""
+        the same reason. `sentence` describes what the job needs."""
         found = self._reasons.get(sentence)
         if found is None:
             found = Reason(self.code, f"{sentence}; {self.message}")
@@ -71,8 +71,8 @@ class _Use:
     """Resources that waiting jobs ahead in the queue will hold."""
     num_ahead: int = 0
     shared: dict[str | None, Headroom] = field(default_factory=dict)
-    """The headroom of jobs that hold nothing and get nothing, by resource. They are cached until a
-    job gets resources."""
+    """The headroom of jobs that hold and get no resources, by resource. It is cached until a job
+    gets resources."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,16 @@ class AccountLimits:
     the limits of the queue."""
 
     def __init__(self, scopes: Sequence[_Scope], closed: Headroom | None = None) -> None:
-        """closed: the room to return for every job, if no job is allowed to start."""
+        """`closed` is the headroom of every job if no job is allowed to start."""
         self._scopes = scopes
         self._closed = closed
         self._limiting: dict[WorkerKind, list[tuple[_Scope, _Counted]]] = {}
         self._most_ever: dict[WorkerKind, int] = {}
 
     def headroom(self, job_id: str, kind: WorkerKind, least: int) -> Headroom:
-        """Return how many additional workers all limits allow a job. If they allow fewer than
-        `least` workers and a user's limit is one of the reasons, the room names this limit, because
-        it doesn't block other users."""
+        """Return how many additional workers a job may have under all limits. If they allow fewer
+        than `least` workers and a user's limit is one of the reasons, the headroom names this
+        limit, because it doesn't block other users."""
         if self._closed is not None:
             return self._closed
         most = UNLIMITED.workers
@@ -182,7 +182,8 @@ class QueueLimits:
         holders: Iterable[Holder] = (),
         used_up: Mapping[str, str] | None = None,
     ) -> None:
-        """used_up: why no more jobs of a queue start, for each queue whose budget is used up."""
+        """`used_up` maps each queue whose budget is used up to the reason why its jobs don't
+        start."""
         self._used_up = used_up or {}
         self._queues = {queue.name: queue for queue in queues}
         self._of_queues: dict[str, _Use] = defaultdict(_Use)
@@ -238,7 +239,7 @@ def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | Non
 
 
 def _never(scope: _Scope, counted: _Counted, least: int) -> Headroom | None:
-    """Return headroom for 0 workers if the limits can never allow `least` workers, else None."""
+    """Return a headroom of 0 workers if the limits can never allow `least` workers, else None."""
     for name, each in counted:
         most = scope.amounts[name]
         if least * each > most + EPSILON:
@@ -269,9 +270,9 @@ def _headroom(scope: _Scope, job_id: str, workers: int, resource: str | None) ->
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
-    """Return text such as `the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
-    ahead = ", and jobs ahead are also waiting" if is_any_ahead else ""
-    return f"{scope.holder} {has}{scope.where}, {scope.limit} {limit}{ahead}"
+    """Return text such as `the queue 'night' holds 7 GPU, and its limit is 8 GPU`."""
+    ahead = "; jobs ahead are also waiting" if is_any_ahead else ""
+    return f"{scope.holder} {has}{scope.where}, and {scope.limit} {limit}{ahead}"
 
 
 def _jobs(number: int) -> str:
@@ -286,7 +287,7 @@ def _sum(total: dict[str, float], more: Iterable[tuple[str, float]]) -> None:
 def why_never(queue: Queue, request: Request) -> str | None:
     """Return why the queue's limits can never allow this request; None if they can."""
     least = amounts(request.mean_bundle, request.least)
-    limits = ((queue.limit, "has a limit of"), (queue.user_limit, "gives a user no more than"))
+    limits = ((queue.limit, "has a limit of"), (queue.user_limit, "allows a user at most"))
     for limit, words in limits:
         for name, most in limit.items():
             if least.get(name, 0.0) > most + EPSILON:

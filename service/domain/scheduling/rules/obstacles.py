@@ -1,4 +1,4 @@
-"""Explains why a job waits, and which jobs are in its way.
+"""Explains why a job waits, and which jobs block it.
 
 Jobs that are considered later in the same plan can also get slots, so the messages about free slots
 and about the jobs that hold slots are created at the end of the plan. The jobs ahead of a job are
@@ -20,19 +20,19 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Maximum number of jobs in the way to list. The message contains the total number."""
+"""Maximum number of blocking jobs to list. The message contains the total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reason:
-    """Why a job waits. This class is not frozen, for the same reasons as `Wait`."""
+    """The reason why a job waits. This class is not frozen, for the same reasons as `Wait`."""
 
     code: str
     message: str
 
 
 Explanation = tuple[Reason, tuple[str, ...]]
-"""A reason, and the jobs in the way."""
+"""A reason, and the jobs that block the job."""
 
 
 class _Reach:
@@ -65,7 +65,7 @@ class _Seen:
         self.free = free
         self.num_holders = num_holders
         self.explanation: Explanation | None = None
-        """Why the gangs wait, if too few slots are free."""
+        """The reason why the gangs wait, if too few slots are free."""
 
 
 class Obstacles:
@@ -108,7 +108,7 @@ class Obstacles:
         return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
 
     def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Explanation:
-        """Return why the gang does not start, and which jobs are in its way."""
+        """Return why the gang does not start, and which jobs block it."""
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
@@ -136,8 +136,8 @@ class Obstacles:
         *,
         runs: bool = False,
     ) -> Explanation:
-        """Return why `least` workers are not available, and which jobs are in the way. free: number
-        of workers that fit together, including the job's own workers if it `runs`."""
+        """Return why `least` workers are not available, and which jobs block them. `free` is the
+        number of workers that fit together, including the job's own workers if `runs` is set."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
         reach = self._counted(kind)
@@ -156,13 +156,13 @@ class Obstacles:
         if others:
             verb, held = "holds" if others == 1 else "hold", reach.held - own
             slots = "1 slot" if held == 1 else f"{held} slots"
-            message += f", {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
+            message += f", and {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
         elif not reach.node_kinds:
             message = f"{sentence}; no accepted node could run one"
         elif reach.node_kinds & self._stuck:
-            message += ", processes that could not be ended use some of the rest"
+            message += ", and processes that could not be ended use some of the rest"
         elif self._stock.whole(kind) > own:
-            message += ", other programs use the rest of the cluster"
+            message += ", and other programs use the rest of the cluster"
         else:
             message += ", and it already holds everything that the cluster has"
         return Reason(code, message), in_the_way
@@ -176,8 +176,8 @@ class Obstacles:
         return Reason("behind_in_queue", message), names
 
     def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
-        """Describe the free slots in one domain. is_new: whether the group has no running workers,
-        so that it could use any domain."""
+        """Describe the free slots in one domain. `is_new` is set if the group has no running
+        workers, so that it could use any domain."""
         assert kind.required is not None
         level, capacities = kind.required.level, self._free.capacities(kind)
         number = f"only {free}" if free else "none"
@@ -247,8 +247,8 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """Return text such as `jobs a, b, c and 7 more`. number: the total number of jobs, if not all
-    are in `names`."""
+    """Return text such as `jobs a, b, c and 7 more`. `number` is the total number of jobs, if not
+    all are in `names`."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""

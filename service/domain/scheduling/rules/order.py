@@ -5,8 +5,9 @@ Jobs within their queue's quota come first, and jobs of a queue that has used mo
 same priority, jobs of users who have used more than their share come last. Among jobs that are
 still equal, the job with the least work left comes first, which keeps the mean completion time low.
 The time left is estimated from the job's progress and from similar earlier jobs. The order of
-submission is the tie-breaker. A job that was moved to the front of its queue and priority gets the
-rank of the first job that it passes there. This rank also applies relative to jobs of other queues.
+submission is the tie-breaker. A job that was moved to the front of the jobs with its queue and
+priority gets the rank of the first job that it passes. This rank also applies relative to jobs of
+other queues.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import NamedTuple
 from service.domain.scheduling.rules.shares import Tier
 
 SETTLING_S = 300.0
-"""Seconds added to the time left, so that differences that are far smaller than the cost of a start
+"""Seconds added to the remaining time, so that differences much smaller than the cost of a start
 don't matter."""
 LONGEST_WAIT_S = 24 * 3600.0
-"""Seconds of waiting after which a job comes before other jobs of the same standing, can't be
+"""Seconds after which a waiting job comes before other jobs that otherwise rank equally, can't be
 evicted by them, and no longer lends its reserved slots. Before this time, jobs that yield can use
 the reserved slots, because they leave when the job needs the slots, and empty slots would delay all
 jobs."""
@@ -35,7 +36,8 @@ class Rank(NamedTuple):
     """The negative priority."""
     user_is_ahead: bool
     work: float
-    """The work left: seconds, times the share of the cluster to the power of `gangs.SIZE_POWER`."""
+    """The remaining work: seconds multiplied by the share of the cluster to the power of
+    `gangs.SIZE_POWER`."""
     seq: int
     place: int
     """Lower for jobs that were moved to the front; see `Fronts`."""
@@ -45,8 +47,8 @@ class Rank(NamedTuple):
         return -self.falling_priority
 
     def may_less(self, other: Rank) -> bool:
-        """Whether it is certain that this rank can evict no more jobs than the other rank. False
-        for ranks of different tiers, because priorities are only comparable within a tier."""
+        """Whether this rank certainly can't evict more jobs than the other rank. False for ranks of
+        different tiers, because priorities are only comparable within a tier."""
         return (
             self.tier == other.tier
             and self.falling_priority >= other.falling_priority
@@ -59,7 +61,7 @@ class Fronts:
     """The queues and priorities in which jobs were moved to the front."""
 
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
-        """waiting: queue and rank of each job that could start."""
+        """`waiting` contains the queue and the rank of each job that could start."""
         self._first: defaultdict[tuple[str, Tier, int], dict[int, Rank]] = defaultdict(dict)
         """The first rank with each `place`, by queue, tier and priority."""
         for queue, rank in waiting:
@@ -75,10 +77,10 @@ class Fronts:
 
 
 def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """Return the work left. It is lowest for a job that has waited for `LONGEST_WAIT_S`. Jobs whose
-    time left is unknown come next, because running them will show how long they take. left_s:
-    seconds left on the job's slots; None if unknown. weight: the job's share of the cluster to the
-    power of `gangs.SIZE_POWER`."""
+    """Return the remaining work. It is lowest for a job that has waited for `LONGEST_WAIT_S`, and
+    next lowest for jobs whose remaining time is unknown, because running them shows how long they
+    take. `left_s` is the remaining time in seconds on the job's slots, or None if unknown. `weight`
+    is the job's share of the cluster to the power of `gangs.SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:
         return -1.0
     return 0.0 if left_s is None else (left_s + SETTLING_S) * weight

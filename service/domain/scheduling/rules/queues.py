@@ -16,8 +16,8 @@ BOUNDS_OF_WAITING = ("max_queued", "max_queued_per_user")
 """Rules that limit the number of waiting jobs."""
 
 MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
-"""Maximum number of resources or users in each rule. They are limited because the scheduler reads
-all of them in each round."""
+"""Maximum number of resources or users in each rule. The number is limited because the scheduler
+reads all names in each round."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Unfit(NamedTuple):
 
 
 def unfit(queue: Queue) -> Unfit | None:
-    """Return the first error, which is a rule that is too long or conflicts with another rule; None
-    if there is no error."""
+    """Return an error for the first rule that is too long or conflicts with another rule; None if
+    there is none."""
     for rule, bound in MAX_NAMES.items():
         number = len(getattr(queue, rule))
         if number > bound:
             message = f"would have {number:,} names, but at most {bound:,} are allowed"
-            return Unfit(f"/{rule}", message, "leave some out; null removes a name")
+            return Unfit(f"/{rule}", message, "remove some names by setting them to null")
     for name, amount in queue.quota.items():
         most = queue.limit.get(name)
         if most is not None and most < amount:
@@ -102,7 +102,7 @@ def unfit(queue: Queue) -> Unfit | None:
 
 
 def has_of(name: str, nodes: Iterable[Node]) -> float:
-    """Return how much of a resource the accepted nodes have, as the rules count it."""
+    """Return how much of a resource the accepted nodes have, as counted by the rules."""
     counted = "GPU" if name.startswith(ACCELERATOR) else name
     return sum(n.total.get(counted, 0.0) for n in nodes if n.accepted and name in n.total)
 
@@ -122,6 +122,6 @@ def unmet_quotas(
             sentence = f"its quota is {spoken(name, amount)}, but {has}"
             found.append(("quota_above_cluster", sentence))
         elif together > there + EPSILON and amount > 0:
-            sentence = f"the quotas of all queues are {spoken(name, together)}, but {has}"
+            sentence = f"the quotas of all queues add up to {spoken(name, together)}, but {has}"
             found.append(("quotas_above_cluster", sentence))
     return found

@@ -26,7 +26,7 @@ QUEUE_SLACK_S = 600.0
 USER_SLACK_S = 4 * 3600.0
 """A user is ahead once they have used this many cluster-seconds more than their share, if all users
 of the queue have equal weights and the queue has the whole cluster; otherwise the slack is smaller.
-Without this slack, jobs could not be ordered by their work left."""
+Without this slack, jobs could not be ordered by their remaining work."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
@@ -40,7 +40,7 @@ class Used:
         self._at = 0.0
 
     def add(self, account: Account, seconds: float, at: float) -> None:
-        """Add usage. at: the time of the usage. Usage doesn't have to be added in chronological
+        """Add usage. `at` is the time of the usage. Usage doesn't have to be added in chronological
         order."""
         self._decay(at)
         weight = 0.5 ** ((self._at - at) / HALF_LIFE_S)
@@ -112,9 +112,9 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
-    """Return a user's slack in a queue that has the whole cluster. Usage beyond a user's share is
-    missing from the shares of the other users, and can be a large part of the share of the user
-    with the lowest weight."""
+    """Return a user's slack in a queue that has the whole cluster. Usage beyond one user's share
+    reduces the usage left for other users, and can be a large part of the share of the user with
+    the lowest weight."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
@@ -126,7 +126,7 @@ class Quotas:
     """
 
     def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
-        """kinds: all kinds of workers that will be claimed."""
+        """`kinds` are all kinds of workers that will be claimed."""
         self._left = {queue.name: dict(queue.quota) for queue in queues if queue.quota}
         self._open = {
             (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)

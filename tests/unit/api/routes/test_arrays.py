@@ -118,7 +118,7 @@ def test_a_job_after_one_that_failed_is_422_with_the_reason(
     problem = response.json()
     assert (response.status_code, problem["code"]) == (422, "dependency_never_satisfied")
     assert problem["pointer"] == "/after/0"
-    assert problem["detail"].endswith(f"after the success of {first}, which failed")
+    assert problem["detail"].endswith(f"on the success of {first}, which failed")
 
 
 def test_both_forms_of_after_are_stored_alike(server: LiveServer, http: httpx.Client) -> None:

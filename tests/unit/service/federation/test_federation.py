@@ -110,8 +110,9 @@ async def test_explain_names_the_clients_that_have_not_answered(service: Service
         NAME, UpdateRequest(sha256="0" * 64, num_samples=1, num_steps=1, loss=0.5)
     )
     explained = await service.queries.explain(job_id)
-    assert "round 1 waits for clients 0, 2, 3, and has answers from 1 of 4: 2 are enough" in (
-        explained.reason.message
+    assert (
+        "round 1 waits for clients 0, 2, 3, and has received responses from 1 of 4: 2 are enough"
+        in (explained.reason.message)
     )
     assert (await invitations.clients(job_id)).missing == [0, 2, 3]
     report(service, job_id, clients=[0, 1], awaits=MaskingPhase.UNMASK)
@@ -141,11 +142,11 @@ async def test_explain_names_the_silos_that_have_not_answered(service: Service) 
         service.report(job_id, 1, [frame(FrameKind.SILO_ROUND, {**plain, **fields})])
         return (await service.queries.explain(job_id)).reason.message
 
-    waits = "round 2 waits for silos north, west, and has answers from 1 of 3"
+    waits = "round 2 waits for silos north, west, and has received responses from 1 of 3"
     assert (await said()).endswith(waits)
     assert (await waited_for(service, job_id)).missing == ["north", "west"]
     told = await said(ends_in_s=5.0)
-    assert told.endswith(f"{waits}: 1 is enough now that its deadline has passed")
+    assert told.endswith(f"{waits}: 1 is enough now that the deadline has passed")
     for bad in {"missing": [3]}, {"missing": None}, {"ends_in_s": -1.0}:
         assert told == await said(**bad), "such a report changes nothing"
     assert "round" not in await said(missing=[])
@@ -164,5 +165,5 @@ def test_a_sentence_names_some_clients_and_the_time_that_is_left() -> None:
     )
     assert open_rounds.sentence(job, found, START - timedelta(seconds=42)) == (
         "round 7 waits in masked_input for clients 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 140 more, and "
-        "has answers from 50 of 200: 120 are enough at its deadline, in 42 s"
+        "has received responses from 50 of 200: 120 are enough at the deadline, in 42 s"
     )

@@ -95,7 +95,7 @@ async def test_the_first_step_that_is_not_finite_is_an_event_and_a_warning(
     service.end(job_id, 1)
     (warning,) = (await service.jobs.get(job_id)).warnings
     assert warning.code == "diverges"
-    assert "the loss of step 7 is NaN and the norm of its gradient Infinity" in warning.message
+    assert "the loss of step 7 is NaN and its gradient norm is Infinity" in warning.message
 
 
 async def test_an_evaluation_that_is_not_finite_is_an_event_and_a_warning(
@@ -633,7 +633,8 @@ async def test_stragglers_are_named_with_the_time_they_cost(service: Service) ->
     told = [event for event in events if event.type == "stragglers"]
     assert [event.data for event in told] == [slow, gone]
     assert told[0].message == (
-        "slower than the others: rank 1 by 2.0; the others waited 3.21 s in the last 20 steps"
+        "slower than the others: rank 1 by a factor of 2.0; the others waited 3.21 s in the "
+        "last 20 steps"
     )
     assert told[1].message == "no rank is slower than the others any more"
 

@@ -68,7 +68,7 @@ async def test_a_receipt_is_shown_at_once_and_told_with_the_loss_of_the_first_st
     assert event.data == TOLD | {"loss_after": 0.24}
     assert event.message == (
         "resumed from the checkpoint of step 40; skipped damaged checkpoints (step 60, 50); "
-        "training loss 0.25 before and 0.24 after"
+        "training loss 0.25 before the resume and 0.24 after it"
     )
 
 

@@ -169,7 +169,7 @@ async def test_files_outside_the_folders_are_refused(path: str) -> None:
     policy = replace(DataPolicy.open(), file_roots=("/data/sets", "/more"))
     with pytest.raises(DataSourceForbidden, match="is outside the folders") as raised:
         await data_policy.refuse_forbidden(job(f"file://{path}"), policy)
-    assert raised.value.hint == "they are /data/sets, /more"
+    assert raised.value.hint == "jobs may read these folders: /data/sets, /more"
 
 
 async def test_files_within_the_folders_are_not() -> None:

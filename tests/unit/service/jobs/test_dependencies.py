@@ -71,7 +71,7 @@ async def test_a_job_waits_for_all_that_it_names(service: Service) -> None:
     assert why_waits(service, last) == (
         "waits for "
         + ", ".join(f"the success of {name} (RUNNING)" for name in names[:3])
-        + ", and of 2 more"
+        + ", and 2 more"
     )
     for name in names:
         assert not starts(service, last)
@@ -90,7 +90,7 @@ async def test_a_job_after_one_that_fails_is_cancelled_with_a_reason_and_so_are_
     for job_id, before, ended in ((second, first, "failed"), (third, second, "was cancelled")):
         job = await service.jobs.get(job_id)
         assert (job.state, job.reason.code) == (JobState.CANCELLED, "dependency_never_satisfied")
-        assert job.reason.message == (f"was to start after the success of {before}, which {ended}")
+        assert job.reason.message == (f"depends on the success of {before}, which {ended}")
         assert job.finished_at == service.now
         event = (await events_of(service, job_id))[-1]
         assert (event.seq, event.to_state, event.code) == (2, job.state, job.reason.code)
@@ -138,7 +138,7 @@ async def test_a_job_that_ended_badly_before_the_submit(service: Service, on: st
     if on == "end":
         assert why_waits(service, await service.submit(after=after)).endswith(f"{fine} (RUNNING)")
         return
-    with pytest.raises(DependencyNeverSatisfied, match=f"after the success of {first}, which fail"):
+    with pytest.raises(DependencyNeverSatisfied, match=f"on the success of {first}, which fail"):
         await service.submit(after=after)
     assert len((await service.jobs.list()).items) == 2
     assert num_open(service) == 0
@@ -189,7 +189,7 @@ async def test_a_job_after_an_array_is_cancelled_when_the_first_of_it_fails(
     service.claim(jobs[1])
     service.end(jobs[1], 1, Cause.BAD_DATA)
     assert (await service.jobs.get(last)).reason.message == (
-        f"was to start after the success of {array_id}, of which {jobs[1]} failed"
+        f"depends on the success of {array_id}, of which {jobs[1]} failed"
     )
     with pytest.raises(DependencyNeverSatisfied, match=f"of which {jobs[1]} failed"):
         await service.submit(after=[array_id])

@@ -102,7 +102,7 @@ async def test_a_silo_waits_for_its_own_node_while_others_are_free(service: Serv
     await service.submit(**federated())
     (decision,) = planned(service, taken={"node-2"})
     assert isinstance(decision, policy.Wait)
-    assert "silos on the nodes of their data" in decision.reason.message
+    assert "each silo on a node that has its data" in decision.reason.message
 
 
 def planned(service: Service, taken: frozenset[str] | set[str] = frozenset()) -> list[Any]:

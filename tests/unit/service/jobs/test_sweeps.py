@@ -209,8 +209,8 @@ async def test_a_trial_that_is_worse_at_a_rung_is_stopped_and_has_not_failed(
     job = await service.jobs.get(jobs[2])
     assert (job.state, job.reason.code) == (JobState.CANCELLED, "stopped_early")
     assert job.reason.message == (
-        "stopped early at step 10: 2 of 2 trials that got there before had a better val/loss than "
-        "3, and only the best 1 in 2 continues"
+        "stopped early at step 10: 2 of 2 trials that reached this step before had a better "
+        "val/loss than 3, and only the best 1 in 2 continues"
     )
     codes = [event.code for event in await events_of(service, jobs[2], "state")]
     assert codes == ["submitted", "claimed", "running", "stopped_early", "stopped_early"]
@@ -243,7 +243,7 @@ async def test_no_trial_is_stopped_for_one_that_has_failed_since(service: Servic
     assert await state_of(service, jobs[1]) is JobState.RUNNING
     report(service, jobs[2], (10, 3.0))
     job = await service.jobs.get(jobs[2])
-    assert job.reason.message.startswith("stopped early at step 10: 1 of 1 trials that got there")
+    assert job.reason.message.startswith("stopped early at step 10: 1 of 1 trials that reached")
 
 
 async def test_a_trial_that_has_just_succeeded_is_not_stopped(service: Service) -> None:

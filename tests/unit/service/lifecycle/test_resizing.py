@@ -258,7 +258,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     assert attempt.growing is None, "one grant at a time"
     assert (await service.jobs.get(job_id)).world_size == 2
     (event,) = await events_of(service, job_id, "growing")
-    assert event.message == "is granted 1 worker more, and has 2"
+    assert event.message == "is granted 1 worker in addition to its 2"
     assert event.data == {"grant": 1, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     service.report(job_id, 1, [said(Slice("node-a", 2), B, grants=1)])
     attempt = live(service, job_id)
@@ -275,7 +275,7 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     assert service.database.write_sync(lambda s: resizing.grant(s, *given))
     assert service.followed(job_id).commands == (Grant(1, (B,), 128),)
     (event,) = await events_of(service, job_id, "growing")
-    assert event.message == "is granted 1 worker more, and has 2, with a global batch of 128"
+    assert event.message == "is granted 1 worker in addition to its 2, with a global batch of 128"
     assert event.data is not None
     assert event.data["batch_size"] == 128
     service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
@@ -373,7 +373,7 @@ async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
 async def test_a_group_below_its_size_explains_what_it_waits_for(service: Service) -> None:
     job_id = await trains(service)
     assert (await service.queries.explain(job_id)).reason.message == "trains on 2 workers"
-    reason = policy.Reason("waiting_for_slots", "could use 2 workers more; 0 are free")
+    reason = policy.Reason("waiting_for_slots", "could grow by 2 workers; 0 are free")
     stay = policy.Stay(job_id, reason, ("job-x",))
 
     def note() -> int:
@@ -381,7 +381,7 @@ async def test_a_group_below_its_size_explains_what_it_waits_for(service: Servic
 
     assert [note(), note()] == [1, 0]
     explained = await service.queries.explain(job_id)
-    assert explained.reason.message == "trains on 2 workers; could use 2 workers more; 0 are free"
+    assert explained.reason.message == "trains on 2 workers; could grow by 2 workers; 0 are free"
     assert (explained.blocked_by, explained.expected_start_at) == (["job-x"], None)
     seen = growing(service, job_id)
     assert seen is not None

@@ -113,8 +113,8 @@ async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
         assert readiness.checks["loops"] == f"standby: {one.leader.name} runs the loops"
         await postgres_world.drop(one)
         await leads(two)
-    assert f"{one.leader.name} runs the loops from now on, in term 1" in caplog.text
-    assert f"{two.leader.name} runs the loops from now on, in term 2" in caplog.text
+    assert f"{one.leader.name} now runs the loops, in term 1" in caplog.text
+    assert f"{two.leader.name} now runs the loops, in term 2" in caplog.text
     job_id = await postgres_world.submit(two)
     await comes_to(two, job_id, JobState.SUCCEEDED)
 

@@ -300,7 +300,7 @@ async def test_the_loop_goes_on_after_a_failed_round(
         while job_id in await here.ids():
             await asyncio.sleep(0.01)
     loop.cancel()
-    assert "a round of the retention failed" in caplog.text
+    assert "a round of the retention loop failed" in caplog.text
 
 
 async def test_a_job_that_somebody_deleted_first_is_passed_over(

@@ -167,7 +167,7 @@ async def test_of_a_type_in_two_sizes_the_smaller_is_planned_for_and_the_larger_
     assert plan.chosen != "data 8"
     await service.jobs.submit(spec)
     larger = text(8, model=between | {"num_layers": 70}, resources=resources)
-    with pytest.raises(OutOfMemory, match=r"has 78\.0 GiB \(an A100") as caught:
+    with pytest.raises(OutOfMemory, match=r"has 78\.0 GiB \(a GPU of type A100") as caught:
         await service.jobs.submit(JobSpec.model_validate(larger))
     hint = (caught.value.hint or "").removeprefix("it fits with parallel.shard ")
     fits = JobSpec.model_validate(larger | {"parallel": {"shard": int(hint)}})
@@ -284,7 +284,7 @@ async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
         assert name.startswith("local steps")
     else:  # the ranks share a model
         assert name == "all-reduce"
-        assert "share a model" in plan.sync.options[0].why
+        assert "divide one model" in plan.sync.options[0].why
     noise = {"train": {"global_batch_size": 16, "measure_noise": True}}
     plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4, **noise)))
     assert plan.sync.chosen == "all-reduce", "also of a document that takes no sync"

@@ -115,7 +115,7 @@ def test_facts_are_told_as_sentences() -> None:
         assert part in told
     assert "10.00 times" in " ".join(choose_sync(document(), facts(speeds=ONE_SLOW)).facts)
     gpus = document(resources={"num_workers": 4, "gpus_per_worker": 1})
-    assert "paces are not measured on GPUs" in " ".join(choose_sync(gpus, FAST).facts)
+    assert "speeds of ranks are not measured on GPUs" in " ".join(choose_sync(gpus, FAST).facts)
 
 
 def of(cost: SyncCost) -> str:

@@ -149,7 +149,7 @@ async def test_a_quota_that_the_cluster_can_not_honour_is_taken_with_a_warning(
     (warning,) = (await service.queue("day", quota={"CPU": 4})).warnings
     assert (warning.code, warning.message) == (
         "quotas_above_cluster",
-        "the quotas of all queues are 9 CPU, but the cluster has 8 CPU",
+        "the quotas of all queues add up to 9 CPU, but the cluster has 8 CPU",
     )
     assert [len(queue.warnings) for queue in (await service.queues.list()).items] == [1, 0, 1]
 

@@ -156,7 +156,7 @@ async def test_a_call_that_hangs_holds_up_no_other_and_ends_the_process_in_time(
     first = process.pid
     hanging = asyncio.create_task(status(process, "hangs"))
     await status(process, "fine")
-    with pytest.raises(MlflowAway, match="did not answer within 0 s"):
+    with pytest.raises(MlflowAway, match="did not respond within 0 s"):
         await status(process, "hangs", limit_s=0.05)
     with pytest.raises(MlflowAway, match="ended"):
         await hanging

@@ -114,7 +114,7 @@ async def test_a_message_is_posted_as_json_with_its_headers() -> None:
             307,
             "the receiver answered 307: redirects are not followed",
         ),
-        (answers(""), None, "the connection was closed before a response"),
+        (answers(""), None, "the connection was closed before a response arrived"),
         (answers("garbage\n\n"), None, "the request failed (ClientResponseError)"),
         (hangs, None, "no response within 0.3 s"),
         (drips, None, "no response within 0.3 s"),
@@ -150,7 +150,7 @@ async def test_a_receiver_that_never_comes_to_its_answer_is_left_after_some_byte
 ) -> None:
     monkeypatch.setattr(posting._BoundedSocket, "_left", 10_000)
     answer, _ = await sent_to(informs)
-    assert answer.error == "the connection was closed before a response"
+    assert answer.error == "the connection was closed before a response arrived"
 
 
 async def test_a_body_that_does_not_come_changes_nothing_about_the_status(

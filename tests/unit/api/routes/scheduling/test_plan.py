@@ -61,4 +61,4 @@ def test_axes_that_leave_no_way_are_refused(http: httpx.Client) -> None:
         answer = http.post(path, json=document)
         assert (answer.status_code, answer.json()["code"]) == (422, "not_plannable"), answer.text
         assert answer.json()["pointer"] == "/parallel"
-        assert "no choice of tensor" in answer.json()["detail"]
+        assert "no sizes of tensor" in answer.json()["detail"]

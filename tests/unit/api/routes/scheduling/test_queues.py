@@ -174,7 +174,7 @@ def test_more_names_than_a_rule_may_have_are_refused(
             "/limit",
             "would have 20,000 names, but at most 64 are allowed",
         )
-        assert "null removes a name" in problem["hint"]
+        assert "setting them to null" in problem["hint"]
     assert held(guarded) == before
 
 

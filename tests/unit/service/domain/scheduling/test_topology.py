@@ -219,7 +219,7 @@ def test_a_gang_waits_for_room_in_one_domain_and_says_so() -> None:
     assert decision.reason.code == "waiting_for_domain"
     assert decision.reason.message == (
         "needs 8 workers of 1 GPU within one rack; 10 are free, but only 6 within one rack (r1), "
-        "other programs use the rest of the cluster"
+        "and other programs use the rest of the cluster"
     )
     (decision,) = decide([waits("a", 8, "rack")], nodes[:2])
     assert isinstance(decision, Wait)

@@ -57,8 +57,8 @@ async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: Wor
     await eventually(explained, "the explanation never had its reason")
     said = (await runtime.queries.explain(job_id)).reason.message
     assert said.endswith(
-        "could use 2 workers more of 1 CPU; 0 are free, "
-        f"job {other} holds 3 slots on suitable nodes"
+        "could grow by 2 workers of 1 CPU; 0 are free, "
+        f"and job {other} holds 3 slots on suitable nodes"
     )
     await runtime.jobs.cancel(other)
     await has(runtime, job_id, 3)

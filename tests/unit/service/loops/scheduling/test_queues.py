@@ -34,7 +34,7 @@ async def test_a_limit_that_is_raised_lets_the_next_job_start(world: World) -> N
     second = await world.submit(runtime, "waits", queue="night")
     told = await says(runtime, second, "queue_limit")
     assert told.reason.message == (
-        "needs 1 worker of 1 CPU; the queue 'night' holds 2 CPU, its limit is 2 CPU"
+        "needs 1 worker of 1 CPU; the queue 'night' holds 2 CPU, and its limit is 2 CPU"
     )
     assert told.blocked_by == [first]
     elsewhere = await world.submit(runtime, workers=2)

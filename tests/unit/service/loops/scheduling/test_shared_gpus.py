@@ -40,7 +40,9 @@ async def test_two_jobs_share_gpus_and_one_for_a_whole_gpu_waits(world: World) -
 
     async def waits_for_second() -> bool:
         told = (await runtime.queries.explain(whole)).reason
-        return told.message.endswith(f"; 0 are free, job {second} holds 2 slots on suitable nodes")
+        return told.message.endswith(
+            f"; 0 are free, and job {second} holds 2 slots on suitable nodes"
+        )
 
     await eventually(waits_for_second, "a part of each GPU is taken")
     await runtime.jobs.cancel(second)

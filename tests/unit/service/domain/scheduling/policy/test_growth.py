@@ -119,7 +119,7 @@ def test_a_group_grows_after_the_queue_and_only_with_what_nobody_there_has_a_cla
     assert isinstance(stay, Stay)
     assert (stay.reason.code, stay.blocked_by) == ("behind_in_queue", ("b",))
     assert stay.reason.message == (
-        "could use 3 workers more of 1 CPU; 2 are free, but job b comes first and "
+        "could grow by 3 workers of 1 CPU; 2 are free, but job b comes first and "
         "could use the same slots"
     )
 
@@ -146,7 +146,7 @@ def test_of_two_groups_the_more_urgent_grows_first_and_then_the_earlier() -> Non
     assert isinstance(stay, Stay)
     assert stay.job_id == "late"
     assert stay.reason.message == (
-        "could use 1 worker more of 1 CPU; 0 are free, jobs urgent, early hold 4 slots "
+        "could grow by 1 worker of 1 CPU; 0 are free, and jobs urgent, early hold 4 slots "
         "on suitable nodes"
     )
 
@@ -159,7 +159,9 @@ def test_a_group_that_has_all_there_is_says_so() -> None:
     )
     (stay,) = planned(nodes=[node("n", 0, CPU=3.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.endswith("0 are free, other programs use the rest of the cluster")
+    assert stay.reason.message.endswith(
+        "0 are free, and other programs use the rest of the cluster"
+    )
 
 
 def test_a_group_that_lost_slots_and_waits_is_served_before_the_queue() -> None:

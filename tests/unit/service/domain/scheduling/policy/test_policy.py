@@ -97,7 +97,7 @@ def test_a_small_job_does_not_pass_a_large_one_that_waits_for_the_same_slots() -
     assert large.reason.code == "waiting_for_slots"
     assert (
         large.reason.message
-        == "needs 4 workers of 1 CPU; 1 is free, job running holds 3 slots on suitable nodes"
+        == "needs 4 workers of 1 CPU; 1 is free, and job running holds 3 slots on suitable nodes"
     )
     assert large.blocked_by == ("running",)
     assert small.reason.code == "behind_in_queue"

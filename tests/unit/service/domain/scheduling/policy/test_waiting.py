@@ -67,7 +67,7 @@ def test_an_array_starts_as_many_jobs_as_it_may_run() -> None:
     for decision in decisions[2:5]:
         assert isinstance(decision, Wait)
         assert decision.reason.code == "array_limit"
-        assert decision.reason.message == "3 jobs of array-1 run, of at most 3 at once"
+        assert decision.reason.message == "3 jobs of array-1 run; at most 3 can run at once"
         assert decision.blocked_by == ()
 
 

@@ -86,7 +86,7 @@ def test_a_limit_of_the_queue_is_told_with_what_it_holds() -> None:
     (decision,) = decide(job("a", 2), queues=[night], holders=[holder("r", 7)])
     assert wait(decision) == (
         "queue_limit",
-        "needs 2 workers of 1 CPU; the queue 'night' holds 7 CPU, its limit is 8 CPU",
+        "needs 2 workers of 1 CPU; the queue 'night' holds 7 CPU, and its limit is 8 CPU",
     )
     assert isinstance(decision, Wait)
     assert decision.blocked_by == ("r",)
@@ -103,7 +103,7 @@ def test_a_limit_of_a_user_keeps_back_that_user_alone() -> None:
     assert wait(decisions[0]) == (
         "user_limit",
         "needs 2 workers of 1 CPU; "
-        "ann holds 1 CPU in the queue 'night', its limit for a user is 2 CPU",
+        "ann holds 1 CPU in the queue 'night', and its limit for a user is 2 CPU",
     )
     assert started(decisions) == ["b"]
 
@@ -125,10 +125,10 @@ def test_a_job_that_a_lowered_limit_never_allows_reserves_nothing(night: Queue) 
 @pytest.mark.parametrize(
     ("queue", "message"),
     [
-        (Queue("night", max_running=1), "the queue 'night' runs 1 job, its limit is 1"),
+        (Queue("night", max_running=1), "the queue 'night' runs 1 job, and its limit is 1"),
         (
             Queue("night", max_running_per_user=1),
-            "ann runs 1 job in the queue 'night', its limit for a user is 1",
+            "ann runs 1 job in the queue 'night', and its limit for a user is 1",
         ),
     ],
 )
@@ -155,8 +155,8 @@ def test_later_jobs_do_not_take_the_headroom_that_an_earlier_job_waits_for() -> 
     assert wait(ahead)[0] == "queue_limit"
     assert wait(behind) == (
         "queue_limit",
-        "needs 1 worker of 1 CPU; the queue 'night' holds 6 CPU, its limit is 8 CPU, "
-        "and jobs ahead are also waiting",
+        "needs 1 worker of 1 CPU; the queue 'night' holds 6 CPU, and its limit is 8 CPU; "
+        "jobs ahead are also waiting",
     )
 
 
@@ -171,7 +171,7 @@ def test_an_elastic_job_starts_and_grows_up_to_the_limit() -> None:
                       growing=[group])  # fmt: skip
     assert isinstance(stays, Stay)
     assert stays.reason.code == "queue_limit"
-    assert stays.reason.message.startswith("could use 6 workers more of 1 CPU; the queue 'night'")
+    assert stays.reason.message.startswith("could grow by 6 workers of 1 CPU; the queue 'night'")
 
 
 def test_the_headroom_for_the_missing_workers_of_a_group_stays_its_own() -> None:
@@ -253,7 +253,7 @@ def test_accelerators_count_by_the_worker() -> None:
     ("queue", "said"),
     [
         (Queue("q", limit={"CPU": 3.0}), "the queue 'q' has a limit of 3 CPU"),
-        (Queue("q", user_limit={"CPU": 3.0}), "the queue 'q' gives a user no more than 3 CPU"),
+        (Queue("q", user_limit={"CPU": 3.0}), "the queue 'q' allows a user at most 3 CPU"),
     ],
 )
 def test_a_job_that_a_limit_never_allows_is_told(queue: Queue, said: str) -> None:

@@ -90,15 +90,15 @@ def test_what_runs_within_a_quota_is_not_pushed_out_by_the_work_of_others() -> N
     there = [running("mine", "own", gpus=8)]
     assert leaving(snapshot([waiting("new", "other")], there, queues, Used())) == {}
     assert leaving(snapshot([waiting("new", "other")], there, queues[1:], Used())) == {
-        "mine": "which goes first until it is known how long it takes"
+        "mine": "which comes first until its duration is known"
     }
 
 
 @pytest.mark.parametrize(
     ("queue", "owner", "slack_s", "why"),
     [
-        ("two", "ann", QUEUE_SLACK_S, "because its own queue has used more than its share"),
-        ("one", "bob", USER_SLACK_S, "because its own user has used more than their share"),
+        ("two", "ann", QUEUE_SLACK_S, "because this job's queue has used more than its share"),
+        ("one", "bob", USER_SLACK_S, "because this job's user has used more than their share"),
     ],
 )
 def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
@@ -125,7 +125,7 @@ def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: boo
     there = [running("greedy", "one", gpus=8)]
     job = dataclasses.replace(waiting("new", "one", "bob", gpus=8), left_s=HOUR)
     seen = snapshot([job], there, [Queue("one", user_weights={"ann": weight})], used)
-    why = "because its own user has used more than their share"
+    why = "because this job's user has used more than their share"
     assert leaving(seen) == ({"greedy": why} if is_ahead else {})
 
 
@@ -157,7 +157,7 @@ def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> No
     job = dataclasses.replace(waiting("new", "two", gpus=8), left_s=HOUR)
     held = dataclasses.replace(waiting("held", "three"), held="ann")
     found = leaving(snapshot([job, held], there, queues, used))
-    assert found == {"greedy": "because its own queue has used more than its share"}
+    assert found == {"greedy": "because this job's queue has used more than its share"}
 
 
 def test_half_of_the_use_is_forgotten_each_half_life() -> None:

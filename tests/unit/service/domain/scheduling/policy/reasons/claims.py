@@ -274,20 +274,20 @@ class Claims:
         """Check the beginning of a sentence, which states what the job needs."""
         request, job = self.request(decision), self.job(decision)
         if isinstance(job, Growing):
-            pattern = r"(could use|continues without|waits for) (\d+) workers?( more)? of (.*)"
+            pattern = r"(could grow by|continues without|waits for) (\d+) workers?( more)? of (.*)"
             found = re.fullmatch(pattern, words)
             assert found, words
             held = sum(part.num_workers for part in job.slices)
             lacks = job.lacking or job.request.num_workers - held
             how = "continues without" if job.trains else "waits for"
-            assert found[1] == (how if job.lacking else "could use"), words
+            assert found[1] == (how if job.lacking else "could grow by"), words
             assert int(found[2]) == lacks, words
             assert bundle_matches(found[4], request.bundle), words
             return
         self.check_needs(request, words)
 
     def check_needs(self, request: Request, words: str) -> None:
-        words = words.removesuffix(", silos on the nodes of their data")
+        words = words.removesuffix(", each silo on a node that has its data")
         if request.required_level is not None:
             assert words.endswith(f" within one {request.required_level}"), words
             words = words.removesuffix(f" within one {request.required_level}")

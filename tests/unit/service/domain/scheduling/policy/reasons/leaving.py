@@ -30,12 +30,12 @@ def leaves(claims: Claims, decision: Decision, name: str, why: str) -> None:
         assert coming.waited_s > DAY_S
     elif why == "which was moved to the front of its queue":
         assert coming.place < 0
-    elif why == "which goes first until it is known how long it takes":
+    elif why == "which comes first until its duration is known":
         assert coming.left_s is None
-    elif why == "because its own queue has used more than its share":
+    elif why == "because this job's queue has used more than its share":
         assert is_beyond_share(claims, running)
     else:
-        assert why == "because its own user has used more than their share", why
+        assert why == "because this job's user has used more than their share", why
         assert is_user_beyond_share(claims, running)
 
 
@@ -73,12 +73,12 @@ def resumes(claims: Claims, decision: Decision, after: str, before: str, why: st
         assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"leaves its slots temporarily, because other jobs come first or gain more by them")
+@says(r"leaves its slots temporarily, because other jobs come first or gain more from them")
 def leaves_for_a_while(claims: Claims, decision: Decision) -> None:
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"continues with fewer workers, because other jobs come first or gain more by these")
+@says(r"continues with fewer workers, because other jobs come first or gain more from its slots")
 def shrinks(claims: Claims, decision: Decision) -> None:
     assert isinstance(decision, Shrink)
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}

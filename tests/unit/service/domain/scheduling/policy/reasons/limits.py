@@ -11,7 +11,7 @@ from tests.unit.service.domain.scheduling.policy.reasons.words import is_about, 
 
 @says(
     r"([^;]+); (?:the queue '(\w+)'|(\w+)) (?:holds ([^,;]+?)|runs (\d+) jobs?)(?: in the "
-    r"queue '(\w+)')?, its limit(?: for a user)? is ([^,]+)(, and jobs ahead are also waiting)?"
+    r"queue '(\w+)')?, and its limit(?: for a user)? is ([^,;]+)(; jobs ahead are also waiting)?"
 )
 def limited(
     claims: Claims,

@@ -31,7 +31,7 @@ def after_others(claims: Claims, decision: Decision, words: str) -> None:
         assert (what == "success", name, state) == (one.on_success, one.id, one.is_now)
 
 
-@says(r"waits until (\d\d:\d\d:\d\d) UTC before it is retried")
+@says(r"waits to be retried at (\d\d:\d\d:\d\d) UTC")
 def backs_off(claims: Claims, decision: Decision, at: str) -> None:
     until = claims.waiting[decision.job_id].not_before
     assert until is not None
@@ -39,7 +39,7 @@ def backs_off(claims: Claims, decision: Decision, at: str) -> None:
     assert f"{until:%H:%M:%S}" == at
 
 
-@says(r"(\d+) jobs? of (\S+) runs?(?:, and (\d+) starts? next)?, of at most (\d+) at once")
+@says(r"(\d+) jobs? of (\S+) runs?(?:, and (\d+) starts? next)?; at most (\d+) can run at once")
 def array_is_full(
     claims: Claims, decision: Decision, number: str, name: str, soon: str | None, most: str
 ) -> None:
@@ -89,7 +89,7 @@ def agents_start(claims: Claims, decision: Decision, number: str) -> None:
 
 
 @says(
-    r"([^;]+); (\d+) (?:is|are) free( \(\d+ more .*\))?, (jobs? .*) holds? (\d+) slots? on "
+    r"([^;]+); (\d+) (?:is|are) free( \(\d+ more .*\))?, and (jobs? .*) holds? (\d+) slots? on "
     r"suitable nodes"
 )
 def others_hold(
@@ -103,7 +103,7 @@ def others_hold(
 
 
 @says(
-    r"([^;]+); they do not all fit into the free slots, (jobs? .*) holds? (\d+) slots? on "
+    r"([^;]+); they do not all fit into the free slots, and (jobs? .*) holds? (\d+) slots? on "
     r"suitable nodes"
 )
 def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, number: str) -> None:
@@ -114,7 +114,7 @@ def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, numb
 
 @says(
     r"([^;]+); (?:(\d+) (?:is|are) free|they do not all fit into the free slots)( \(\d+ more "
-    r".*\))?, (?:and it already holds everything that the cluster has|(other programs use the rest "
+    r".*\))?, and (?:it already holds everything that the cluster has|(other programs use the rest "
     r"of the cluster)|(processes that could not be ended use some of the rest))"
 )
 def none_holds(
@@ -174,9 +174,9 @@ def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
 
 @says(
     r"([^;]+); (\d+) (?:is|are) free, but (?:only (\d+)|none) within (one|its) (\S+?)(?: "
-    r"\((\S+)\))?( \(\d+ more .*\))?(?:, (jobs? .*) holds? (\d+) slots? on suitable "
-    r"nodes)?(?:, other programs use the rest of the cluster|, and it already holds everything "
-    r"that the cluster has|, processes that could not be ended use some of the rest)?"
+    r"\((\S+)\))?( \(\d+ more .*\))?(?:, and (jobs? .*) holds? (\d+) slots? on suitable "
+    r"nodes)?(?:, and other programs use the rest of the cluster|, and it already holds everything "
+    r"that the cluster has|, and processes that could not be ended use some of the rest)?"
 )
 def not_in_a_domain(
     claims: Claims,
@@ -236,14 +236,14 @@ def room_is_made(claims: Claims, decision: Decision, needs: str, jobs: str) -> N
         assert any(node in kept for node, _, _ in claims.holding[name])
 
 
-@says(r"trains on (\d+) workers?; other jobs come first or gain more by the available slots")
+@says(r"trains on (\d+) workers?; other jobs come first or gain more from the available slots")
 def others_grow(claims: Claims, decision: Decision, number: str) -> None:
     group = claims.groups[decision.job_id]
     assert int(number) == sum(part.num_workers for part in group.slices)
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"([^;]+); other jobs come first or gain more by the available slots")
+@says(r"([^;]+); other jobs come first or gain more from the available slots")
 def others_gain(claims: Claims, decision: Decision, needs: str) -> None:
     claims.check_opening(decision, needs)
     others = {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
