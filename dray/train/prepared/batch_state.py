@@ -80,8 +80,12 @@ class BatchState:
         self._unstepped: set[int] = set()
         """Indices of the optimizers whose parameters have received gradients since the optimizer's
         last step."""
-        self._keeps_gradients = False
-        """Whether gradients are kept with each batch, because the script accumulates them."""
+        self._keeps_gradients: bool | None = None
+        """Whether gradients are kept with each batch, because the script accumulates them. None
+        until the script has been seen to use or to replace gradients of an earlier batch. Until
+        then, they are kept in host memory, since a checkpoint can be saved before that."""
+        self._has_replaced = False
+        """Whether the script has replaced gradients of an earlier batch."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
         self._stale: dict[int, tuple[int, int]] = {}
@@ -159,15 +163,21 @@ class BatchState:
         self._caught_up = None
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """Detect whether the script uses a gradient that was computed before the batch and is not
-        kept. The script uses such a gradient if it adds to it, or if it steps without a backward
-        pass. changes: by how much such a use increases the gradient's version. The version
-        increases by more if the script zeroes the gradient first."""
+        """Detect whether the script uses a gradient that was computed before the batch, by adding
+        to it or by stepping without a backward pass. changes: by how much such a use increases the
+        gradient's version. The version increases by more if the script zeroes the gradient
+        first."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
-        if before is None or gradient is None or id(gradient) != before[0]:
+        if before is None:
             return
-        if gradient._version == before[1] + changes:
+        is_same = gradient is not None and id(gradient) == before[0]
+        if gradient is None or not is_same or gradient._version != before[1] + changes:
+            self._has_replaced = True
+        elif self._keeps_gradients is None:
+            self._keeps_gradients = True
+            self._stale.clear()
+        else:
             self._anchor.uses_unkept = True
             self._keeps_gradients = True
             # A new process that started at this batch lacks the gradient.
@@ -246,7 +256,11 @@ class BatchState:
     def _new_anchor(self) -> Anchor:
         exchange = self._exchange
         gradients, kept = None, set[int]()
-        if self._keeps_gradients:
+        if self._keeps_gradients is None and self._has_replaced:
+            self._keeps_gradients = False
+        if self._keeps_gradients is None:
+            gradients = exchange.gradients(in_host_memory=True)
+        elif self._keeps_gradients:
             gradients, kept = exchange.gradients(), set(map(id, exchange.parameters))
         elif self._unstepped:
             added = parameters_of(self.optimizers[number] for number in sorted(self._unstepped))
@@ -294,9 +308,16 @@ class BatchState:
             self._exchange.set_gradients(anchor.gradients)
         anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
 
-    def _check_all_taken(self) -> None:
-        """At the first batch, check that the script has created all models and optimizers of the
-        restored state."""
+    def _check_parts(self) -> None:
+        """Check that the models have the parameters that they had in `prepare` and, at the first
+        batch, that the script has created all models and optimizers of the restored state."""
+        if late := self._exchange.late_parameters:
+            raise ValueError(
+                f"a model has parameters that were created after prepare(): {', '.join(late[:5])}. "
+                "Their gradients are not averaged over the ranks, and a process that replaces "
+                "another could not load them. Create all layers before prepare(), and freeze the "
+                "later ones"
+            )
         taken, self._taken = self._taken, None
         if taken is None:
             return

@@ -62,7 +62,7 @@ class DividedSession(TrainingSession):
         handed = self.group.hand_over(lambda: begun, 0)
         begun = begun if handed is None else handed
         self.seed = begun["seed"]
-        self._ops = 0
+        self._ops, self._keeps_gradients = 0, False
         if begun["saved"] is not None:
             self._take(begun["saved"])
         else:

@@ -34,6 +34,8 @@ class GradientExchange:
         self._broadcasts = broadcast_buffers
         self._sections: list[_Section] = []
         self._known: set[int] = set()
+        self._names: list[tuple[nn.Module, set[str]]] = []
+        """The models, each with the names of the parameters that it had in `add`."""
         self._reached: set[int] = set()
         """Ids of the parameters for which a gradient was computed since the last exchange."""
         for model in models:
@@ -42,6 +44,7 @@ class GradientExchange:
 
     def add(self, model: nn.Module) -> None:
         """Exchange the gradients of another model too."""
+        self._names.append((model, {name for name, _ in model.named_parameters()}))
         parameters = self._new(model.parameters())
         buffers = self._new(model.buffers())
         self._sections.append(_Section(parameters, buffers, sends_buffers=self._broadcasts))
@@ -64,6 +67,16 @@ class GradientExchange:
     def parameters(self) -> list[Tensor]:
         """The parameters of all models, including frozen ones, without duplicates."""
         return [parameter for section in self._sections for parameter in section.parameters]
+
+    @property
+    def late_parameters(self) -> list[str]:
+        """The names of the parameters that the script has added to the models since `add`."""
+        return [
+            name
+            for model, names in self._names
+            for name, _ in model.named_parameters()
+            if name not in names
+        ]
 
     def is_known(self, tensor: Tensor) -> bool:
         return id(tensor) in self._known
@@ -155,19 +168,24 @@ class GradientExchange:
         for section in self._sections:
             section.pending = []
 
-    def gradients(self, chosen: Iterable[Tensor] | None = None) -> list[Tensor | None]:
+    def gradients(
+        self, chosen: Iterable[Tensor] | None = None, *, in_host_memory: bool = False
+    ) -> list[Tensor | None]:
         """Return copies of the gradients of all parameters, or of the chosen ones. The entries of
         other parameters, and of parameters without a gradient, are None."""
         ids = None if chosen is None else set(map(id, chosen))
         return [
-            p.grad.clone() if p.grad is not None and (ids is None or id(p) in ids) else None
+            p.grad.to("cpu" if in_host_memory else p.grad.device, copy=True)
+            if p.grad is not None and (ids is None or id(p) in ids)
+            else None
             for p in self.parameters
         ]
 
     @torch.no_grad()
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=False):
-            parameter.grad = None if gradient is None else gradient.clone()
+            copied = None if gradient is None else gradient.to(parameter.device, copy=True)
+            parameter.grad = copied
 
     @torch.no_grad()
     def zero_gradients(self) -> None:

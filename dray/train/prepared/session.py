@@ -377,7 +377,7 @@ class TrainingSession(BatchState):
     def at_batch(self, position: LoaderPosition) -> None:
         """Called before the loader hands out a batch, and at the end of an epoch. Joins another
         group if one must be formed."""
-        self._check_all_taken()
+        self._check_parts()
         self.has_begun = True
         self.is_skipping = False
         self._is_queued = False

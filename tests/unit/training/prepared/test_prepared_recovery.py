@@ -213,3 +213,38 @@ def test_a_rank_is_lost_between_two_calls_of_an_optimizers_closure(
     found = run_closures(tmp_path / "killed", (5, call))
     assert replaced(tmp_path / "killed") == [0]
     assert_same(found, run_closures(tmp_path / "undisturbed", (0, 0)))
+
+
+ADDS_UP = """
+    import os, torch
+    from dray import train
+    train.init(seed=1, checkpoint_every_s=None, checkpoint_every_steps=1)
+    torch.manual_seed(0)
+    x = torch.randn(24, 3)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)
+    model, optimizer, loader = train.prepare(model, optimizer, loader)
+    FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    for (inputs,) in loader:
+        if FIRST and os.environ["RANK"] == "0" and train.progress().batch == {batch}:
+            os.kill(os.getpid(), 9)
+        model(inputs).square().mean().backward()  # adds to the gradients of earlier batches
+        optimizer.step()
+    torch.save(model.state_dict(), {out!r} + f"/state-{{os.environ['RANK']}}.pt")
+"""
+
+
+def test_a_rank_is_lost_in_the_first_batch_that_adds_to_earlier_gradients(tmp_path: Path) -> None:
+    """Also right in a checkpoint of this batch, because the gradients are kept until then."""
+    states = {}
+    for batch in (1, 4, -1):
+        home = tmp_path / str(batch)
+        home.mkdir()
+        path = home / "adds_up.py"
+        path.write_text(textwrap.dedent(ADDS_UP).format(batch=batch, out=str(home)))
+        document = {"script": {"entrypoint": str(path)}}
+        assert run_ranks(home, document, world_size=2, recovers=True) == [0, 0]
+        states[batch] = final_state(home, 2)
+    assert_same(states[1], states[-1])
+    assert_same(states[4], states[-1])
