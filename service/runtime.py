@@ -74,8 +74,7 @@ class Readiness:
     """Whether the service is ready, and the state of each of its parts.
 
     Full storage is reported, but the service still counts as ready, because users need it to free
-    space. Refused nodes are reported; the service is only not ready if it refuses all nodes, apart
-    from drained and released ones, because then no job can run.
+    space. Nodes that get no work are also reported; the other nodes and the queue continue to work.
     """
 
     ok: bool
@@ -336,8 +335,8 @@ class Runtime:
         nodes = seen.nodes if seen is not None else ()
         if seen is not None:
             checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
-            wanted = [n for n in nodes if n.drained_by is None and not n.is_released]
-            ok = ok and (not wanted or any(n.accepted for n in wanted))
+            if any(n.is_starting for n in nodes) and not any(n.accepted for n in nodes):
+                ok = False  # no job can run until a node has started
         if leader is not None and leader.leads and self._exporter is not None:
             checks["mlflow"] = "does not answer" if self._exporter.is_away else "ok"
         problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()

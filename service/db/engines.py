@@ -35,14 +35,19 @@ def normalise_url(url: str) -> URL:
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]
     if backend in ("postgresql", "postgres"):
-        limits = {name: value for name, value in VANISHED_HOST.items() if name not in parsed.query}
-        return parsed.set(drivername="postgresql+psycopg").update_query_dict(limits)
+        return parsed.set(drivername="postgresql+psycopg")
     if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
         return parsed
     raise ValueError(
         f"DRAY_DATABASE_URL uses {parsed.drivername!r}, which is not supported: use "
         "sqlite:////path/to/file or postgresql://user@host/database"
     )
+
+
+def with_limits(url: URL) -> URL:
+    """Return a URL of PostgreSQL with the parameters in `VANISHED_HOST` that it does not set."""
+    limits = {name: value for name, value in VANISHED_HOST.items() if name not in url.query}
+    return url.update_query_dict(limits)
 
 
 def limit_idling(engine: Engine) -> None:

@@ -37,7 +37,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 
 from service.db import damage
-from service.db.engines import THREADS, limit_idling, normalise_url, sqlite_engine
+from service.db.engines import THREADS, limit_idling, normalise_url, sqlite_engine, with_limits
 from service.db.notifications import PostgresAnnouncer, PostgresListener, Signals
 from service.db.types import from_json, server_now
 from service.domain.errors import DatabaseUnavailable
@@ -131,7 +131,7 @@ class Database:
             # `pool_pre_ping` would add a round trip to each transaction. Without it, a lost
             # connection invalidates the pool, and `_retrying` gets a new connection.
             self.engine = create_engine(
-                self.url,
+                with_limits(self.url),
                 pool_size=THREADS,
                 max_overflow=THREADS,
                 json_deserializer=from_json,
@@ -211,7 +211,9 @@ class Database:
     @property
     def _conninfo(self) -> str:
         """The URL in the format of psycopg."""
-        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return (
+            with_limits(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
+        )
 
     @property
     def listener(self) -> PostgresListener | None:

@@ -139,7 +139,9 @@ class ImageCase:
 
     def refusals(self) -> list[Refusal]:
         if self.bad_member:
-            leads = "has a backslash" if self.bad_member == "backslash" else "outside the target folder"
+            leads = (
+                "has a backslash" if self.bad_member == "backslash" else "outside the target folder"
+            )
             return [Refusal(BAD_TYPES.get(self.bad_member, (b"", leads))[1])]
         if self.is_cut:
             return [Refusal(f"set{self.container}", "or is incomplete")]

@@ -160,7 +160,7 @@ def test_an_extended_header_that_leads_back_is_bad_data(tmp_path: Path, policy: 
     data = Data(source=(tmp_path / "t.tar").as_uri())
     message = outcome(datasets.open_images, data, policy)
     assert message is not None
-    assert "has the size -512" in message
+    assert "has the negative size -512" in message
 
 
 def test_names_that_are_no_text_are_shown_by_escapes(tmp_path: Path, policy: DataPolicy) -> None:

@@ -123,7 +123,7 @@ def test_a_module_of_the_users_own_may_have_a_name_of_python(
         (
             "Net",
             {"num_classes": 3},
-            r"shape \(2, 3\).*expected \(batch, classes\), which is \(2, 10\)",
+            r"shape \(2, 3\).*expected \(2, 10\), which is \(batch, classes\)",
         ),
         ("Wide", {}, "returns a dict, not a tensor"),
         ("Frozen", {}, "no trainable parameters"),

@@ -170,7 +170,7 @@ def test_a_language_model_of_ones_own_goes_on_with_a_text(tmp_path: Path) -> Non
         ),
         (
             {"import": "my_nets:Bigram", "args": {"vocabulary": 7}},
-            r"shape \(2, 8, 7\) .*, which is \(2, 8, 256\)",
+            r"shape \(2, 8, 7\) .*: expected \(2, 8, 256\)",
         ),
         (
             {"import": "net_of_mine:Net"},

@@ -50,7 +50,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"every": 5, "compression": {"name": "fp16"}}),
             "/sync/compression",
-            "requires sync.every 1",
+            "requires sync.every to be 1",
         ),
         (
             images(sync={"every": 5}, elastic={"min_workers": 1}),

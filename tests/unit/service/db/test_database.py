@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db import notifications
 from service.db import session as db_session
-from service.db.engines import VANISHED_HOST, normalise_url
+from service.db.engines import VANISHED_HOST, normalise_url, with_limits
 from service.db.migrate import SchemaTooNew, SchemaTooOld, migrate
 from service.db.models import Base, DeploymentRow
 from service.db.notifications import Signals
@@ -478,7 +478,7 @@ async def test_urls_name_the_drivers_that_are_used(url: str, driver: str) -> Non
 
 
 def test_the_wait_for_a_vanished_database_host_is_limited_unless_the_url_sets_a_limit() -> None:
-    found = normalise_url("postgresql://u@h/d?keepalives_idle=7&sslmode=require")
+    found = with_limits(normalise_url("postgresql://u@h/d?keepalives_idle=7&sslmode=require"))
     assert dict(found.query) == {**VANISHED_HOST, "keepalives_idle": "7", "sslmode": "require"}
 
 

@@ -115,7 +115,7 @@ def test_an_expression_is_read(text: str, tree: SearchNode) -> None:
         ("val/loss\0 < 1", "column 9: '\\x00' is not valid here"),
         ("name = 'a\0'", "column 8: the string contains an invalid character"),
         ("name = '\ud800'", "column 8: the string contains an invalid character"),
-        ("created_at > 'soon'", "column 14: is not a time"),
+        ("created_at > 'soon'", "column 14: this is not a time"),
         ("'a' = name", 'column 5: expected "in tags", found ='),
         ("min(state) = 1", "column 5: min can only be used with metrics"),
         ("labels = 'a'", "column 1: expected a name after labels"),

@@ -98,7 +98,7 @@ async def test_steps_whose_metrics_went_with_their_node_are_told(service: Servic
     job_id = await second_attempt(service, TOLD | {"step": 47, "passed_over": []})
     service.report(job_id, 2, [metrics(48, {"train/loss": 0.2})])
     (event,) = await told(service, job_id)
-    assert event.message.endswith("0.2 after; the metrics of steps 41 to 47 are lost")
+    assert event.message.endswith("0.2 after it; the metrics of steps 41 to 47 are lost")
 
 
 async def test_a_fresh_start_has_no_receipt(service: Service) -> None:

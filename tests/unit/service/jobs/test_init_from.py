@@ -58,7 +58,11 @@ async def test_a_job_without_init_from_begins_with_nothing(service: Service) -> 
 @pytest.mark.parametrize(
     ("asked", "pointer", "says"),
     [
-        ({"job": "job-none"}, "/init_from/job", "there is no job job-none"),
+        (
+            {"job": "job-none"},
+            "/init_from/job",
+            "the job job-none, from which this job should start, does not exist",
+        ),
         ({"step": 99}, "/init_from/step", "has no checkpoint at step 99"),
     ],
 )
@@ -89,7 +93,7 @@ async def test_a_job_that_is_being_deleted_is_not_there(service: Service) -> Non
     first = await source(service, 10)
     service.end(first, 1)
     await service.jobs.delete(first)
-    with pytest.raises(InitFromNotFound, match="there is no job"):
+    with pytest.raises(InitFromNotFound, match="from which this job should start, does not exist"):
         await service.submit(init_from={"job": first})
 
 
@@ -167,5 +171,5 @@ async def test_many_users_are_counted_in_the_sentence(service: Service) -> None:
     service.end(first, 1)
     for _ in range(5):
         await service.jobs.submit(spec(init_from={"job": first}))
-    with pytest.raises(CheckpointInUse, match="and 2 more start from"):
+    with pytest.raises(CheckpointInUse, match="and 2 more need a checkpoint of"):
         await service.jobs.delete(first)

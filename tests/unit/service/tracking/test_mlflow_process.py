@@ -158,7 +158,7 @@ async def test_a_call_that_hangs_holds_up_no_other_and_ends_the_process_in_time(
     await status(process, "fine")
     with pytest.raises(MlflowAway, match="did not respond within 0 s"):
         await status(process, "hangs", limit_s=0.05)
-    with pytest.raises(MlflowAway, match="ended"):
+    with pytest.raises(MlflowAway, match="exited"):
         await hanging
     await status(process, "fine")
     assert process.pid != first
@@ -166,7 +166,7 @@ async def test_a_call_that_hangs_holds_up_no_other_and_ends_the_process_in_time(
 
 async def test_a_process_that_dies_is_started_again(process: MlflowProcess) -> None:
     others = [asyncio.create_task(status(process, "hangs")) for _ in range(2)]
-    with pytest.raises(MlflowAway, match="ended"):
+    with pytest.raises(MlflowAway, match="exited"):
         await status(process, "dies")
     assert all(
         isinstance(error, MlflowAway)
