@@ -42,7 +42,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if isinstance(spec.sync, ParameterServer):
         raise Unknown(
             "the planner does not model the memory and the step time of parameter servers. Omit "
-            "sync out to plan for the model with all-reduce"
+            "sync to plan for the model with all-reduce"
         )
     if isinstance(spec.model, Imported):
         raise Unknown("a custom model is unknown before the job runs")

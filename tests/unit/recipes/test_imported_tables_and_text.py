@@ -160,7 +160,7 @@ def test_a_language_model_of_ones_own_goes_on_with_a_text(tmp_path: Path) -> Non
         (
             {"import": "my_nets:Last"},
             r"shape \(2, 256\) for inputs of shape \(2, 8\): expected "
-            r"\(batch, time, vocabulary\), which is \(2, 8, 256\)",
+            r"\(2, 8, 256\), which is \(batch, time, vocabulary\)",
         ),
         ({"import": "my_nets:Choice"}, "a tensor of torch.int64: expected a floating-point type"),
         (

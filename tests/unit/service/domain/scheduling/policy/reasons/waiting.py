@@ -24,7 +24,7 @@ def held(claims: Claims, decision: Decision, who: str, name: str) -> None:
 @says(r"waits for (the (?:end|success) of .*)")
 def after_others(claims: Claims, decision: Decision, words: str) -> None:
     after = claims.waiting[decision.job_id].after
-    words, _, more = words.partition(" and of ")
+    words, _, more = words.partition(", and ")
     named = re.findall(r"the (end|success) of (\S+) \((\S+)\)", words)
     assert len(named) + int(more.removesuffix(" more") or 0) == len(after)
     for one, (what, name, state) in zip(after, named, strict=False):
