@@ -8,6 +8,7 @@ or repeated by the process that takes over the state.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -88,9 +89,10 @@ class BatchState:
         """Whether the script has replaced gradients of an earlier batch."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
-        self._stale: dict[int, tuple[int, int]] = {}
-        """(id, version) of each gradient that was computed before the anchor and is not kept, keyed
-        by the parameter's id."""
+        self._stale: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """Each gradient that was computed before the anchor, with its version, keyed by the
+        parameter's id. Gradients that are known to be needed are omitted. The reference is weak,
+        because a new gradient can have the id of an old one."""
         self._must_restore = False
         self._anchor = self._new_anchor()
 
@@ -171,8 +173,11 @@ class BatchState:
         gradient = parameter.grad
         if before is None:
             return
-        is_same = gradient is not None and id(gradient) == before[0]
-        if gradient is None or not is_same or gradient._version != before[1] + changes:
+        if (
+            gradient is None
+            or gradient is not before[0]()
+            or gradient._version != before[1] + changes
+        ):
             self._has_replaced = True
         elif self._keeps_gradients is None:
             self._keeps_gradients = True
@@ -266,7 +271,7 @@ class BatchState:
             added = parameters_of(self.optimizers[number] for number in sorted(self._unstepped))
             gradients, kept = exchange.gradients(added), set(map(id, added))
         self._stale = {
-            id(p): (id(p.grad), p.grad._version)
+            id(p): (weakref.ref(p.grad), p.grad._version)
             for p in exchange.parameters
             if p.grad is not None and id(p) not in kept
         }

@@ -116,6 +116,7 @@ class DividedSession(TrainingSession):
             gradients = [None if g is None else division.like(g, p) for g, p in pairs]
         taken = {**state, "models": models, "optimizers": optimizers, "gradients": gradients}
         super()._take(taken)
+        self._keeps_gradients = False
         self._ops = self._anchor.ops = 0
         self._replay.clear()
 

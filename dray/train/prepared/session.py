@@ -153,9 +153,9 @@ class TrainingSession(BatchState):
             register_optimizer_step_pre_hook(self._refuse_stranger)
 
     def _hook_gradients(self) -> None:
-        if self.group.world_size == 1 and not self.group.may_grow:
-            return
-        hook_gradients(self._exchange.parameters, self._hooked, self._gradient_came)
+        is_solo = self.group.world_size == 1 and not self.group.may_grow  # exchanges nothing
+        came = self._look_for_stale if is_solo else self._gradient_came
+        hook_gradients(self._exchange.parameters, self._hooked, came)
 
     def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
         refuse_stranger(optimizer, self.optimizers, self._exchange.is_known)

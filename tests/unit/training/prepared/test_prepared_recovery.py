@@ -225,26 +225,67 @@ ADDS_UP = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)
     model, optimizer, loader = train.prepare(model, optimizer, loader)
-    FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     for (inputs,) in loader:
-        if FIRST and os.environ["RANK"] == "0" and train.progress().batch == {batch}:
-            os.kill(os.getpid(), 9)
+        if os.environ["RANK"] == "0" and train.progress().batch == {batch}:
+            try:
+                os.mkdir({out!r} + "/died")
+                os.kill(os.getpid(), 9)
+            except FileExistsError:
+                pass
         model(inputs).square().mean().backward()  # adds to the gradients of earlier batches
         optimizer.step()
     torch.save(model.state_dict(), {out!r} + f"/state-{{os.environ['RANK']}}.pt")
 """
 
 
-def test_a_rank_is_lost_in_the_first_batch_that_adds_to_earlier_gradients(tmp_path: Path) -> None:
-    """Also right in a checkpoint of this batch, because the gradients are kept until then."""
+def adds_up(home: Path, batch: int) -> dict[str, Any]:
+    """Return the document of the program, in which rank 0 dies once, at this batch."""
+    home.mkdir()
+    path = home / "adds_up.py"
+    path.write_text(textwrap.dedent(ADDS_UP).format(batch=batch, out=str(home)))
+    return {"script": {"entrypoint": str(path)}}
+
+
+def test_a_rank_is_lost_in_a_batch_that_adds_to_earlier_gradients(tmp_path: Path) -> None:
+    """They are kept before the script is known to use them, which it does in batch 1."""
     states = {}
     for batch in (1, 4, -1):
         home = tmp_path / str(batch)
-        home.mkdir()
-        path = home / "adds_up.py"
-        path.write_text(textwrap.dedent(ADDS_UP).format(batch=batch, out=str(home)))
-        document = {"script": {"entrypoint": str(path)}}
-        assert run_ranks(home, document, world_size=2, recovers=True) == [0, 0]
+        assert run_ranks(home, adds_up(home, batch), world_size=2, recovers=True) == [0, 0]
         states[batch] = final_state(home, 2)
     assert_same(states[1], states[-1])
     assert_same(states[4], states[-1])
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_checkpoint_of_a_batch_that_adds_to_earlier_gradients_has_them(
+    tmp_path: Path, world_size: int
+) -> None:
+    """A single rank exchanges no gradients, but also resumes from checkpoints."""
+    whole = tmp_path / "whole"
+    document = adds_up(whole, -1)
+    assert run_ranks(whole, document, world_size=world_size) == [0] * world_size
+    for step in (1, 3):
+        home = tmp_path / str(step)
+        document = adds_up(home, -1)
+        refs = [ref for ref in checkpoint_refs(whole) if ref.step == step]
+        assert refs, [ref.step for ref in checkpoint_refs(whole)]
+        codes = run_ranks(home, document, world_size=world_size, attempt=2, resume_from=refs)
+        assert codes == [0] * world_size
+        assert_same(final_state(home, world_size), final_state(whole, world_size))
+
+
+ADDS_A_PARAMETER = ADDS_UP.replace(
+    "    for (inputs,)",
+    "    model.register_parameter('late', torch.nn.Parameter(torch.ones(1)))\n    for (inputs,)",
+)
+
+
+def test_a_parameter_that_is_added_to_a_prepared_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    path.write_text(textwrap.dedent(ADDS_A_PARAMETER).format(batch=-1, out=str(tmp_path)))
+    document = {"script": {"entrypoint": str(path)}}
+    assert run_ranks(tmp_path, document, world_size=2) == [1, 1]
+    (error,) = frames(tmp_path, kind="error")
+    assert error["cause"] == "cannot_run"
+    assert "parameters that were created after prepare(): late. " in error["message"]
