@@ -226,23 +226,26 @@ ADDS_UP = """
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)
     model, optimizer, loader = train.prepare(model, optimizer, loader)
     for (inputs,) in loader:
-        if os.environ["RANK"] == "0" and train.progress().batch == {batch}:
-            try:
-                os.mkdir({out!r} + "/died")
-                os.kill(os.getpid(), 9)
-            except FileExistsError:
-                pass
+        if train.progress().batch == {batch} and {condition}:
+            os.kill(os.getpid(), {signal})
         model(inputs).square().mean().backward()  # adds to the gradients of earlier batches
         optimizer.step()
     torch.save(model.state_dict(), {out!r} + f"/state-{{os.environ['RANK']}}.pt")
 """
 
 
-def adds_up(home: Path, batch: int) -> dict[str, Any]:
-    """Return the document of the program, in which rank 0 dies once, at this batch."""
-    home.mkdir()
+FIRST_RANK_0 = 'os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == "00"'
+IN_ATTEMPT_1 = 'os.environ["DRAY_ATTEMPT"] == "1"'
+
+
+def adds_up(
+    home: Path, batch: int, condition: str = FIRST_RANK_0, signal: int = 9, text: str = ADDS_UP
+) -> dict[str, Any]:
+    """Return the document of the program, which sends itself a signal in this batch."""
+    home.mkdir(exist_ok=True)
     path = home / "adds_up.py"
-    path.write_text(textwrap.dedent(ADDS_UP).format(batch=batch, out=str(home)))
+    text = textwrap.dedent(text)
+    path.write_text(text.format(batch=batch, condition=condition, signal=signal, out=str(home)))
     return {"script": {"entrypoint": str(path)}}
 
 
@@ -258,21 +261,25 @@ def test_a_rank_is_lost_in_a_batch_that_adds_to_earlier_gradients(tmp_path: Path
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_checkpoint_of_a_batch_that_adds_to_earlier_gradients_has_them(
+def test_a_checkpoint_has_the_gradients_that_the_next_batch_adds_to(
     tmp_path: Path, world_size: int
 ) -> None:
     """A single rank exchanges no gradients, but also resumes from checkpoints."""
-    whole = tmp_path / "whole"
-    document = adds_up(whole, -1)
-    assert run_ranks(whole, document, world_size=world_size) == [0] * world_size
-    for step in (1, 3):
-        home = tmp_path / str(step)
-        document = adds_up(home, -1)
-        refs = [ref for ref in checkpoint_refs(whole) if ref.step == step]
-        assert refs, [ref.step for ref in checkpoint_refs(whole)]
-        codes = run_ranks(home, document, world_size=world_size, attempt=2, resume_from=refs)
+    states = []
+    for batch in (-1, 0, 2):
+        home = tmp_path / str(batch)
+        document = adds_up(home, batch, IN_ATTEMPT_1, signal=15)
+        codes = run_ranks(home, document, world_size=world_size)
+        if batch >= 0:
+            assert codes == [LEFT_EXIT_CODE] * world_size
+            refs = checkpoint_refs(home)[:1]
+            codes = run_ranks(home, document, world_size=world_size, attempt=2, resume_from=refs)
+            (receipt,) = frames(home, attempt=2, kind="resumed")
+            assert receipt["step"] == batch + 1
         assert codes == [0] * world_size
-        assert_same(final_state(home, world_size), final_state(whole, world_size))
+        states.append(final_state(home, world_size))
+    assert_same(states[1], states[0])
+    assert_same(states[2], states[0])
 
 
 ADDS_A_PARAMETER = ADDS_UP.replace(
@@ -282,9 +289,7 @@ ADDS_A_PARAMETER = ADDS_UP.replace(
 
 
 def test_a_parameter_that_is_added_to_a_prepared_model_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "late.py"
-    path.write_text(textwrap.dedent(ADDS_A_PARAMETER).format(batch=-1, out=str(tmp_path)))
-    document = {"script": {"entrypoint": str(path)}}
+    document = adds_up(tmp_path, -1, text=ADDS_A_PARAMETER)
     assert run_ranks(tmp_path, document, world_size=2) == [1, 1]
     (error,) = frames(tmp_path, kind="error")
     assert error["cause"] == "cannot_run"
