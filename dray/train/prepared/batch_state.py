@@ -96,6 +96,9 @@ class BatchState:
         self._must_restore = False
         self._anchor = self._new_anchor()
 
+    _uses_host_memory = True
+    """Whether gradients are kept in host memory until it is known whether they are needed."""
+
     @property
     def models(self) -> list[nn.Module]:
         return self.trained.models
@@ -176,7 +179,7 @@ class BatchState:
         if (
             gradient is None
             or gradient is not before[0]()
-            or gradient._version != before[1] + changes
+            or _version_of(gradient) != before[1] + changes
         ):
             self._has_replaced = True
         elif self._keeps_gradients is None:
@@ -264,14 +267,14 @@ class BatchState:
         if self._keeps_gradients is None and self._has_replaced:
             self._keeps_gradients = False
         if self._keeps_gradients is None:
-            gradients = exchange.gradients(in_host_memory=True)
+            gradients = exchange.gradients(in_host_memory=self._uses_host_memory)
         elif self._keeps_gradients:
             gradients, kept = exchange.gradients(), set(map(id, exchange.parameters))
         elif self._unstepped:
             added = parameters_of(self.optimizers[number] for number in sorted(self._unstepped))
             gradients, kept = exchange.gradients(added), set(map(id, added))
         self._stale = {
-            id(p): (weakref.ref(p.grad), p.grad._version)
+            id(p): (weakref.ref(p.grad), _version_of(p.grad))
             for p in exchange.parameters
             if p.grad is not None and id(p) not in kept
         }
@@ -341,6 +344,13 @@ class BatchState:
                     f"the saved state has {len(taken[what])} {what}, but the script has prepared "
                     f"{len(own)}: it must prepare the same number before its loop"
                 )
+
+
+def _version_of(gradient: Tensor) -> int:
+    """Return a number that changes with the values. In a divided tensor, torch changes the local
+    part."""
+    version: int = getattr(gradient, "_local_tensor", gradient)._version
+    return version
 
 
 def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dray.train.prepared import division
 from dray.train.prepared.anchor import parameters_of
 from dray.train.prepared.batch_state import upgraded
 from dray.train.prepared.division import Axes
 from dray.train.prepared.group import Group, LoopPhase, everyones
+from dray.train.prepared.hooks import hook_gradients
 from dray.train.prepared.session import TrainingSession
 
 
@@ -42,6 +43,7 @@ class DividedSession(TrainingSession):
         """Ranks along the tensor axis get the same samples and random numbers."""
         return self.group.rank // self._axes.tensor, self._axes.num_shares
 
+    _uses_host_memory = False  # ranks gather their parts on their devices
     needs_even_shares = True
     """torch averages the ranks' gradients with equal weights."""
 
@@ -62,7 +64,7 @@ class DividedSession(TrainingSession):
         handed = self.group.hand_over(lambda: begun, 0)
         begun = begun if handed is None else handed
         self.seed = begun["seed"]
-        self._ops, self._keeps_gradients = 0, False
+        self._ops = 0
         if begun["saved"] is not None:
             self._take(begun["saved"])
         else:
@@ -71,10 +73,8 @@ class DividedSession(TrainingSession):
         self._hook()
 
     def _hook_gradients(self) -> None:
-        """Do nothing: torch exchanges the gradients."""
-
-    def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """Do nothing: no process joins in the middle of a job, so gradients are never kept."""
+        """Exchange nothing, because torch does. Checkpoints can need the gradients."""
+        hook_gradients(self._exchange.parameters, self._hooked, self._look_for_stale)
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
@@ -116,7 +116,6 @@ class DividedSession(TrainingSession):
             gradients = [None if g is None else division.like(g, p) for g, p in pairs]
         taken = {**state, "models": models, "optimizers": optimizers, "gradients": gradients}
         super()._take(taken)
-        self._keeps_gradients = False
         self._ops = self._anchor.ops = 0
         self._replay.clear()
 

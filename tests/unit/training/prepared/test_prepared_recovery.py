@@ -220,17 +220,18 @@ ADDS_UP = """
     from dray import train
     train.init(seed=1, checkpoint_every_s=None, checkpoint_every_steps=1)
     torch.manual_seed(0)
-    x = torch.randn(24, 3)
-    model = torch.nn.Linear(3, 1)
+    x = torch.randn(24, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)
-    model, optimizer, loader = train.prepare(model, optimizer, loader)
+    model, optimizer, loader = train.prepare(model, optimizer, loader{division})
     for (inputs,) in loader:
         if train.progress().batch == {batch} and {condition}:
             os.kill(os.getpid(), {signal})
         model(inputs).square().mean().backward()  # adds to the gradients of earlier batches
         optimizer.step()
-    torch.save(model.state_dict(), {out!r} + f"/state-{{os.environ['RANK']}}.pt")
+    whole = [getattr(one, "full_tensor", lambda: one)() for one in model.state_dict().values()]
+    torch.save(whole, {out!r} + f"/state-{{os.environ['RANK']}}.pt")
 """
 
 
@@ -239,14 +240,19 @@ IN_ATTEMPT_1 = 'os.environ["DRAY_ATTEMPT"] == "1"'
 
 
 def adds_up(
-    home: Path, batch: int, condition: str = FIRST_RANK_0, signal: int = 9, text: str = ADDS_UP
+    home: Path, batch: int, condition: str = FIRST_RANK_0, signal: int = 9, **changes: Any
 ) -> dict[str, Any]:
     """Return the document of the program, which sends itself a signal in this batch."""
     home.mkdir(exist_ok=True)
     path = home / "adds_up.py"
-    text = textwrap.dedent(text)
-    path.write_text(text.format(batch=batch, condition=condition, signal=signal, out=str(home)))
-    return {"script": {"entrypoint": str(path)}}
+    given = {"text": ADDS_UP, "division": "", **changes}
+    text = textwrap.dedent(given.pop("text"))
+    given |= {"batch": batch, "condition": condition, "signal": signal, "out": str(home)}
+    path.write_text(text.format(**given))
+    document: dict[str, Any] = {"script": {"entrypoint": str(path)}}
+    if given["division"]:
+        document |= {"parallel": {"shard": 2}, "resources": {"num_workers": 2}}
+    return document
 
 
 def test_a_rank_is_lost_in_a_batch_that_adds_to_earlier_gradients(tmp_path: Path) -> None:
@@ -260,15 +266,17 @@ def test_a_rank_is_lost_in_a_batch_that_adds_to_earlier_gradients(tmp_path: Path
     assert_same(states[4], states[-1])
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "division"), [(1, ""), (2, ""), (2, ", shard=2, blocks='[01]'")]
+)
 def test_a_checkpoint_has_the_gradients_that_the_next_batch_adds_to(
-    tmp_path: Path, world_size: int
+    tmp_path: Path, world_size: int, division: str
 ) -> None:
-    """A single rank exchanges no gradients, but also resumes from checkpoints."""
+    """Also if dray exchanges no gradients: those of a single rank, or of a divided model."""
     states = []
     for batch in (-1, 0, 2):
         home = tmp_path / str(batch)
-        document = adds_up(home, batch, IN_ATTEMPT_1, signal=15)
+        document = adds_up(home, batch, IN_ATTEMPT_1, signal=15, division=division)
         codes = run_ranks(home, document, world_size=world_size)
         if batch >= 0:
             assert codes == [LEFT_EXIT_CODE] * world_size
