@@ -230,16 +230,14 @@ class MaskingServer:
         if found.shares.keys() != self._indices.keys() - {client}:
             raise MessageRefused(
                 client,
-                (
-                    "it must contain one share for each other client in the roster, and no other "
-                    "shares"
-                ),
+                "it must contain one share for each other client in the roster, and no other "
+                "shares",
             )
         digested = set() if found.digests is None else found.digests.keys()
         if digested != (self._indices.keys() if self.version > 1 else set()):
             raise MessageRefused(
                 client,
-                ("it must contain the digests for each client in the roster, and no other digests"),
+                "it must contain the digests for each client in the roster, and no other digests",
             )
         self._shared[client] = found
 

@@ -12,7 +12,7 @@ from tests.chaos.turn import ENDED, FROM_CHECKPOINT, IN_PLACE, UNTOUCHED, Blown,
 
 HOWS = (IN_PLACE, FROM_CHECKPOINT, UNTOUCHED, ENDED)
 HEAD = (
-    f"| fault | struck | {' | '.join(HOWS)} | p50 s | p99 s | lost steps, median | maximum |\n"
+    f"| fault | injected | {' | '.join(HOWS)} | p50 s | p99 s | lost steps, median | maximum |\n"
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
 )
 

@@ -29,6 +29,7 @@ from dray.train.prepared.anchor import (
     set_weights,
 )
 from dray.train.prepared.exchange import GradientExchange
+from dray.train.prepared.hooks import hook_gradients
 from dray.train.prepared.trained import Trained
 from dray.train.seeding import derive_seed
 
@@ -93,6 +94,8 @@ class BatchState:
         """Each gradient that was computed before the anchor, with its version, keyed by the
         parameter's id. Gradients that are known to be needed are omitted. The reference is weak,
         because a new gradient can have the id of an old one."""
+        self._hooked: set[int] = set()
+        """Ids of the parameters with a gradient hook."""
         self._must_restore = False
         self._anchor = self._new_anchor()
 
@@ -190,6 +193,14 @@ class BatchState:
             self._keeps_gradients = True
             # A new process that started at this batch lacks the gradient.
             self._has_misled = self._has_misled or self._anchor.is_handed_over
+
+    def _watch_gradients(self) -> None:
+        """Detect the use of earlier gradients if this session exchanges none, because checkpoints
+        can need them. A hook takes a few microseconds, so only two parameters of each optimizer get
+        one."""
+        for optimizer in self.optimizers:
+            parameters = parameters_of([optimizer])
+            hook_gradients((parameters[0], parameters[-1]), self._hooked, self._look_for_stale)
 
     def state(self) -> dict[str, Any]:
         """Return everything that another process needs to continue at this batch. The tensors are

@@ -18,7 +18,6 @@ from dray.train.prepared.anchor import parameters_of
 from dray.train.prepared.batch_state import upgraded
 from dray.train.prepared.division import Axes
 from dray.train.prepared.group import Group, LoopPhase, everyones
-from dray.train.prepared.hooks import hook_gradients
 from dray.train.prepared.session import TrainingSession
 
 
@@ -73,8 +72,8 @@ class DividedSession(TrainingSession):
         self._hook()
 
     def _hook_gradients(self) -> None:
-        """Exchange nothing, because torch does. Checkpoints can need the gradients."""
-        hook_gradients(self._exchange.parameters, self._hooked, self._look_for_stale)
+        """Exchange nothing, because torch does."""
+        self._watch_gradients()
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:

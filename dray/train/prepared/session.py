@@ -74,8 +74,6 @@ class TrainingSession(BatchState):
         """Whether the ranks have formed another group during training, so that each exchange
         verifies that their weights are equal."""
         self._is_queued = False
-        self._hooked: set[int] = set()
-        """Ids of the parameters with a gradient hook."""
         self._exchanges = True
 
     needs_even_shares = False
@@ -153,9 +151,10 @@ class TrainingSession(BatchState):
             register_optimizer_step_pre_hook(self._refuse_stranger)
 
     def _hook_gradients(self) -> None:
-        is_solo = self.group.world_size == 1 and not self.group.may_grow  # exchanges nothing
-        came = self._look_for_stale if is_solo else self._gradient_came
-        hook_gradients(self._exchange.parameters, self._hooked, came)
+        if self.group.world_size == 1 and not self.group.may_grow:
+            self._watch_gradients()
+        else:
+            hook_gradients(self._exchange.parameters, self._hooked, self._gradient_came)
 
     def _refuse_stranger(self, optimizer: Optimizer, *_: Any) -> None:
         refuse_stranger(optimizer, self.optimizers, self._exchange.is_known)

@@ -39,6 +39,12 @@ def stopped(url: str) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+async def until_ready(runtime: Runtime) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (await runtime.ready()).ok:
+        assert time.monotonic() < deadline
+
+
 async def test_a_stopped_database_is_named_in_time_and_answers_again(
     postgres_url: str, tmp_path: Path
 ) -> None:
@@ -47,7 +53,7 @@ async def test_a_stopped_database_is_named_in_time_and_answers_again(
     )
     runtime = await Runtime.open(settings, loops=False)
     try:
-        assert (await runtime.ready()).ok
+        await until_ready(runtime)
         with stopped(postgres_url):
             for _ in range(2):
                 began = time.monotonic()
@@ -55,9 +61,7 @@ async def test_a_stopped_database_is_named_in_time_and_answers_again(
                     found = await runtime.ready()
                 assert (found.ok, found.checks["database"]) == (False, "does not answer")
                 assert time.monotonic() - began < READY_LIMIT_S + 5.0
-        deadline = time.monotonic() + PATIENCE_S
-        while not (await runtime.ready()).ok:
-            assert time.monotonic() < deadline
+        await until_ready(runtime)
     finally:
         await runtime.stop()
 
