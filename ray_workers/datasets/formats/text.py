@@ -21,7 +21,7 @@ from ray_workers.datasets.sources.source import SourceFile, location_of
 from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
-TEXT_VERSION = 2
+TEXT_VERSION = 3
 """Part of the cache key of every text. Change it whenever the tokens change."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
@@ -103,11 +103,12 @@ def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
     lines. The pieces are the same on every node."""
     for file in files:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
-        rest = ""
+        rest, last = "", "\n"
         try:
             for number, piece in enumerate(utf8.pieces(path)):
                 if number == 0:
                     piece = piece.removeprefix("\ufeff")
+                last = piece[-1:] or last
                 head, end, tail = (rest + piece).rpartition("\n")
                 if end:
                     yield head + end
@@ -122,8 +123,9 @@ def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
                 f"is not UTF-8: the byte at offset {error.offset:,} is not text; its encoding is "
                 f"probably {likely}: save it as UTF-8",
             ) from None
-        if rest:
-            yield f"{rest}\n" if shop.is_folder else rest
+        missing = "\n" if shop.is_folder and last != "\n" else ""
+        if rest or missing:
+            yield rest + missing
 
 
 def _bytes_of(text: str) -> npt.NDArray[Any]:

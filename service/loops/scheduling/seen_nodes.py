@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
-from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import Parts, parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import count, is_part_of_gpu
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine
@@ -116,7 +116,7 @@ def _seen(
     cluster: ClusterSnapshot,
     ours: Mapping[str, float],
     alive: Collection[tuple[str, int]],
-    parts: Sequence[tuple[float, int]] | None,
+    parts: Parts | None,
 ) -> policy.Node:
     """Return the node for the plan.
 

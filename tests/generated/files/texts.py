@@ -47,7 +47,7 @@ class TextCase:
             return fault
         training, validation = self.bytes_of("train"), self.bytes_of("val")
         if found.ids.tobytes() != training + validation:
-            return f"{found.ids.tobytes()!r}, expected {training + validation!r}"
+            return _difference(found.ids.tobytes(), training + validation)
         if found.num_training not in (None, len(training)):
             return f"{found.num_training} for training, expected {len(training)}"
         return None
@@ -90,6 +90,14 @@ class TextCase:
                 if half != data:
                     files = (*self.files[:at], (name, half, part), *self.files[at + 1 :])
                     yield replace(self, files=files)
+
+
+def _difference(found: bytes, expected: bytes) -> str:
+    pairs = enumerate(zip(found, expected, strict=False))
+    shorter = min(len(found), len(expected))
+    at = next((at for at, (one, other) in pairs if one != other), shorter)
+    around = slice(max(0, at - 20), at + 20)
+    return f"{found[around]!r}, expected {expected[around]!r}, from offset {around.start:,}"
 
 
 def draw(seed: int) -> TextCase:

@@ -76,6 +76,18 @@ def test_pieces_lose_and_split_nothing(
     assert bytes(read(write(tmp_path / "a.txt", content), policy).ids) == content
 
 
+@pytest.mark.parametrize("length", range(1, 25))
+def test_files_of_a_folder_end_with_a_newline(
+    length: int, tmp_path: Path, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(utf8, "PIECE_BYTES", 7)
+    (tmp_path / "set").mkdir()
+    write(tmp_path / "set" / "a.txt", b"a" * length)
+    write(tmp_path / "set" / "b.txt", b"b" * length + b"\n")
+    content = b"a" * length + b"\n" + b"b" * length + b"\n"
+    assert bytes(read(tmp_path / "set", policy).ids) == content
+
+
 @pytest.mark.parametrize("piece_bytes", [3, 1 << 20])
 def test_the_first_byte_that_is_no_text_is_named(
     piece_bytes: int, tmp_path: Path, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.shared_gpus import Parts
 from service.domain.scheduling.placement.slots import Request, count
 from service.domain.scheduling.placement.stock import (
     Amounts,
@@ -82,7 +81,7 @@ class Pool:
     The difference can be negative."""
 
     def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
-        self._stock = stock
+        self.stock = stock
         self._when = when
         self._free = stock.by_when[when]
         self._reserved = reserved or Reserved(stock)
@@ -102,7 +101,7 @@ class Pool:
         """Return how many such workers would fit on nodes with data of silos if these nodes
         accepted them."""
         groups = self._free.groups.values()
-        as_open = ((self._stock.as_open(group.amounts), len(group.nodes)) for group in groups)
+        as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def capacities(self, kind: WorkerKind) -> dict[Place, int]:
@@ -158,7 +157,7 @@ class Pool:
     def _too_many(self, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
         """Return, for each node, how many of the workers that fit would share a GPU with another
         worker of their group, which is not allowed."""
-        most = self._stock.most_more(self._when, kind, held)
+        most = self.stock.most_more(self._when, kind, held)
         if not most:
             return {}
         placement = self._exact(kind).placement
@@ -175,35 +174,18 @@ class Pool:
         group = self._free.group_of.get(node_id)
         return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
-    def released(
-        self,
-        free: Sequence[float],
-        vector: Sequence[float],
-        part: Slice,
-        parts: Parts,
-        sign: int,
-        had: int,
-    ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Like `Stock.released`, but keep the order of the fractions."""
-        return self._stock.released(free, vector, part, parts, sign, had, is_again=True)
-
-    def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
-        """Return the fractions of GPUs that jobs will have on a node once the jobs that were asked
-        to leave have left."""
-        return self._stock.parts(When.SOON, node_id)
-
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
         """Return the result of `Stock.place_of` for the requirement of the kind."""
-        return self._stock.place_of(node_id, kind.required)
+        return self.stock.place_of(node_id, kind.required)
 
     def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:
-        return [part.node_id for part in slices if part.node_id in self._stock.kind_of]
+        return [part.node_id for part in slices if part.node_id in self.stock.kind_of]
 
     def _exact(self, kind: WorkerKind) -> _Capacity:
         capacity = self._capacities.get(kind)
         if capacity is None:
             capacity = self._capacities[kind] = _Capacity(
-                kind, self._stock, self._free, self._reserved
+                kind, self.stock, self._free, self._reserved
             )
         capacity.catch_up()
         return capacity

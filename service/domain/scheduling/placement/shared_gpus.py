@@ -4,8 +4,10 @@ fraction.
 Ray does not report which GPU a fraction is on. It puts each fraction on the fullest GPU that has
 room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
 first, followed by the fractions of the current plan, with workers of the same job on different
-GPUs. If this packing needs more GPUs than the node has, a search looks for another packing. If Ray
-packs the fractions differently, a job can fail to start; the start is then retried.
+GPUs. Workers that are asked to leave are on their GPUs until jobs start in their place, so other
+fractions are packed around them. If this packing needs more GPUs than the node has, a search looks
+for another packing. If Ray packs the fractions differently, a job can fail to start; the start is
+then retried.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ray_workers.shared.contracts import by_bundle
 from service.domain.scheduling.placement.slots import (
@@ -31,12 +34,27 @@ UNIT = 10_000
 MOST_TRIED = 2_000
 """Maximum number of steps of a search."""
 
-Parts = Sequence[tuple[float, int]]
-"""A pair (fraction of a GPU per worker, number of workers) for each job with fractions on a
-node."""
+
+class Part(NamedTuple):
+    """The fractions of GPUs that one job has on a node."""
+
+    size: float
+    """The fraction of a GPU per worker."""
+    number: int
+    """Number of workers."""
+    num_leaving: int = 0
+    """Number of these workers that were asked to leave."""
+    is_later: bool = False
+    """Whether the job starts only after the workers that were asked to leave have left."""
 
 
-def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
+Parts = Sequence[Part]
+"""The fractions on a node, in the order in which they are packed."""
+Gpu = tuple[int, tuple[int, ...]]
+"""The free units of a GPU, and the indices of the parts that use the rest."""
+
+
+def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Part]:
     """Return the fractions that jobs hold on a node. The largest fractions come first, because
     fractions pack best in this order."""
     found = []
@@ -44,87 +62,118 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]
         if is_part_of_gpu(holder.bundle):
             slices = by_bundle(holder.slices, holder.bundle, holder.roles)
             there = [part for part, own in slices if part.node_id == node_id and own.get("GPU")]
-            found.append((holder.bundle["GPU"], count(there)))
-    return sorted([each for each in found if each[1]], reverse=True)
+            found.append(Part(holder.bundle["GPU"], count(there)))
+    return sorted([each for each in found if each.number], reverse=True)
 
 
-def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[tuple[float, int]]:
-    """Return the fractions on a node without `number` workers of one job. `had` is the number of
-    workers that the job had on the node, or 0 if unknown."""
-    left = list(parts)
-    if (part, had) in left:
-        left[left.index((part, had))] = (part, had - number)
-        return [(size, there) for size, there in left if there]
-    fitting = [at for at, (size, there) in enumerate(left) if size == part and there >= number]
-    if fitting:
-        at = min(fitting, key=lambda at: left[at][1])
-        left[at] = (part, left[at][1] - number)
-    return [(size, there) for size, there in left if there]
+def asked_to_leave(parts: Parts, size: float, had: int, number: int) -> list[Part]:
+    """Return the fractions on a node after `number` workers of one job were asked to leave; if
+    `number` is negative, they stay after all. `had` is the number of workers on the node that the
+    job was not asked to leave before."""
+    found = list(parts)
+    for at, each in enumerate(found):
+        if (each.size, each.number - each.num_leaving, each.is_later) == (size, had, False):
+            found[at] = each._replace(num_leaving=each.num_leaving + number)
+            break
+    return found
 
 
-def with_more(parts: Parts, part: float, had: int, more: int) -> list[tuple[float, int]]:
+def with_more(parts: Parts, size: float, had: int, more: int, is_later: bool) -> list[Part]:
     """Return the fractions on a node after a job that has `had` workers on it gets `more` workers.
     Workers of the same job do not share a GPU."""
-    if not had:
-        return [*parts, (part, more)]
-    return sorted([*without_parts(parts, part, had, had), (part, had + more)], reverse=True)
+    found = list(parts)
+    if had and (before := Part(size, had, is_later=is_later)) in found:
+        found[found.index(before)] = before._replace(number=had + more)
+        return found
+    return [*found, Part(size, more, is_later=is_later)]
 
 
 def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float]:
     """Return a node's free resources with `NUM_GPUS` and `WHOLE_GPUS` added. `parts` are the
     fractions on the node."""
-    held = math.fsum(part * number for part, number in parts)
+    held = math.fsum(part.size * part.number for part in parts)
     not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
     left = packed(parts, not_whole)
     return {**free, NUM_GPUS: not_whole, WHOLE_GPUS: 0 if left is None else not_whole - len(left)}
 
 
 def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
-    """Return the free share of each GPU that has some of these fractions; None if no packing on
-    `num_gpus` was found. As in Ray, each fraction is put on the fullest GPU with room; workers of
-    the same job are put on different GPUs."""
-    left: list[float] = []
-    for part, number in parts:
-        fitting = sorted((free, at) for at, free in enumerate(left) if free >= part - EPSILON)
-        chosen = [at for _, at in fitting[:number]]
-        for at in chosen:
-            left[at] -= part
-        left += [1.0 - part] * (number - len(chosen))
-    return left if len(left) <= num_gpus else _searched(tuple(parts), num_gpus)
+    """Return the free share of each GPU that has some of these fractions, after the workers that
+    were asked to leave have left; None if no packing on `num_gpus` was found."""
+    gpus: Sequence[Gpu] | None = _on_fullest([], parts, is_later=False)
+    if gpus is not None and len(gpus) > num_gpus:
+        gpus = _searched(tuple((p.size, 0 if p.is_later else p.number) for p in parts), num_gpus)
+    if gpus is not None:
+        gpus = _on_fullest(_without_leaving(gpus, parts), parts, is_later=True)
+    if gpus is None or len(gpus) > num_gpus:  # assume that all that stay can be on any GPU
+        gpus = _searched(tuple((p.size, p.number - p.num_leaving) for p in parts), num_gpus)
+    return None if gpus is None else [free / UNIT for free, _ in gpus]
+
+
+def _on_fullest(gpus: Sequence[Gpu], parts: Parts, is_later: bool) -> list[Gpu]:
+    """Return the GPUs after Ray has put fractions on them: each fraction is on the fullest GPU with
+    room, and workers of the same job are on different GPUs."""
+    found = list(gpus)
+    for index, part in enumerate(parts):
+        if part.is_later == is_later:
+            size = round(part.size * UNIT)
+            fitting = sorted((free, at) for at, (free, _) in enumerate(found) if free >= size)
+            chosen = [at for _, at in fitting[: part.number]]
+            for at in chosen:
+                free, there = found[at]
+                found[at] = free - size, (*there, index)
+            found += [(UNIT - size, (index,))] * (part.number - len(chosen))
+    return found
+
+
+def _without_leaving(gpus: Sequence[Gpu], parts: Parts) -> list[Gpu]:
+    """Return the GPUs that still have fractions after workers have left."""
+    found = list(gpus)
+    for index, part in enumerate(parts):
+        if part.num_leaving:
+            there = [at for at, (_, indices) in enumerate(gpus) if index in indices]
+            for at in there[-part.num_leaving :]:
+                free, indices = found[at]
+                found[at] = free + round(part.size * UNIT), indices
+    return [gpu for gpu in found if gpu[0] < UNIT]
 
 
 @functools.lru_cache(maxsize=1024)
-def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """Like `packed`, but searches for a packing. The search starts with the largest fractions;
-    among equal fractions, with the jobs that have the most workers."""
-    in_units = ((round(part * UNIT), number) for part, number in parts)
-    jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
-    if sum(number * size for number, size in jobs) > num_gpus * UNIT:
+def _searched(sizes: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[Gpu, ...] | None:
+    """Return the GPUs of some packing of these (fraction of a GPU, number of workers); None if none
+    was found. The search starts with the largest fractions; among equal fractions, with the jobs
+    that have the most workers."""
+    in_units = [(round(size * UNIT), number, at) for at, (size, number) in enumerate(sizes)]
+    jobs = sorted([each for each in in_units if each[1]], key=lambda each: (-each[0], -each[1]))
+    if sum(size * number for size, number, _ in jobs) > num_gpus * UNIT:
         return None
+    if not jobs:
+        return ()
     known: set[tuple[int, tuple[int, ...]]] = set()
-    open_ = [_ways((UNIT,) * num_gpus, *jobs[0])]
+    open_ = [_ways(((UNIT, ()),) * num_gpus, *jobs[0])]
     for _ in range(MOST_TRIED):
-        left = next(open_[-1], None)
-        if left is None:
+        gpus = next(open_[-1], None)
+        if gpus is None:
             open_.pop()
             if not open_:
                 return None
         elif len(open_) == len(jobs):
-            return tuple(each / UNIT for each in left if each < UNIT)
-        elif (len(open_), left) not in known:
-            known.add((len(open_), left))
-            open_.append(_ways(left, *jobs[len(open_)]))
+            return tuple(gpu for gpu in gpus if gpu[0] < UNIT)
+        elif (state := (len(open_), tuple(free for free, _ in gpus))) not in known:
+            known.add(state)
+            open_.append(_ways(gpus, *jobs[len(open_)]))
     return None
 
 
-def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, ...]]:
-    """For each way to place `number` more workers of `size` units, yield the sorted free units that
-    the GPUs would then have. The fullest GPUs are tried first."""
-    fitting = [at for at, free in enumerate(left) if free >= size]
+def _ways(gpus: tuple[Gpu, ...], size: int, number: int, index: int) -> Iterator[tuple[Gpu, ...]]:
+    """For each way to place `number` workers of `size` units, yield the GPUs, sorted by their free
+    units. The fullest GPUs are tried first."""
+    fitting = [at for at, (free, _) in enumerate(gpus) if free >= size]
     for chosen in itertools.combinations(fitting, number):
-        after = list(left)
+        after = list(gpus)
         for at in chosen:
-            after[at] -= size
+            free, there = after[at]
+            after[at] = free - size, (*there, index)
         yield tuple(sorted(after))
 
 
@@ -148,7 +197,7 @@ class SharedGpus:
         has `had` workers there."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         more = max(0, number - had)
-        while more and packed(with_more(parts, part, had, more), number) is None:
+        while more and packed(with_more(parts, part, had, more, is_later=False), number) is None:
             more -= 1
         return more
 

@@ -17,11 +17,12 @@ from service.domain.scheduling.placement.gangs import Gangs, Requirement, Worker
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.pinned_nodes import place_pinned
 from service.domain.scheduling.placement.shared_gpus import (
+    Part,
     Parts,
     SharedGpus,
+    asked_to_leave,
     parts_on,
     with_more,
-    without_parts,
 )
 from service.domain.scheduling.placement.slots import (
     EPSILON,
@@ -123,7 +124,7 @@ class Stock:
         self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
         """Counts of shared GPUs; None if no GPU is shared."""
-        self._parts: dict[tuple[When, str], list[tuple[float, int]]] = {}
+        self._parts: dict[tuple[When, str], list[Part]] = {}
         """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
         self.kind_of: dict[str, int] = {}
         """The kind of each node, by node."""
@@ -145,7 +146,7 @@ class Stock:
             return free
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
-    def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
+    def parts(self, when: When, node_id: str) -> list[Part]:
         """Return the fractions of GPUs that jobs have (or will have, for SOON) on a node."""
         if self._shared is None:
             return []
@@ -154,35 +155,42 @@ class Stock:
             found = self._parts[when, node_id] = parts_on(node_id, self._holders)
         return found
 
-    def released(
+    def left(
         self,
-        amounts: Sequence[float],
-        vector: Sequence[float],
+        amounts: Amounts,
+        vector: Amounts,
         part: Slice,
         parts: Parts,
+        had: int,
         sign: int = 1,
-        had: int = 0,
-        is_again: bool = False,
-    ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return a node's amounts and fractions of GPUs after these slots are released (or taken,
-        if `sign` is -1). `vector` is the vector of one worker, `parts` are the fractions before the
-        change, and `had` is the number of workers with fractions that the job has on the node
-        before the change. `is_again` is set if previously released slots are taken back; their
-        fractions then return to their earlier position in the order."""
-        found = plus(tuple(amounts), tuple(vector), sign * part.num_workers)
+    ) -> tuple[Amounts, list[Part]]:
+        """Return a node's amounts and fractions of GPUs for SOON after a job was asked to leave
+        these slots (or, if `sign` is -1, keeps them after all). `vector` is the vector of one
+        worker, `parts` are the fractions before the change, and `had` is the number of workers with
+        fractions that the job keeps on the node before the change."""
+        number = sign * part.num_workers
+        after = list(parts)
+        if size := self._part_of(vector):
+            after = asked_to_leave(parts, size, had, number)
+        return self._changed(amounts, vector, number, parts, after), after
+
+    def _part_of(self, vector: Amounts) -> float:
+        """Return the fraction of a GPU that the worker requests; 0 if it does not."""
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
-        if self._shared is None or not 0 < size < 1:
-            return found, list(parts)
-        if sign > 0:
-            after = without_parts(parts, size, part.num_workers, had)
-        else:
-            after = with_more(parts, size, had, part.num_workers)
-            after = sorted(after, reverse=True) if is_again else after
-        plain = tuple(
-            before if at in self._shared.indices else each
-            for at, (before, each) in enumerate(zip(amounts, found, strict=True))
-        )
-        return self._shared.changed(plain, parts, after), after
+        return size if size < 1 else 0.0
+
+    def _changed(
+        self, amounts: Amounts, vector: Amounts, number: int, before: Parts, after: Parts
+    ) -> Amounts:
+        """Return a node's amounts after `number` workers were added to what is free."""
+        found = plus(amounts, vector, number)
+        if self._shared is None or before == after:
+            return found
+        plain = [
+            was if at in self._shared.indices else each
+            for at, (was, each) in enumerate(zip(amounts, found, strict=True))
+        ]
+        return self._shared.changed(plain, before, after)
 
     def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
         """Determine the kinds of nodes. Nodes with equal resources are of different kinds if a gang
@@ -305,16 +313,21 @@ class Stock:
             if self._shared is not None and vector[self._shared.gpu_at]:
                 had[part.node_id] += part.num_workers
 
-    def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
+    def _occupy(
+        self, when: When, part: Slice, vector: Amounts, had: int, is_later: bool = False
+    ) -> None:
         """Take slots on one node. No amount increases, even if the fractions of GPUs are packed
         differently afterwards."""
         free = self.by_when[when]
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
-        less, after = self.released(before, vector, part, parts, -1, had)
+        after = parts
+        if size := self._part_of(vector):
+            after = with_more(parts, size, had, part.num_workers, is_later)
+        less = self._changed(before, vector, -part.num_workers, parts, after)
         self._parts[when, part.node_id] = after
         free.set(part.node_id, tuple(map(min, before, less)))
 
-    def expect(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
+    def expect(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice]) -> None:
         """Count these slots as free SOON. `held` are all slots of the job."""
         self._soon.num_grown += 1
         had = kind.by_node(held)
@@ -323,7 +336,7 @@ class Stock:
             if group is not None:
                 parts = self.parts(When.SOON, part.node_id)
                 there = had[part.node_id]
-                amounts, after = self.released(group.amounts, vector, part, parts, 1, there)
+                amounts, after = self.left(group.amounts, vector, part, parts, there)
                 had[part.node_id] -= part.num_workers * (vector is kind.vector)
                 self._parts[When.SOON, part.node_id] = after
                 self._soon.set(part.node_id, amounts)
@@ -331,20 +344,24 @@ class Stock:
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots for a job, although some of them are not free yet."""
         for part, vector, had in self._one_by_one(kind, slices):
-            self._occupy(When.SOON, part, vector, had)
+            self._occupy(When.SOON, part, vector, had, is_later=True)
             self._cap(part.node_id, self._soon)
 
     def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
         """Return, for each node on which a group has workers with fractions of GPUs, how many more
-        workers fit on GPUs that the group does not use yet."""
+        workers fit on GPUs that the group does not use yet. NOW, these must also fit SOON, next to
+        the fractions that are promised to jobs."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found
+        size = kind.bundle["GPU"]
         for node_id, had in _by_node(held).items():
-            group = self.by_when[when].group_of.get(node_id)
-            if group is not None:
-                parts, size = self.parts(when, node_id), kind.bundle["GPU"]
-                found[node_id] = self._shared.capacity_to_grow(group.amounts, parts, size, had)
+            for each in (When.NOW, When.SOON) if when is When.NOW else (when,):
+                group = self.by_when[each].group_of.get(node_id)
+                if group is not None:
+                    parts = self.parts(each, node_id)
+                    more = self._shared.capacity_to_grow(group.amounts, parts, size, had)
+                    found[node_id] = min(more, found.get(node_id, more))
         return found
 
     def _cap(self, node_id: str, most: Free) -> None:

@@ -21,8 +21,9 @@ from typing import NamedTuple
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
+from service.domain.scheduling.placement.shared_gpus import Part
 from service.domain.scheduling.placement.slots import Request
-from service.domain.scheduling.placement.stock import Amounts
+from service.domain.scheduling.placement.stock import Amounts, When
 from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import Tier
 
@@ -237,7 +238,7 @@ class SlotCheck:
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
         """(free resources, the part of the free resources that is set aside, number of workers that
         fit), by node."""
-        self._parts: dict[str, list[tuple[float, int]]] = {}
+        self._parts: dict[str, list[Part]] = {}
         """The fractions of GPUs that jobs still have on each node after the slots were returned."""
         self._had: dict[str, Counter[str]] = {}
         """Number of remaining workers after the slots were returned, by job and node."""
@@ -260,13 +261,13 @@ class SlotCheck:
             if part.node_id not in self._nodes:
                 at = self._pool.at(part.node_id)
                 self._nodes[part.node_id] = None if at is None else (*at, self._kind.fits(*at))
-                self._parts[part.node_id] = self._pool.parts_soon(part.node_id)
+                self._parts[part.node_id] = self._pool.stock.parts(When.SOON, part.node_id)
             there = self._nodes[part.node_id]
             if there:
                 (free, aside, before), parts = there, self._parts[part.node_id]
                 there_before = had[part.node_id]
                 had[part.node_id] -= sign * part.num_workers * (vector is kind.vector)
-                free, left = self._pool.released(free, vector, part, parts, sign, there_before)
+                free, left = self._pool.stock.left(free, vector, part, parts, there_before, sign)
                 fitting = self._kind.fits(free, aside)
                 place = self._pool.place_of(self._kind, part.node_id)
                 self._capacities[place] = self._capacities.get(place, 0) + fitting - before

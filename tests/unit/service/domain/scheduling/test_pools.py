@@ -38,11 +38,15 @@ def test_the_capacity_is_what_fits_on_each_node_without_what_is_set_aside(seed: 
     for _ in range(60):
         kind, node = chance.choice(kinds), chance.choice(nodes)
         slices = (Slice(node.id, chance.randint(1, 3)),)
-        change = chance.choice((stock.take, stock.expect, stock.promise, None))
-        if change is None:
-            offer.reserved.set_aside(kind, slices[0].num_workers)
-        else:
-            change(kind, slices)
+        match chance.randrange(4):
+            case 0:
+                stock.take(kind, slices)
+            case 1:
+                stock.expect(kind, slices, slices)
+            case 2:
+                stock.promise(kind, slices)
+            case _:
+                offer.reserved.set_aside(kind, slices[0].num_workers)
         for pool in (offer.now, offer.soon):
             asked = chance.choice(kinds)
             capacity = sum(asked.fits(*(pool.at(node.id) or ((),))) for node in nodes)

@@ -233,6 +233,25 @@ def test_a_group_on_parts_of_gpus_grows_on_others_of_its_node(gpus: int, more: i
     assert not more or found == Grow("g", (Slice("n", more),))
 
 
+def test_a_group_does_not_grow_onto_a_gpu_that_is_promised() -> None:
+    """The leaving job is on two GPUs, one of them shared with the group. The waiting job will use
+    all GPUs that the group does not use."""
+    part, request = {"GPU": 0.35}, Request(2, {"GPU": 0.4})
+    small = Growing("g", 1, 50, 0, Request(2, part, 1), (Slice("n", 1),))
+    leaving = RunningJob("a", 50, 1, request, (Slice("n", 2),), 0.0, is_leaving=True)
+    holders = (Holder("g", small.slices, part), Holder("a", leaving.slices, request.bundle))
+    total = {"GPU": 4.0}
+    free = with_shared_gpus(offered(total, total, held_on("n", holders)), parts_on("n", holders))
+    waiting = (WaitingJob("w", 0, 60, 9, Request(3, {"GPU": 0.7})),)
+    nodes = (Node("n", total, free),)
+    facts = Snapshot(waiting, nodes, True, holders, growing=(small,), running=(leaving,))
+    wait, stay = plan(facts, NOW)
+    assert isinstance(wait, Wait)
+    assert wait.slices == (Slice("n", 3),)
+    assert isinstance(stay, Stay)
+    assert stay.blocked_by == ("w",)
+
+
 def test_slots_that_are_not_free_yet_are_set_aside_for_a_waiting_group() -> None:
     lost = group("a", 3, Slice("n1", 1), lacking=2, least=3)
     nodes = [node("n1", 0, CPU=1.0), node("n2", 1, CPU=2.0)]

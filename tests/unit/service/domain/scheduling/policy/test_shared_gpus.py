@@ -4,6 +4,7 @@ can't."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Pool
-from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import Part, parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import add, fits, held_on, offered
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
@@ -119,11 +120,25 @@ def test_slots_that_are_released_one_by_one_belong_to_one_job() -> None:
     assert asked[0].slices == (Slice("n", 1),) * 2
 
 
+def test_a_job_starts_beside_one_that_leaves() -> None:
+    """0.25 and 0.3 GPUs are free, so the first two jobs are on different GPUs, and stay there after
+    the running job has left."""
+    leaving = replace(running("leaving", 0.75, "n"), is_leaving=True)
+    holders = [Holder("leaving", leaving.slices, {"GPU": 0.75}), holder("stays", 1, {"GPU": 0.7})]
+    sizes = [(1, 0.15), (1, 0.15), (2, 0.1)]
+    jobs = [job(f"j{at}", number, {"GPU": size}, at) for at, (number, size) in enumerate(sizes)]
+    total = {"GPU": 2.0}
+    free = offered(total, total, held_on("n", holders))
+    node = Node("n", total, with_shared_gpus(free, parts_on("n", holders)))
+    facts = Snapshot(tuple(jobs), (node,), True, tuple(holders), running=(leaving,))
+    assert started(plan(facts, NOW)) == ["j0", "j1", "j2"]
+
+
 def test_a_group_leaves_where_its_spare_slots_are_too_few() -> None:
     """After slots were tentatively returned and taken again, the parts are packed as before."""
-    others = [running("a", 0.45, "n"), running("b", 0.3, "nnn")]
+    others = [running("a", 0.7, "n"), running("b", 0.3, "n")]
     group = running("group", 0.5, "nm", least=1)
-    wait, *asked = decide_for_two({"n": 4, "m": 1}, [group], others)
+    wait, *asked = decide_for_two({"n": 2, "m": 1}, [group], others)
     assert [(type(each), each.job_id) for each in asked] == [(Preempt, "group")]
     assert isinstance(wait, Wait)
     assert set(wait.slices) == {Slice("m", 1), Slice("n", 1)}
@@ -174,13 +189,13 @@ def test_a_whole_gpu_is_one_of_which_nobody_has_a_part() -> None:
     ("free", "parts", "whole"),
     [
         (4.0, [], 4),
-        (3.0, [(0.5, 2)], 2),
-        (3.7, [(0.1, 3)], 1),
-        (0.0, [(0.5, 2), (0.5, 2)], 0),
-        (2.0, [(0.5, 1), (0.5, 1), (0.25, 4)], 0),
+        (3.0, [Part(0.5, 2)], 2),
+        (3.7, [Part(0.1, 3)], 1),
+        (0.0, [Part(0.5, 2), Part(0.5, 2)], 0),
+        (2.0, [Part(0.5, 1), Part(0.5, 1), Part(0.25, 4)], 0),
     ],
 )
-def test_whole_gpus_are_counted(free: float, parts: list[tuple[float, int]], whole: int) -> None:
+def test_whole_gpus_are_counted(free: float, parts: list[Part], whole: int) -> None:
     shared = with_shared_gpus({"GPU": free}, parts)
     assert fits(WHOLE, shared) == whole
 
@@ -196,10 +211,10 @@ def test_a_gpu_whose_parts_all_leave_is_one_whole_gpu_soon() -> None:
     stock = Stock([node], gangs, Topology((), [node]), holders)
     soon = Pool(stock, When.SOON)
     assert soon.capacity(whole) == 1
-    stock.expect(halves, (Slice("n", 1),))
-    stock.expect(halves, (Slice("n", 1),))
+    stock.expect(halves, (Slice("n", 1),), (Slice("n", 1),))
+    stock.expect(halves, (Slice("n", 1),), (Slice("n", 1),))
     assert soon.capacity(whole) == 1, "the halves of one job are still on two of the three"
-    stock.expect(halves, (Slice("n", 2),))
+    stock.expect(halves, (Slice("n", 2),), (Slice("n", 2),))
     assert soon.capacity(whole) == 3
 
 
