@@ -174,7 +174,7 @@ class _Asking:
             has_closed=any(OPEN in node.total for node in (*present, *to_come)),
         )
         self._topology = Topology(snapshot.topology, [*self._usable, *to_come])
-        self._present = Stock(self._usable, self._gangs, self._topology)
+        self._present = Stock(self._usable, self._gangs, self._topology, snapshot.holders)
         self._to_come = Stock(to_come, self._gangs, self._topology)
         self._free, self._new = Pool(self._present, When.FREE), Pool(self._to_come, When.FREE)
         self._bundles: Counter[Kind] = Counter()
@@ -187,7 +187,7 @@ class _Asking:
         """Nodes that will be used by jobs that don't wait for slots."""
 
     def take(self, job_id: str, slices: Sequence[Slice]) -> None:
-        self._present.take(self._gangs.of(self._requests[job_id]).kind, slices)
+        self._present.take(job_id, self._gangs.of(self._requests[job_id]).kind, slices)
 
     def consider(self, wait: Wait | Stay) -> None:
         request = self._requests[wait.job_id]
@@ -217,7 +217,7 @@ class _Asking:
         self.take(job_id, slices)
         self._needed |= {part.node_id for part in slices}
         if more:
-            self._to_come.take(kind, more)
+            self._to_come.take(job_id, kind, more)
             labels = dict.fromkeys(label_resources(self._topology.labels_of(place)), LABEL_SHARE)
             self._bundles[replace(request, bundle={**request.bundle, **labels}).kind] += count(more)
             self._nodes |= {part.node_id for part in more}
@@ -230,7 +230,7 @@ class _Asking:
         if not more:
             self._without_hope.add(job_id)
             return
-        self._to_come.take(kind, more)
+        self._to_come.take(job_id, kind, more)
         for part, bundle in by_bundle(more, request.bundle, request.roles):
             self._bundles[tuple(sorted(bundle.items()))] += part.num_workers
         self._nodes |= {part.node_id for part in more}

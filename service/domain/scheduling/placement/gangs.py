@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,14 +81,6 @@ class WorkerKind:
             (part, self.vector if role is None else self.role_vectors[role.first_rank])
             for part, role in by_role(slices, self.heterogeneous.roles)
         ]
-
-    def by_node(self, slices: Sequence[Slice]) -> Counter[str]:
-        """Return the number of workers on each node. Workers in roles with their own resources are
-        not counted."""
-        found: Counter[str] = Counter()
-        for part, vector in self.vectors(slices):
-            found[part.node_id] += part.num_workers * (vector is self.vector)
-        return found
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
         """Like `slots.fits`, but for vectors. `free` contains the free resources, and `aside` the

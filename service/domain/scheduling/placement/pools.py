@@ -132,13 +132,15 @@ class Pool:
         )
 
     def pack_near(
-        self, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
+        self, job_id: str, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
     ) -> tuple[Slice, ...] | None:
         """Return slices like `pack_most`, but close to the slots that the group already holds."""
-        if not self.has(kind, least) or (found := self.capacity_near(kind, held)) < least:
+        if not self.has(kind, least):
+            return None
+        if (found := self.capacity_near(job_id, kind, held)) < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
-        too_many = self._too_many(kind, held)
+        too_many = self._too_many(job_id, kind, held)
         for node_id, number in too_many.items():
             placement.change(node_id, placement.capacity(node_id) - number)
         slices = placement.pack(min(found, most), near)
@@ -146,18 +148,18 @@ class Pool:
             placement.change(node_id, placement.capacity(node_id) + number)
         return slices
 
-    def capacity_near(self, kind: WorkerKind, held: Sequence[Slice]) -> int:
+    def capacity_near(self, job_id: str, kind: WorkerKind, held: Sequence[Slice]) -> int:
         """Return how many more workers can join a group that holds these slots."""
         capacity, near = self._exact(kind), self._that_are_there(held)
-        too_many = sum(self._too_many(kind, held).values())
+        too_many = sum(self._too_many(job_id, kind, held).values())
         if kind.required is None or not held:
             return capacity.most() - too_many
         return capacity.capacities().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
 
-    def _too_many(self, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
+    def _too_many(self, job_id: str, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
         """Return, for each node, how many of the workers that fit would share a GPU with another
         worker of their group, which is not allowed."""
-        most = self.stock.most_more(self._when, kind, held)
+        most = self.stock.most_more(self._when, job_id, kind, held)
         if not most:
             return {}
         placement = self._exact(kind).placement

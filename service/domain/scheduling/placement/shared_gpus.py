@@ -46,6 +46,7 @@ class Part(NamedTuple):
     """Number of these workers that were asked to leave."""
     is_later: bool = False
     """Whether the job starts only after the workers that were asked to leave have left."""
+    job_id: str = ""
 
 
 Parts = Sequence[Part]
@@ -62,30 +63,28 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Part]:
         if is_part_of_gpu(holder.bundle):
             slices = by_bundle(holder.slices, holder.bundle, holder.roles)
             there = [part for part, own in slices if part.node_id == node_id and own.get("GPU")]
-            found.append(Part(holder.bundle["GPU"], count(there)))
+            found.append(Part(holder.bundle["GPU"], count(there), job_id=holder.job_id))
     return sorted([each for each in found if each.number], reverse=True)
 
 
-def asked_to_leave(parts: Parts, size: float, had: int, number: int) -> list[Part]:
-    """Return the fractions on a node after `number` workers of one job were asked to leave; if
-    `number` is negative, they stay after all. `had` is the number of workers on the node that the
-    job was not asked to leave before."""
+def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Part]:
+    """Return the fractions on a node after `number` workers of a job were asked to leave; if
+    `number` is negative, they stay after all."""
+    return [
+        part._replace(num_leaving=part.num_leaving + number) if part.job_id == job_id else part
+        for part in parts
+    ]
+
+
+def with_more(parts: Parts, more: Part) -> list[Part]:
+    """Return the fractions on a node after a job got more workers. Workers of the same job do not
+    share a GPU."""
     found = list(parts)
     for at, each in enumerate(found):
-        if (each.size, each.number - each.num_leaving, each.is_later) == (size, had, False):
-            found[at] = each._replace(num_leaving=each.num_leaving + number)
-            break
-    return found
-
-
-def with_more(parts: Parts, size: float, had: int, more: int, is_later: bool) -> list[Part]:
-    """Return the fractions on a node after a job that has `had` workers on it gets `more` workers.
-    Workers of the same job do not share a GPU."""
-    found = list(parts)
-    if had and (before := Part(size, had, is_later=is_later)) in found:
-        found[found.index(before)] = before._replace(number=had + more)
-        return found
-    return [*found, Part(size, more, is_later=is_later)]
+        if each.job_id == more.job_id:
+            found[at] = each._replace(number=each.number + more.number)
+            return found
+    return [*found, more]
 
 
 def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float]:
@@ -106,7 +105,7 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
     if gpus is not None:
         gpus = _on_fullest(_without_leaving(gpus, parts), parts, is_later=True)
     if gpus is None or len(gpus) > num_gpus:  # assume that all that stay can be on any GPU
-        gpus = _searched(tuple((p.size, p.number - p.num_leaving) for p in parts), num_gpus)
+        gpus = _searched(tuple((p.size, max(0, p.number - p.num_leaving)) for p in parts), num_gpus)
     return None if gpus is None else [free / UNIT for free, _ in gpus]
 
 
@@ -191,13 +190,12 @@ class SharedGpus:
         """Indices of the amounts that depend on the fractions."""
 
     def capacity_to_grow(
-        self, amounts: Sequence[float], parts: Parts, part: float, had: int
+        self, amounts: Sequence[float], parts: Parts, size: float, job_id: str
     ) -> int:
-        """Return how many more workers with fraction `part` a job can add on the node if it already
-        has `had` workers there."""
+        """Return how many more workers with fraction `size` the job can add on the node."""
         number = math.floor(amounts[self._number_at] + EPSILON)
-        more = max(0, number - had)
-        while more and packed(with_more(parts, part, had, more, is_later=False), number) is None:
+        more = max(0, number - sum(part.number for part in parts if part.job_id == job_id))
+        while more and packed(with_more(parts, Part(size, more, job_id=job_id)), number) is None:
             more -= 1
         return more
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
@@ -157,21 +157,18 @@ class Stock:
 
     def left(
         self,
+        job_id: str,
         amounts: Amounts,
         vector: Amounts,
         part: Slice,
         parts: Parts,
-        had: int,
         sign: int = 1,
     ) -> tuple[Amounts, list[Part]]:
         """Return a node's amounts and fractions of GPUs for SOON after a job was asked to leave
         these slots (or, if `sign` is -1, keeps them after all). `vector` is the vector of one
-        worker, `parts` are the fractions before the change, and `had` is the number of workers with
-        fractions that the job keeps on the node before the change."""
+        worker, and `parts` are the fractions before the change."""
         number = sign * part.num_workers
-        after = list(parts)
-        if size := self._part_of(vector):
-            after = asked_to_leave(parts, size, had, number)
+        after = asked_to_leave(parts, job_id, number) if self._part_of(vector) else list(parts)
         return self._changed(amounts, vector, number, parts, after), after
 
     def _part_of(self, vector: Amounts) -> float:
@@ -292,29 +289,18 @@ class Stock:
             return None
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
-    def take(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
-        """Give these slots to a job. `held` are the slots that the job already had."""
-        for part, vector, had in self._one_by_one(kind, slices, held):
+    def take(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """Give these slots to a job."""
+        for part, vector in kind.vectors(slices):
             if part.node_id in self.kind_of:
                 for when in When:
-                    self._occupy(when, part, vector, had)
+                    self._occupy(job_id, when, part, vector)
                 if self._shared is not None:
                     self._cap(part.node_id, self.by_when[When.FREE])
                     self._cap(part.node_id, self._soon)
 
-    def _one_by_one(
-        self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
-    ) -> Iterator[tuple[Slice, Amounts, int]]:
-        """Yield triples: a slice, the vector of its workers, and the number of workers with
-        fractions of GPUs that the job already has on the node."""
-        had = _by_node(held)
-        for part, vector in kind.vectors(slices):
-            yield part, vector, had[part.node_id]
-            if self._shared is not None and vector[self._shared.gpu_at]:
-                had[part.node_id] += part.num_workers
-
     def _occupy(
-        self, when: When, part: Slice, vector: Amounts, had: int, is_later: bool = False
+        self, job_id: str, when: When, part: Slice, vector: Amounts, is_later: bool = False
     ) -> None:
         """Take slots on one node. No amount increases, even if the fractions of GPUs are packed
         differently afterwards."""
@@ -322,32 +308,32 @@ class Stock:
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
         after = parts
         if size := self._part_of(vector):
-            after = with_more(parts, size, had, part.num_workers, is_later)
+            more = Part(size, part.num_workers, is_later=is_later, job_id=job_id)
+            after = with_more(parts, more)
         less = self._changed(before, vector, -part.num_workers, parts, after)
         self._parts[when, part.node_id] = after
         free.set(part.node_id, tuple(map(min, before, less)))
 
-    def expect(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice]) -> None:
-        """Count these slots as free SOON. `held` are all slots of the job."""
+    def expect(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """Count these slots as free SOON."""
         self._soon.num_grown += 1
-        had = kind.by_node(held)
         for part, vector in kind.vectors(slices):
             group = self._soon.group_of.get(part.node_id)
             if group is not None:
                 parts = self.parts(When.SOON, part.node_id)
-                there = had[part.node_id]
-                amounts, after = self.left(group.amounts, vector, part, parts, there)
-                had[part.node_id] -= part.num_workers * (vector is kind.vector)
+                amounts, after = self.left(job_id, group.amounts, vector, part, parts)
                 self._parts[When.SOON, part.node_id] = after
                 self._soon.set(part.node_id, amounts)
 
-    def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+    def promise(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots for a job, although some of them are not free yet."""
-        for part, vector, had in self._one_by_one(kind, slices):
-            self._occupy(When.SOON, part, vector, had, is_later=True)
+        for part, vector in kind.vectors(slices):
+            self._occupy(job_id, When.SOON, part, vector, is_later=True)
             self._cap(part.node_id, self._soon)
 
-    def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
+    def most_more(
+        self, when: When, job_id: str, kind: WorkerKind, held: Sequence[Slice]
+    ) -> dict[str, int]:
         """Return, for each node on which a group has workers with fractions of GPUs, how many more
         workers fit on GPUs that the group does not use yet. NOW, these must also fit SOON, next to
         the fractions that are promised to jobs."""
@@ -355,12 +341,12 @@ class Stock:
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found
         size = kind.bundle["GPU"]
-        for node_id, had in _by_node(held).items():
+        for node_id in {part.node_id for part in held}:
             for each in (When.NOW, When.SOON) if when is When.NOW else (when,):
                 group = self.by_when[each].group_of.get(node_id)
                 if group is not None:
                     parts = self.parts(each, node_id)
-                    more = self._shared.capacity_to_grow(group.amounts, parts, size, had)
+                    more = self._shared.capacity_to_grow(group.amounts, parts, size, job_id)
                     found[node_id] = min(more, found.get(node_id, more))
         return found
 
@@ -372,13 +358,6 @@ class Stock:
 
 def plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
     return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
-
-
-def _by_node(slices: Sequence[Slice]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for part in slices:
-        found[part.node_id] += part.num_workers
-    return found
 
 
 def times_on(vector: Amounts, total: Amounts) -> int:

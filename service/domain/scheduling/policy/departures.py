@@ -48,13 +48,13 @@ class Departures:
         """Jobs that were asked to leave or shrink, numbered in the order of the requests."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
         """The jobs that leave slots, by node."""
+        self._soon = Pool(stock, When.SOON)
+        self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         for job in running:
             if job.is_leaving:
                 self._expect(job, job.slices)
             elif job.recalled:
                 self._expect(job, job.recalled)
-        self._soon = Pool(stock, When.SOON)
-        self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
         """For each kind of request for which no room could be made: the rank of the requesting job,
         and the number of its workers that would fit if every job that it can ask left."""
@@ -147,7 +147,6 @@ class Departures:
             why = "based on its speed" if is_own else "because other jobs come first or gain more"
             message = f"leaves its slots and resumes on {workers(target)} instead of {held}, {why}"
         self.asked.append(Preempt(name, Reason("resized", message), name))
-        self.backfill.leaves(name)
         self._expect(running, running.slices)
 
     def keeps(self, job_id: str) -> None:
@@ -196,7 +195,6 @@ class Departures:
             why = eviction.because(coming, self._ranks[running.job_id])
             reason = Reason("preempted", f"leaves its slots to job {name}, {why}")
             self.asked.append(Preempt(running.job_id, reason, name))
-            self.backfill.leaves(running.job_id)
             slices = running.slices
         else:
             message = f"continues with fewer workers, so that job {name} can start"
@@ -226,7 +224,8 @@ class Departures:
         self._leaving[running.job_id] = len(self._leaving)
         for part in slices:
             self._leaving_from[part.node_id].append(running.job_id)
-        self._stock.expect(self._gangs.of(running.request).kind, slices, running.slices)
+        self.backfill.leaves(running.job_id, slices)
+        self._stock.expect(running.job_id, self._gangs.of(running.request).kind, slices)
 
 
 def _standing(rank: order.Rank) -> Standing:

@@ -87,7 +87,7 @@ class Round:
         gang, lacking = self._gangs.of(group.request), group.lacking
         if (stay := self._asked_for_slots(group)) is not None:
             return stay
-        slices = self._free.pack_near(gang.kind, lacking, lacking, group.slices)
+        slices = self._free.pack_near(group.job_id, gang.kind, lacking, lacking, group.slices)
         if slices is not None:
             limits = self._limits.of((group.queue, group.owner))
             if limits is not None:  # undo the reservation by `limits_of`
@@ -195,7 +195,7 @@ class Round:
         if slices is None:
             self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
         else:
-            self._stock.promise(kind, slices)
+            self._stock.promise(job.job_id, kind, slices)
             self._obstacles.block(job.job_id, kind)
 
     def _never_fits(self, gang: Gang) -> Reason | None:
@@ -231,7 +231,7 @@ class Round:
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
         if slices is None:
             return None
-        self._stock.promise(gang.kind, slices)
+        self._stock.promise(job.job_id, gang.kind, slices)
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)
         verb = "makes" if len(leaving) == 1 else "make"
@@ -285,7 +285,7 @@ class Round:
             if not headroom.workers:
                 return Stay(group.job_id, headroom.reason(sentence), headroom.holders)
             most = min(most, headroom.workers)
-        slices = self._open.now.pack_near(kind, 1, most, group.slices)
+        slices = self._open.now.pack_near(group.job_id, kind, 1, most, group.slices)
         if slices is not None:
             if limits is not None:
                 limits.take(group.job_id, kind, count(slices))
@@ -314,7 +314,7 @@ class Round:
         return stay
 
     def _capacity_near(self, group: Growing, gang: Gang) -> int:
-        return self._free.capacity_near(gang.kind, group.slices)
+        return self._free.capacity_near(group.job_id, gang.kind, group.slices)
 
     def explain(self, on_error: Callable[[str, Exception], Reason]) -> None:
         """Add the reasons that can only be determined once all jobs to start are known."""
@@ -331,20 +331,14 @@ class Round:
                 stay.reason = on_error(stay.job_id, error)
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
-        self._take(group.job_id, gang.kind, slices, group.slices)
+        self._take(group.job_id, gang.kind, slices)
         self.departures.keeps(group.job_id)
         num_workers = count(group.slices) + count(slices)
         batch_size = self.departures.batch_size(group.job_id, gang.kind, num_workers)
         return Grow(group.job_id, slices, batch_size)
 
-    def _take(
-        self,
-        job_id: str,
-        kind: WorkerKind,
-        slices: tuple[Slice, ...],
-        held: tuple[Slice, ...] = (),
-    ) -> None:
-        self._stock.take(kind, slices, held)
+    def _take(self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...]) -> None:
+        self._stock.take(job_id, kind, slices)
         self._obstacles.hold(job_id, slices)
 
     def _set_aside(self, job_id: str, gang: Gang, most: int, is_impatient: bool = True) -> None:

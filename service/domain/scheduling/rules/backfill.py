@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck, has_right
@@ -41,7 +42,8 @@ class Backfill:
         self._pool = pool
         self._gangs = gangs
         self._min_run_s = min_run_s
-        self._gone: set[str] = {job.job_id for job in running if job.is_leaving}
+        self._kept = {job.job_id: list(job.slices) for job in running}
+        """The slots that each job was not asked to release."""
         self._num_blocked = 0
         self._free_s = math.inf
 
@@ -57,10 +59,13 @@ class Backfill:
         elif self._free_s > SETTLING_S:
             self._free_s = min(self._free_s, self._starts_in_s(kind, least, rank))
 
-    def leaves(self, job_id: str) -> None:
-        """Record that the job was asked for all of its slots, which the pool therefore already
+    def leaves(self, job_id: str, slices: Sequence[Slice]) -> None:
+        """Record that the job was asked for these slots, which the pool therefore already
         contains."""
-        self._gone.add(job_id)
+        kept = self._kept[job_id]
+        for part in slices:
+            if part in kept:  # a group may have lost slots since it was asked for them
+                kept.remove(part)
 
     def close(self) -> None:
         """Prevent further jobs from overtaking."""
@@ -74,11 +79,11 @@ class Backfill:
         leaving = [
             (leaves_in_s(rank, job, self._ranks[job.job_id], self._min_run_s), job)
             for job in self._running
-            if job.job_id not in self._gone
+            if self._kept[job.job_id]
         ]
         leaving.sort(key=lambda each: each[0])
         for seconds, job in leaving:
-            trial.release(Ask(job, job.slices, True))
+            trial.release(Ask(job, tuple(self._kept[job.job_id]), True))
             if trial.capacity >= least:
                 return seconds
         return 0.0  # the job waits for slots that no job of dray holds

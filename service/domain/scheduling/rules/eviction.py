@@ -13,7 +13,6 @@ Before any job leaves, elastic groups above their minimum size release slots.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -240,8 +239,6 @@ class SlotCheck:
         fit), by node."""
         self._parts: dict[str, list[Part]] = {}
         """The fractions of GPUs that jobs still have on each node after the slots were returned."""
-        self._had: dict[str, Counter[str]] = {}
-        """Number of remaining workers after the slots were returned, by job and node."""
         self._capacities = pool.capacities(kind)
 
     @property
@@ -253,10 +250,6 @@ class SlotCheck:
     def release(self, ask: Ask, sign: int = 1) -> None:
         """Return these slots, or take them back if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
-        name = ask.running.job_id
-        if name not in self._had:
-            self._had[name] = kind.by_node(ask.running.slices)
-        had = self._had[name]
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
                 at = self._pool.at(part.node_id)
@@ -265,9 +258,8 @@ class SlotCheck:
             there = self._nodes[part.node_id]
             if there:
                 (free, aside, before), parts = there, self._parts[part.node_id]
-                there_before = had[part.node_id]
-                had[part.node_id] -= sign * part.num_workers * (vector is kind.vector)
-                free, left = self._pool.stock.left(free, vector, part, parts, there_before, sign)
+                name = ask.running.job_id
+                free, left = self._pool.stock.left(name, free, vector, part, parts, sign)
                 fitting = self._kind.fits(free, aside)
                 place = self._pool.place_of(self._kind, part.node_id)
                 self._capacities[place] = self._capacities.get(place, 0) + fitting - before

@@ -40,11 +40,11 @@ def test_the_capacity_is_what_fits_on_each_node_without_what_is_set_aside(seed: 
         slices = (Slice(node.id, chance.randint(1, 3)),)
         match chance.randrange(4):
             case 0:
-                stock.take(kind, slices)
+                stock.take("a", kind, slices)
             case 1:
-                stock.expect(kind, slices, slices)
+                stock.expect("b", kind, slices)
             case 2:
-                stock.promise(kind, slices)
+                stock.promise("c", kind, slices)
             case _:
                 offer.reserved.set_aside(kind, slices[0].num_workers)
         for pool in (offer.now, offer.soon):

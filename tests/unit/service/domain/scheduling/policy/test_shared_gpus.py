@@ -211,10 +211,10 @@ def test_a_gpu_whose_parts_all_leave_is_one_whole_gpu_soon() -> None:
     stock = Stock([node], gangs, Topology((), [node]), holders)
     soon = Pool(stock, When.SOON)
     assert soon.capacity(whole) == 1
-    stock.expect(halves, (Slice("n", 1),), (Slice("n", 1),))
-    stock.expect(halves, (Slice("n", 1),), (Slice("n", 1),))
+    stock.expect("a", halves, (Slice("n", 1),))
+    stock.expect("b", halves, (Slice("n", 1),))
     assert soon.capacity(whole) == 1, "the halves of one job are still on two of the three"
-    stock.expect(halves, (Slice("n", 2),), (Slice("n", 2),))
+    stock.expect("spread", halves, (Slice("n", 2),))
     assert soon.capacity(whole) == 3
 
 

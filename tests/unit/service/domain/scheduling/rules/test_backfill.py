@@ -84,3 +84,9 @@ def test_behind_a_long_queue_nobody_passes() -> None:
     ahead = [replace(LARGE, job_id=f"large-{at}") for at in range(MAX_BLOCKED)]
     assert started(*ahead, SMALL) == ["small"]
     assert started(LARGE, *ahead, SMALL) == []
+
+
+def test_slots_that_a_group_was_asked_for_count_once() -> None:
+    one = Slice("n", 1)
+    group = RunningJob("group", 50, 0, Request(2, GPU), (one, one), HOUR, recalled=(one,))
+    assert started(LARGE, SMALL, there=(THERE, group), gpus=6.0) == ["small"]
