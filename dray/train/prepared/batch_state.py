@@ -90,6 +90,8 @@ class BatchState:
         """Whether the script has replaced gradients of an earlier batch."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
+        self.incomplete_step: int | None = None
+        """The newest step whose saved state, if any, turned out to be incomplete."""
         self._stale: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Each gradient that was computed before the anchor, with its version, keyed by the
         parameter's id. Gradients that are known to be needed are omitted. The reference is weak,
@@ -190,6 +192,7 @@ class BatchState:
             self._stale.clear()
         else:
             self._anchor.uses_unkept = True
+            self.incomplete_step = self._anchor.steps
             self._keeps_gradients = True
             # A new process that started at this batch lacks the gradient.
             self._has_misled = self._has_misled or self._anchor.is_handed_over

@@ -81,6 +81,8 @@ class Saver:
         steps = self._session.steps - self._saved_step
         if not steps:
             return False
+        if self._saved_step == self._session.incomplete_step:
+            return True
         if self._every_steps is not None and steps >= self._every_steps:
             return True
         is_writing = self._writing is not None and not self._writing.done()

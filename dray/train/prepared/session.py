@@ -210,7 +210,7 @@ class TrainingSession(BatchState):
         script that counts batches itself has a different count in a replacement process."""
         done = (self._ops, self.steps, self.position.epoch, self.position.batch)
         sample = self.trained.sample(self._ops) if self.verifies else 0
-        mark = derive_seed(*done, *self._steps_of, int(self._has_misled), sample) % 2**32
+        mark = derive_seed(*done, *self._steps_of, sample) % 2**32
         result = self._exchange.run(weight, self.group.rank, mark)
         if not self._exchange.has_mark(result, mark, self.group.world_size):
             raise self._differing()
@@ -240,6 +240,7 @@ class TrainingSession(BatchState):
                 try:
                     if self.group.world_size == 1:
                         return self._ended(())
+                    self._check_handed_over()
                     if compares:
                         self._compare()
                     return self._ended(run())
@@ -252,6 +253,12 @@ class TrainingSession(BatchState):
                     return self._ended(result)
         finally:
             self._is_pending = False
+
+    def _check_handed_over(self) -> None:
+        """Raise an error that ends the attempt if a new process started from an incomplete
+        state."""
+        if self._has_misled:
+            raise self.group.state_lost()
 
     def _compare(self) -> None:
         """Make the ranks of a new group compare their copies. Raises an error that ends the attempt
@@ -442,6 +449,7 @@ class TrainingSession(BatchState):
         self._must_compare |= self.verifies
         while True:
             try:
+                self._check_handed_over()
                 self._compare()
                 self.group.finish()
                 return

@@ -302,3 +302,61 @@ def test_a_parameter_that_is_added_to_a_prepared_model_is_refused(tmp_path: Path
     (error,) = frames(tmp_path, kind="error")
     assert error["cause"] == "cannot_run"
     assert "parameters that were created after prepare(): late. " in error["message"]
+
+
+ADDS_LATER = ADDS_UP.replace(
+    "        model(inputs)",
+    "        train.progress().batch < 3 and optimizer.zero_grad()\n        model(inputs)",
+).replace("every_steps=1", "every_steps=3")
+
+
+def test_a_checkpoint_is_replaced_if_the_next_batch_adds_to_gradients_that_it_lacks(
+    tmp_path: Path,
+) -> None:
+    """In batch 3, the script adds to earlier gradients for the first time, although it has replaced
+    gradients before."""
+    document = adds_up(tmp_path, -1, text=ADDS_LATER)
+    assert run_ranks(tmp_path, document, world_size=2) == [0, 0]
+    undisturbed = final_state(tmp_path, 2)
+    assert [found["step"] for found in frames(tmp_path, kind="checkpoint")] == [3, 4]
+    newest = checkpoint_refs(tmp_path)[:1]
+    codes = run_ranks(tmp_path, document, world_size=2, attempt=2, resume_from=newest)
+    assert codes == [0, 0]
+    (receipt,) = frames(tmp_path, attempt=2, kind="resumed")
+    assert receipt["step"] == 4
+    assert_same(final_state(tmp_path, 2), undisturbed)
+
+
+STEPS_WITH_OLD = """
+    import os, torch
+    from dray import train
+    train.init(seed=1)
+    torch.manual_seed(0)
+    x = torch.randn(24, 4)
+    models = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)
+    models, optimizers, loader = train.prepare(models, optimizers, loader)
+    for (inputs,) in loader:
+        if train.progress().batch == 2 and {first_rank_0}:
+            os.kill(os.getpid(), 9)
+        for number, (model, optimizer) in enumerate(zip(models, optimizers)):
+            if number and train.progress().batch == 2:
+                optimizer.step()  # with the gradients of batch 1
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+"""
+
+
+def test_gradients_that_a_new_process_lacks_end_the_attempt_with_their_reason(
+    tmp_path: Path,
+) -> None:
+    """The other rank uses them after it has handed over the state without them."""
+    path = tmp_path / "steps.py"
+    path.write_text(textwrap.dedent(STEPS_WITH_OLD).format(first_rank_0=FIRST_RANK_0))
+    document = {"script": {"entrypoint": str(path)}}
+    assert run_ranks(tmp_path, document, world_size=2, recovers=True, ends_with_error=True)[1]
+    errors = [error for rank in (0, 1) for error in frames(tmp_path, rank=rank, kind="error")]
+    assert errors
+    assert {error["type"] for error in errors} == {"BatchLostError"}
