@@ -6,6 +6,7 @@ value after an option belongs to the option, and that an option without a value 
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +16,16 @@ from typing import Any, TypeAlias
 Value: TypeAlias = "bool | int | float | str"
 
 MAX_PARAMETERS = 256
+MAX_DIGITS = 17
+"""Maximum number of digits of a number. A float has up to 17 significant digits."""
 MAX_CHARS = 255
 """Maximum length of names and string values. Longer strings are truncated."""
 
 _OPTION = re.compile(r"(--?[A-Za-z][^\s=]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 """An override in the syntax of Hydra and OmegaConf, such as `optimizer.lr=0.1`."""
-_WHOLE = re.compile(r"[-+]?[0-9]{1,15}")
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,14})")
+_NUMBER = re.compile(r"[-+]?(?P<digits>(?:0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _ENDS_OPTIONS = "--"
 
 
@@ -70,12 +73,13 @@ def _is_value(word: str) -> bool:
     return word != _ENDS_OPTIONS and not (_OPTION.fullmatch(word) or _OVERRIDE.fullmatch(word))
 
 
-def parameters(args: Sequence[str]) -> dict[str, Value]:
+def parameters(args: Sequence[str], *, as_written: bool = False) -> dict[str, Value]:
     """Return the values of the named arguments: for `--lr 0.1 --no-amp --sizes 64 32`, return
     `{"lr": 0.1, "no_amp": True, "sizes": "64 32"}`.
 
     If a name occurs several times, the last value is used, as in argparse. Returns at most
-    MAX_PARAMETERS entries.
+    MAX_PARAMETERS entries. as_written: whether numbers that are written in an unusual form, such as
+    `1.10`, are returned as text.
     """
     found: dict[str, Value] = {}
     for argument in parse(args):
@@ -85,21 +89,34 @@ def parameters(args: Sequence[str]) -> dict[str, Value]:
         if argument.name.startswith("-"):
             name = name.replace("-", "_")
         if name in found or len(found) < MAX_PARAMETERS:
-            found[name[:MAX_CHARS]] = _value(argument.values)
+            found[name[:MAX_CHARS]] = _value(argument.values, as_written)
     return found
 
 
-def _value(words: Sequence[str]) -> Value:
+def _value(words: Sequence[str], as_written: bool) -> Value:
     if not words:
         return True
     text = " ".join(words)
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    number = _number(text)
+    if number is None or (as_written and str(number) != text):
+        return text[:MAX_CHARS]
+    return number
+
+
+def _number(text: str) -> int | float | None:
+    """Return the number; None for other text, and for digits that are probably a name, such as
+    `007` or the hash `12e4567`, because a number would lose some of them."""
     if _WHOLE.fullmatch(text):
         return int(text)
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    return text[:MAX_CHARS]
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    digits, number = match["digits"].replace(".", "").strip("0"), float(text)
+    is_name = text.lstrip("+-").isdigit() or len(digits) > MAX_DIGITS
+    is_out_of_range = math.isinf(number) or (number == 0 and digits != "")
+    return None if is_name or is_out_of_range else number
 
 
 class AmbiguousArguments(ValueError):
@@ -203,8 +220,9 @@ def with_parameters(document: Mapping[str, Any]) -> dict[str, Any]:
         return dict(document)
     positional = [each for each in parse(script.get("args") or ()) if each.name is None]
     program = {**script, "args": [word for each in positional for word in each.values]}
-    program.pop("parameters", None)
-    return {**document, "script": program, "parameters": parameters_of(document)}
+    given = program.pop("parameters", None) or {}
+    named = {**parameters(script.get("args") or (), as_written=True), **given}
+    return {**document, "script": program, "parameters": named}
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, Value]:

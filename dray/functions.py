@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -107,9 +108,9 @@ def _named(prefix: str, values: Mapping[Any, Any], depth: int = 0) -> Iterator[t
         elif isinstance(value, str):
             if value.isprintable():
                 yield name, str(value)
-        elif isinstance(value, int) and abs(value) < 2**53:
+        elif isinstance(value, Integral) and abs(int(value)) < 2**53:
             yield name, int(value)
-        elif isinstance(value, float) and math.isfinite(value):
+        elif isinstance(value, Real) and math.isfinite(value):  # also numpy's numbers
             yield name, float(value)
 
 

@@ -132,9 +132,12 @@ class Parameter(Document):
         assert self.max is not None
         if self.step is None and not self.is_whole:
             return None
-        steps = (self.max - self.min) / (self.step or 1)
-        # Without the tolerance, the last value could be lost to a rounding error.
-        return math.floor(min(steps, MAX_NUMBER) * (1 + 1e-12) + _NEAR) + 1
+        low, high, step = (Fraction(str(each)) for each in (self.min, self.max, self.step or 1))
+        steps = min((high - low) / step, Fraction(MAX_NUMBER))
+        if not self.is_whole:  # a computed bound, such as 0.1 + 0.2, has a rounding error
+            steps *= 1 + Fraction("1e-12")
+            steps += Fraction(str(_NEAR))
+        return math.floor(steps) + 1
 
     @property
     def extremes(self) -> list[Value]:

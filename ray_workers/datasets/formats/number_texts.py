@@ -120,7 +120,7 @@ class NumberStyle:
         first, *others = ways
         hint = f"; {first._options(self)} reads it as a number"
         # A comma before three digits can be either separator.
-        if others and first.thousands is None and others[0].decimal != first.decimal:
+        if others and others[0].value_of(text) != first.value_of(text):
             hint += f", and {others[0]._options(self)} as a number with thousands separators"
         return hint
 

@@ -379,6 +379,7 @@ MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
             "line 102: the column 'x' is 'oops', not a number, although 199 of its 200 values are",
         ),
         ('"1,163.74"', 'data.numbers: {thousands: ","} reads it as a number; correct the file'),
+        ("88%", 'data.numbers: {units: ["%"]} reads it as a number; correct the file'),
         ("$100.50", 'data.numbers: {units: ["$"]} reads it'),
         ("5%", 'data.numbers: {units: ["%"]} reads it'),
         ('"-$1,100.50"', 'data.numbers: {thousands: ",", units: ["$"]} reads it'),

@@ -30,7 +30,7 @@ def test_what_readme_calls_missing_is_refused_by_the_field_that_asks_for_it(
     document: dict[str, Any],
 ) -> None:
     runs_script = "script" in document
-    whole = document if runs_script else {"recipe": "language_model", "data": DATA, **document}
+    whole = document if runs_script else {"data": DATA, **document}
     with pytest.raises(SpecError) as refused:
         validate(whole)
     asked = [*document][-1]  # the last field of a row asks for what is missing

@@ -34,8 +34,21 @@ def test_arguments_have_the_names_and_values_of_argparse() -> None:
     assert parameters(["--flag", "TRUE", "--name", "a b", "--id", "1" * 20]) == {
         "flag": True,
         "name": "a b",
-        "id": float("1" * 20),
+        "id": "1" * 20,
     }
+
+
+@pytest.mark.parametrize("text", ["12e4567", "007", "-01", "12345678901234567890", "1e-999"])
+def test_digits_that_a_number_would_lose_stay_text(text: str) -> None:
+    assert parameters(["--commit", text]) == {"commit": text}
+
+
+@pytest.mark.parametrize("text", ["0.30000000000000004", "1e-3", "1.10", "-0.50", "3.", "1e300"])
+def test_numbers_are_compared_as_written(text: str) -> None:
+    assert parameters(["--lr", text]) == {"lr": float(text)}
+    document = {"script": {"entrypoint": "/a.py", "args": ["--lr", text]}}
+    compared = with_parameters(document)["parameters"]["lr"]
+    assert str(compared) == text
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dray import AsyncClient, Client, errors, functions
@@ -156,8 +157,11 @@ def test_the_arguments_of_a_function_are_parameters(server: LiveServer) -> None:
         "deep": {"on": True},
         "nan": float("nan"),
         "own": Unusual(),
+        "batch": np.int64(64),
+        "momentum": np.float32(0.5),
     }
     expected = {"lr": 0.1, "options.name": "a", "options.deep.on": True, "seed": 7}
+    expected |= {"options.batch": 64, "options.momentum": 0.5}
     assert functions.parameters(trained, [0.1, [1]], {"options": options}) == expected
     assert functions.parameters(trained, [], {}) == {}  # the call itself will fail
     options["own"] = options  # a dictionary that contains itself

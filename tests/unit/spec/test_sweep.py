@@ -205,6 +205,7 @@ def test_the_number_of_trials_of_a_large_grid_is_counted_and_not_listed() -> Non
     huge = Parameter.model_validate({"min": -1e300, "max": 1e300, "step": 1e-300})
     assert huge.num_values is not None
     assert huge.num_values > 10**15
+    assert Parameter(min=0, max=10**13).num_values == 10**13 + 1
 
 
 @pytest.mark.parametrize(

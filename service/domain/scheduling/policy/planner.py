@@ -167,7 +167,7 @@ def _not_planned(error: Exception) -> Reason:
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
     if not snapshot.connected:
-        return Reason("cluster_unavailable", "waits for the Ray cluster, which is not responding")
+        return Reason("cluster_unavailable", "waits for the connection to the Ray cluster")
     may_come = bool(snapshot.to_come)
     starting = sum(node.is_starting for node in snapshot.nodes)
     if starting and not accepted and not may_come:

@@ -65,7 +65,7 @@ def is_prepared(claims: Claims, decision: Decision) -> None:
     assert claims.waiting[decision.job_id].preparing
 
 
-@says("waits for the Ray cluster, which is not responding")
+@says("waits for the connection to the Ray cluster")
 def no_cluster(claims: Claims, decision: Decision) -> None:
     assert not claims.snapshot.connected
 
