@@ -105,7 +105,7 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             pattern="^array-[0-9a-z]{0,60}$",
-            description="Jobs of the array with this id, or whose id starts with it.",
+            description="Jobs of arrays whose id is, or begins with, this value.",
         ),
     ] = None
     array_index: Annotated[

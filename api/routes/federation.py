@@ -52,8 +52,8 @@ Phase = Annotated[str, PathParameter(max_length=32)]
 
 
 async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
-    """Return the use cases for the caller's token. Each use case checks that the token belongs to a
-    client of the job."""
+    """Return the operations of a client with the caller's token. Each of them checks that the token
+    belongs to a client of the job."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the URL contains a NUL character")
     request.state.caller = "a client of a federated job"

@@ -52,8 +52,8 @@ class RoleResources(Document):
             raise ValueError("has no field cpus_per_worker: use cpus")
         if isinstance(given, Mapping) and "gpus_per_worker" in given:
             raise ValueError(
-                "has no field gpus_per_worker, because ranks of roles with their own resources "
-                "have no GPU: for roles with GPUs, leave resources out, and use the job's "
+                "has no field gpus_per_worker: roles with their own resources can't use GPUs. "
+                "Leave out the resources of a role that needs GPUs: its ranks then use the job's "
                 "resources"
             )
         return given

@@ -339,8 +339,8 @@ class NodeAgent:
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
-        """Return the factor by which waiting for a CPU slows down the slowest process of an attempt
-        or of Ray on this node (`ray_workers.shared.processes.machine_speed`)."""
+        """Return the largest factor by which waiting for a CPU slows down a process on this node
+        that belongs to the attempt or to Ray (`ray_workers.shared.processes.machine_speed`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:

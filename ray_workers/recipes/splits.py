@@ -53,9 +53,10 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
 
 
 def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows]:
-    """Return (training, validation). The training windows are the windows of `length` tokens that
-    lie, together with the token after each window, within the first `num_tokens` tokens. The
-    validation windows begin after these tokens. Raise DataError if one of them is empty."""
+    """Return (training windows, validation windows). Each window has `length` tokens and is used
+    together with the token after it. The training windows use only the first `num_tokens` tokens;
+    the validation windows begin after these tokens. Raise DataError if there are no training
+    windows or no validation windows."""
     training = np.arange((num_tokens - 1) // length)
     validation = np.arange(-(-num_tokens // length), num_windows)
     if len(training) == 0 or len(validation) == 0:

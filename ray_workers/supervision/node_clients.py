@@ -83,8 +83,8 @@ class NodeClients:
 
     async def are_given_up(self, node_ids: Set[str]) -> bool:
         """Whether to give up waiting for the last reports of these unresponsive nodes, because the
-        nodes are dead or have been silent for too long. An agent that is restarting is awaited,
-        because its reports are not lost."""
+        nodes are dead or have been silent for too long. Agents that are restarting are not given
+        up, because their reports are not lost."""
         longest_s = self._limits.last_reports_s
         if all(self._silence.seconds(node_id) > longest_s for node_id in node_ids):
             return True

@@ -139,7 +139,7 @@ class Settings(BaseSettings):
     effect immediately. All of dray's processes need this setting."""
     open_to_local_users: bool = False
     """Whether every user of this machine can call a service without a tokens file, and thereby run
-    programs as the service's user. If false, other users need the token in the home."""
+    programs as the service's user. If false, other users need the token stored in `home`."""
     prices_file: Path | None = None
     """YAML or JSON file with the prices of slots. Changes to the file take effect within
     seconds."""

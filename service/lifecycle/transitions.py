@@ -141,7 +141,7 @@ def state_event(
     now: datetime,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the event of a move. `job` is the job before the move."""
+    """Return the event for a state transition. `job` is the job before the transition."""
     return {
         "job_id": job.id,
         "seq": changes["event_seq"],

@@ -135,7 +135,7 @@ def _lines_of(storage: Storage, chunk: Chunk) -> list[Line] | None:
         if storage.accepts_files_near(chunk.storage_key):
             return None
         raise StorageUnavailable(
-            f"the log chunk {chunk.storage_key} is missing in the storage"
+            f"the log chunk {chunk.storage_key} is missing from the storage"
         ) from error
     except (FolderSpoilt, ValueError, LookupError, TypeError, RecursionError):
         return None

@@ -47,7 +47,9 @@ def check_noise(spec: JobSpec) -> None:
         raise wrong(at, "is only for data parallelism, where each worker has the complete model")
     if spec.is_exact or spec.parallel.balance != "even" or spec.sync is not None:
         raise wrong(
-            at, "can't be combined with elastic.exact, sync or balance: auto in this version"
+            at,
+            "can't be combined with elastic.exact, with sync or with 'balance: auto' in this "
+            "version",
         )
     if spec.train.precision == "fp16":
         raise wrong(at, "requires train.precision fp32 or bf16: fp16 scales the gradients")

@@ -64,7 +64,7 @@ class SilenceLimits:
 
     @property
     def gateway_s(self) -> float:
-        """Limit for the gateway and the forkserver, each of which delays its single local
+        """Time limit for the gateway and the forkserver, each of which delays its single local
         caller."""
         return self.replace_s / 2
 
@@ -74,17 +74,17 @@ class SilenceLimits:
 
     @property
     def start_s(self) -> float:
-        """Limit for the first response of a process, which may still be importing modules."""
+        """Time limit for the first response of a process, which may still be importing modules."""
         return 3 * self.replace_s
 
     @property
     def ray_s(self) -> float:
-        """Limit for Ray itself, after which an embedded Ray is restarted."""
+        """Time limit for Ray itself, after which an embedded Ray is restarted."""
         return 2 * self.replace_s
 
     @property
     def join_s(self) -> float:
-        """Limit for a driver to join Ray, which takes seconds of CPU time."""
+        """Time limit for a driver to join Ray. Joining takes several seconds of CPU time."""
         return 5 * self.replace_s
 
     @property

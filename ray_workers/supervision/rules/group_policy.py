@@ -155,7 +155,7 @@ class GroupPolicy:
         if is_regrouping:
             hang = self._left_behind(seen, memory, now)
         else:
-            # If a rank is missing from the observation, it was lost, or its node does not respond.
+            # Ranks that are missing from the observation were lost or are on unresponsive nodes.
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
             if not seen.num_through:

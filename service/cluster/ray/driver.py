@@ -105,7 +105,7 @@ class RayCluster:
         await asyncio.to_thread(ray.shutdown)
 
     async def ping(self) -> None:
-        """Only respond, so that the caller can detect a suspended gateway."""
+        """Do nothing. The caller detects a suspended gateway by the missing response."""
 
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
@@ -203,8 +203,8 @@ class RayCluster:
     async def _silent_reply(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
         """Return the reply for an attempt whose supervisor doesn't respond.
 
-        If Ray itself responds, the supervisor is ended once it has been silent for longer than its
-        time limit multiplied by the slowness of its machines. Its ranks then also end.
+        If Ray itself responds, the supervisor is killed once it has been silent for longer than its
+        time limit, which is longer on slow machines. Its ranks then also end.
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)

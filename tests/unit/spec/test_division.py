@@ -84,7 +84,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"balance": "auto"}, train={"measure_noise": True}),
             "/train/measure_noise",
-            "can't be combined with elastic.exact, sync or balance",
+            "can't be combined with elastic.exact, with sync or with",
         ),
         (
             divided({}, train={"measure_noise": True, "precision": "fp16"}),

@@ -35,7 +35,7 @@ class Mesh:
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
-        # The model is also divided among ranks that compute different positions of the same
+        # The model is also divided among ranks that process different positions of the same
         # samples.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
         faultpoint(FaultPoint.BEFORE_MESH)

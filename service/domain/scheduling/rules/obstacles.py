@@ -65,7 +65,7 @@ class _Seen:
         self.free = free
         self.num_holders = num_holders
         self.explanation: Explanation | None = None
-        """The reason why the gangs wait, if too few slots are free."""
+        """The reason why the gangs wait; set only if too few slots are free."""
 
 
 class Obstacles:

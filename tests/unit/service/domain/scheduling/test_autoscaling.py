@@ -13,6 +13,7 @@ from ray_workers.shared.contracts import Slice
 from service.config.node_types import NodeType
 from service.domain.scheduling import autoscaling
 from service.domain.scheduling.autoscaling import Demand, may_come
+from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.policy import (
     Growing,
     Holder,
@@ -74,6 +75,15 @@ def test_nodes_in_use_are_asked_for_whole_since_the_request_is_a_floor() -> None
     demand = asked(job("a", 3, cpus=2.0), nodes=[node("m", free=3.0), node("n", free=1.0)])
     assert demand.bundles == (((("CPU", 2.0),), 2), (WHOLE, 2))
     assert demand.num_nodes == 1
+
+
+def test_a_gpu_of_which_a_job_has_a_part_is_no_room_for_a_job_with_whole_gpus() -> None:
+    total = {"GPU": 2.0}
+    held = Holder("held", (Slice("n", 2),), {"GPU": 0.5})
+    free = with_shared_gpus({"GPU": 1.0}, parts_on("n", [held]))
+    waiting = WaitingJob("a", 0, 50, 0, Request(1, {"GPU": 1.0}), waited_s=0.0)
+    nodes, types = [Node("n", total, free)], [NodeType(total, 3)]
+    assert asked(waiting, nodes=nodes, types=types, holders=(held,)).num_nodes == 1
 
 
 def test_nothing_is_asked_for_where_no_job_waits_for_room() -> None:
