@@ -10,6 +10,7 @@ models.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,11 +36,13 @@ class GradientExchange:
         self._broadcasts = broadcast_buffers
         self._sections: list[_Section] = []
         self._known: set[int] = set()
-        self._names: list[tuple[nn.Module, set[str]]] = []
+        self._prepared: list[tuple[nn.Module, dict[str, Tensor]]] = []
+        """Each model, and its parameters in `add` by name."""
         """The models, each with the names of the parameters that it had in `add`."""
         self._registries: list[Mapping[str, Any]] = []
         """The parameters and submodules of every module of the models."""
-        self._num_registered = 0
+        self._registered: list[int] = []
+        """The ids of the values in `_registries`, in order."""
         self._reached: set[int] = set()
         """Ids of the parameters for which a gradient was computed since the last exchange."""
         for model in models:
@@ -48,10 +51,10 @@ class GradientExchange:
 
     def add(self, model: nn.Module) -> None:
         """Exchange the gradients of another model too."""
-        self._names.append((model, {name for name, _ in model.named_parameters()}))
+        self._prepared.append((model, dict(model.named_parameters())))
         for module in model.modules():
             self._registries += [module._parameters, module._modules]
-        self._num_registered = sum(map(len, self._registries))
+        self._registered = self._registered_now()
         parameters = self._new(model.parameters())
         buffers = self._new(model.buffers())
         self._sections.append(_Section(parameters, buffers, sends_buffers=self._broadcasts))
@@ -77,15 +80,20 @@ class GradientExchange:
 
     @property
     def late_parameters(self) -> list[str]:
-        """The names of the parameters that the script has added to the models since `add`."""
-        if sum(map(len, self._registries)) == self._num_registered:  # fast, for every batch
+        """The names of the parameters that the script has added to the models, or replaced, since
+        `add`."""
+        if self._registered_now() == self._registered:  # fast, for every batch
             return []
         return [
             name
-            for model, names in self._names
-            for name, _ in model.named_parameters()
-            if name not in names
+            for model, prepared in self._prepared
+            for name, parameter in model.named_parameters()
+            if not (name in prepared and _is_same(prepared[name], parameter))
         ]
+
+    def _registered_now(self) -> list[int]:
+        values = itertools.chain.from_iterable(each.values() for each in self._registries)
+        return list(map(id, values))
 
     def is_known(self, tensor: Tensor) -> bool:
         return id(tensor) in self._known
@@ -383,3 +391,9 @@ class SampleCount:
         """Return this rank's fraction of the samples. Without a loader, all ranks have the same
         fraction."""
         return self._counted / self._num_global if self._num_global else 1.0 / world_size
+
+
+def _is_same(prepared: Tensor, parameter: Tensor) -> bool:
+    """Whether a model still has this parameter. FSDP registers another tensor while the parameter
+    is gathered."""
+    return parameter is prepared or hasattr(prepared, "_local_tensor")

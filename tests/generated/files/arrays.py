@@ -52,7 +52,8 @@ class ArrayCase:
         bad = _not_finite(x.reshape(len(x), -1))
         if bad is not None:
             found.append(Refusal("array 'x'", f"sample {bad}:", "missing or not finite"))
-        bad = _not_finite(y.reshape(len(y), -1))
+        most = math.inf if self.classifies else float(tables.LARGEST)  # classes are names
+        bad = _not_finite(y.reshape(len(y), -1), most)
         if bad is not None and not self.classifies:
             found.append(Refusal("array 'y'", f"sample {bad}:", "missing or not finite"))
         if bad is not None and self.classifies:
@@ -100,10 +101,9 @@ def _cast(values: Any, dtype: str, order: str, *, is_fortran: bool = False) -> A
     return np.asfortranarray(found) if is_fortran else found
 
 
-def _not_finite(rows: Any) -> int | None:
+def _not_finite(rows: Any, most: float = float(tables.LARGEST)) -> int | None:
     if rows.dtype.kind != "f":
         return None
-    most = float(tables.LARGEST)
     bad = [not all(math.isfinite(v) and abs(v) <= most for v in row) for row in rows.tolist()]
     return bad.index(True) if True in bad else None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.unit.training.prepared.programs import assert_same, final_state
 from tests.unit.training.ranks import frames, run_ranks
 
@@ -65,8 +67,9 @@ def test_layers_that_an_optimizer_gets_in_a_later_epoch_are_recovered(tmp_path: 
         assert_same(final_state(home, 2), undisturbed)
 
 
-def test_a_layer_that_is_made_after_prepare_is_refused(tmp_path: Path) -> None:
-    assert any(run(tmp_path / "replaced", REPLACE))
+@pytest.mark.parametrize("change", [REPLACE, REPLACE.split(";")[0]])
+def test_a_layer_that_is_made_after_prepare_is_refused(tmp_path: Path, change: str) -> None:
+    assert any(run(tmp_path / "replaced", change))
     assert any("created after prepare()" in each for each in messages(tmp_path / "replaced"))
 
 
