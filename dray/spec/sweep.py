@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from dray.arguments import MAX_CHARS
 from dray.input.names import unfit
 from dray.spec.fields import MAX_STEPS, Document, Int, a_number, wrong
 from dray.spec.program.metrics import MetricKey
@@ -420,19 +421,32 @@ def as_text(value: Value) -> str:
 
 
 def with_values(document: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """Return a copy of a job document with these values in a recipe's fields or in place of
-    `${NAME}` in a script's arguments."""
+    """Return a copy of a job document with these values in a recipe's fields, or in place of
+    `${NAME}` in a script's arguments. A script's other values are added to its `parameters`, so
+    that they are compared."""
     script = document.get("script")
     if script is None:
         changed = dict(document)
         for name, value in values.items():
             changed = _with_field(changed, name.split("."), value)
         return changed
+    script, roles = dict(script), dict(script.get("roles") or {})
+    texts = [text for one in (script, *roles.values()) for text in one.get("args") or ()]
+    used = {name for text in texts for name in _PLACEHOLDER.findall(text)}
+    own = {name: value for name, value in values.items() if name not in used and _is_plain(value)}
+    if own:
+        script["parameters"] = {**(script.get("parameters") or {}), **own}
     script = _with_arguments(script, values)
-    if script.get("roles"):
-        roles = {name: _with_arguments(role, values) for name, role in script["roles"].items()}
-        script["roles"] = roles
+    if roles:
+        script["roles"] = {name: _with_arguments(role, values) for name, role in roles.items()}
     return {**document, "script": script}
+
+
+def _is_plain(value: Value) -> bool:
+    """Whether the value can be one of a script's `parameters`."""
+    return isinstance(value, bool | int | float) or (
+        isinstance(value, str) and len(value) <= MAX_CHARS
+    )
 
 
 def _with_field(part: Any, names: list[str], value: Value) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from service.db.repositories import surroundings
 from service.db.repositories.scheduling import cluster as repository
 from service.domain.errors import Unsatisfiable
 from service.domain.scheduling import autoscaling, policy
+from service.domain.scheduling.placement.slots import is_open
 from service.nodes import quarantine
 
 KIND = "accelerator_type:"
@@ -93,7 +94,18 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
         for row in repository.nodes(session)
         if row.alive and row.accepted
     )
-    return (*nodes, *autoscaling.may_come(types, nodes)) or None
+    return _unless_refused(session, (*nodes, *autoscaling.may_come(types, nodes)))
+
+
+def _unless_refused(
+    session: Session, nodes: tuple[policy.Node, ...]
+) -> tuple[policy.Node, ...] | None:
+    """Return None if there are no nodes, or if all of them accept only ranks of silos while the
+    other nodes of the cluster are refused, since these can be accepted again."""
+    if any(is_open(node.total) for node in nodes):
+        return nodes
+    refused = (row for row in repository.nodes(session) if row.alive and not row.accepted)
+    return None if any(SILO_LABEL not in row.labels for row in refused) else nodes or None
 
 
 def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
@@ -107,7 +119,7 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
     for total, is_silo, number in repository.usable_totals(session):
         labels = {SILO_LABEL: "true"} if is_silo else {}
         found += [policy.Node.labelled("", total, total, labels)] * number
-    return tuple(found) or None
+    return _unless_refused(session, tuple(found))
 
 
 def kinds(session: Session, spec: JobSpec) -> set[str | None]:

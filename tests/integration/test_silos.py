@@ -141,7 +141,7 @@ def test_no_other_job_runs_on_the_node_whose_owner_names_a_silos_data(
     reads = {"module": "this"}
     for labels in ({LABEL: "west"}, {"dray.io/silo": "true"}):
         resources = {"num_workers": 1, "node_labels": labels}
-        with pytest.raises(errors.Unsatisfiable, match="of silos alone"):
+        with pytest.raises(errors.Unsatisfiable, match="only ranks of silos"):
             client.submit({"script": reads, "resources": resources})
     others = sum(int(node.resources["CPU"]) for name, node in nodes.items() if name != "west")
     with pytest.raises(errors.Unsatisfiable):

@@ -15,12 +15,11 @@ from dray.cli.commands.jobs import report, watch_job
 from dray.cli.completion import job_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dray.client import Client
     from dray.code.packing import PackedCode
     from dray.views import Job
-
 
 LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
 
@@ -298,16 +297,26 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     """Return (document, source). The document is that of the job `reference`, without `after`,
-    `array` and `sweep`; `args` replace its arguments of the same name. The source is a display
-    name."""
+    `array`, `sweep` and the values that only a trial's program gets; `args` replace its arguments
+    of the same name. The source is a display name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
+    from dray.spec.sweep import as_text, variable
 
     with connect() as client:
         job = client.get(read_job(client, reference))
+        values = _trial_values(client, job)
     left_out = ("array", "sweep", "after")
     document = {name: value for name, value in job.spec.items() if name not in left_out}
     script = document.get("script")
+    if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):
+        named = ", ".join(f"{variable(name)}={as_text(values[name])}" for name in sorted(own))
+        warn(
+            f"the program of {job.id}, a trial of a sweep, got {named}; the copy does not get "
+            f"{'this variable' if len(own) == 1 else 'these variables'}"
+        )
+        kept = {name: value for name, value in script["parameters"].items() if name not in own}
+        document["script"] = script = {**script, "parameters": kept}
     if not args:
         return document, job.id
     if not isinstance(script, dict):
@@ -322,6 +331,19 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     program = script.get("entrypoint") or f"-m {script.get('module')}"
     warn(f"like {job.id}: {shlex.join([program, *script['args']])}")
     return {**document, "script": script}, job.id
+
+
+def _trial_values(client: Client, job: Job) -> Mapping[str, Any]:
+    """Return the parameter values of a trial; an empty mapping for other jobs."""
+    from dray.errors import SweepNotFound
+
+    if job.array_id is None:
+        return {}
+    try:
+        trials = client.trials(job.array_id, page_size=500)
+        return next((one.parameters or {} for one in trials if one.index == job.array_index), {})
+    except SweepNotFound:
+        return {}
 
 
 def _with_git(

@@ -39,7 +39,7 @@ def left_behind(
     if not sizes:
         return ""
     ordered = sorted(sizes, key=lambda name: (-sum(sizes[name]), name))
-    names = [f"{name[:100]!a} ({_text(sum(sizes[name]))})" for name in ordered[:NAMED]]
+    names = [f"{name[:100]!r} ({_text(sum(sizes[name]))})" for name in ordered[:NAMED]]
     more = " ..." if len(ordered) > NAMED else ""
     number = sum(map(len, sizes.values()))
     files = "1 file was" if number == 1 else f"{number} files were"

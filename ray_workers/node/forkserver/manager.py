@@ -51,6 +51,8 @@ class ForkserverManager:
         self._log_path = directory / "forkserver.log"
         self._pid_path = directory / "forkserver.pid"
         self._failure: str | None = None
+        self._killed_because: str | None = None
+        """Why the current forkserver was killed, if it was."""
         self.limits = limits
         self._silence = Silence()
         self._serves = False
@@ -107,14 +109,15 @@ class ForkserverManager:
         cancelled."""
         failures = 0
         while True:
-            self._serves = False
+            self._serves, self._killed_because = False, None
             listening = asyncio.ensure_future(self._end_when_silent())
             try:
                 code = await self._ended()
             finally:
                 listening.cancel()
-            tail = self._log_path.read_text(errors="replace")[-2000:].strip().splitlines()[-1:]
-            self._failure = f"its forkserver ended with code {code}: {tail}"
+            lines = self._log_path.read_text(errors="replace")[-2000:].strip().splitlines()
+            ended = ": ".join([f"its forkserver ended with code {code}", *lines[-1:]])
+            self._failure = self._killed_because or ended
             print(self._failure, flush=True)  # noqa: T201  # into the node agent's log
             self._close_lifeline()
             failures = 0 if self._serves else failures + 1
@@ -154,7 +157,9 @@ class ForkserverManager:
                 self._silence.answered(process.pid)
             limits, silent_s = self.limits, self._silence.seconds(process.pid)
             if silent_s > (limits.gateway_s if self._serves else limits.start_s):
-                print(f"its forkserver was silent for {silent_s:.0f} s: killed", flush=True)  # noqa: T201
+                self._killed_because = (
+                    f"its forkserver was killed because it did not respond for {silent_s:.0f} s"
+                )
                 process.kill()
                 return self._silence.answered(process.pid)
             await asyncio.sleep(PING_S if self._serves else CHECK_S)

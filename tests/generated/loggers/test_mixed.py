@@ -135,16 +135,36 @@ def fault_in(folder: Path, seed: int) -> str | None:
 
 
 def _names(run: Run, key: str, runs: list[Run], *, at_once: bool) -> set[str]:
-    """Return the possible ends of the run's path, with the key. If dray saw all runs at once, it is
-    the shortest end that no other run's path has, or none if no other run has the key."""
-    parts = ("job", *run.path.parent.parts)
-    ends = [parts[at:] for at in range(len(parts), -1, -1)]
+    """Return the possible names: the key, after an end of the run's path. If dray saw all runs at
+    once, it is the shortest end that no other run's path has, or none if no other run has the key;
+    a longer end is possible only if the name could also belong to another series."""
+    ends = _ends(run)
+    others = [one for one in runs if one is not run]
+    allowed = {"/".join((*end, key)) for end in ends}
     if at_once:
-        others = [("job", *one.path.parent.parts) for one in runs if one is not run]
-        is_shared = any(key in one.truth for one in runs if one is not run)
-        alone = [e for e in ends[1:] if all(other[-len(e) :] != e for other in others)]
-        ends = [(alone or ends[-1:])[0]] if is_shared else ends[:1]
-    return {"/".join((*end, key)) for end in ends}
+        alone = [end for end in ends[1:] if all(end not in _ends(one) for one in others)]
+        is_shared = any(key in one.truth for one in others)
+        order = alone or ends[-1:] if is_shared else ends[:1] + (alone or ends[-1:])
+        taken = {
+            "/".join((*end, other))
+            for one in runs
+            for end in _ends(one)
+            for other in one.truth
+            if (one, other) != (run, key)
+        }
+        allowed = set()
+        for end in order:
+            name = "/".join((*end, key))
+            allowed.add(name)
+            if name not in taken:
+                return allowed
+    whole = "/".join(ends[-1])
+    return allowed | {f"{whole}~{number}/{key}" for number in range(len(runs))}
+
+
+def _ends(run: Run) -> list[tuple[str, ...]]:
+    parts = ("job", *run.path.parent.parts)
+    return [parts[at:] for at in range(len(parts), -1, -1)]
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

@@ -7,6 +7,7 @@ import csv
 import functools
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,7 +39,8 @@ def frames_of(server: LiveServer, job_id: str, spec: Mapping[str, Any], case: Ca
         reporting.wait_until_written(lambda: None)
     frames = _spooled(folder, "r0.0.metrics")
     if case.logger != "report":
-        asyncio.run(_log(folder, spec, case))
+        with ThreadPoolExecutor(1) as thread:  # Playwright runs an event loop in this thread
+            thread.submit(asyncio.run, _log(folder, spec, case)).result()
         frames += _spooled(folder, "r0.0.found")
     return frames
 

@@ -209,3 +209,24 @@ def test_a_job_is_submitted_again_with_other_arguments(cli: Cli, server: LiveSer
     assert "--metric must have the form NAME=PATTERN" in cli.err
     member = cli.json("get", cli("submit", "--like", first["id"], "--array", "2").split()[0] + "/1")
     assert cli("submit", "--like", member["id"]).startswith("job-")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_copy_of_a_trial_says_which_values_it_lacks(cli: Cli, server: LiveServer) -> None:
+    """The program reads `depth` from the environment."""
+    parameters = {"lr": {"choices": [0.1, 0.2]}, "depth": {"choices": [2, 3]}}
+    document = {
+        "script": {"entrypoint": "/train.py", "args": ["--lr", "${lr}"]},
+        "sweep": {"metric": "loss", "mode": "min", "sampler": "grid", "parameters": parameters},
+    }
+    Path("sweep.json").write_text(json.dumps(document))
+    array = cli("sweep", "submit", "sweep.json").split()[0]
+    found = cli.json("compare", f"{array}/0", f"{array}/3")
+    assert found["differences"] == [
+        {"pointer": "/parameters/lr", "values": [0.1, 0.2]},
+        {"pointer": "/parameters/depth", "values": [2, 3]},
+    ]
+    copy = cli("submit", "--like", f"{array}/3").split()[0]
+    assert "got DRAY_PARAM_DEPTH=3; the copy does not get this variable" in cli.err
+    assert spec_of(server, copy)["script"]["args"] == ["--lr", "0.2"]
+    assert not spec_of(server, copy)["script"]["parameters"]

@@ -29,6 +29,7 @@ from service.domain.scheduling.placement.topology import Topology, largest, name
 from service.domain.scheduling.rules.obstacles import Reason
 
 ALL_CLOSED = "every node of the cluster has a silo's data, and accepts only ranks of silos"
+OPEN_ARE_REFUSED = "waits for a node: every node that has no silo's data is refused"
 
 
 def can_ever_fit(
@@ -61,8 +62,8 @@ def _why_not_on(
         return reason
     kept = number_of_nodes(len(accepted) - len(usable))
     verb = "accepts" if len(accepted) - len(usable) == 1 else "accept"
-    silos = f"{kept} with a silo's data {verb} only ranks of silos"
-    return _unsatisfiable(f"{reason.message}; {silos}")
+    silos = f"{kept} with a silo's data, which {verb} only ranks of silos"
+    return _unsatisfiable(f"{reason.message}, apart from {silos}")
 
 
 def _why_never(

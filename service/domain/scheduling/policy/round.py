@@ -13,7 +13,11 @@ from service.domain.scheduling.placement.slots import Node, count, is_open, work
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.departures import OTHERS_GAIN, Departures
-from service.domain.scheduling.policy.feasibility import ALL_CLOSED, can_ever_fit
+from service.domain.scheduling.policy.feasibility import (
+    ALL_CLOSED,
+    OPEN_ARE_REFUSED,
+    can_ever_fit,
+)
 from service.domain.scheduling.policy.ranking import limits_of
 from service.domain.scheduling.policy.records import (
     Decision,
@@ -72,7 +76,9 @@ class Round:
         self._to_come = snapshot.to_come
         there = [*nodes, *snapshot.to_come]
         self._is_closed = bool(there) and not any(is_open(node.total) for node in there)
-        """Whether every node accepts only ranks of silos."""
+        """Whether every accepted node accepts only ranks of silos."""
+        are_refused = any(is_open(node.total) for node in snapshot.nodes)
+        self._closed_because = OPEN_ARE_REFUSED if are_refused else ALL_CLOSED
         self._possible: set[Gang] = set()
         self._impossible: dict[Gang, Reason] = {}
         self._too_large: dict[Gang, Reason | None] = {}
@@ -111,7 +117,7 @@ class Round:
         if job.after:
             return waits_for_jobs(job, position)
         if self._is_closed and not gang.request.homes:
-            return Wait(job.job_id, Reason("no_nodes", ALL_CLOSED), position)
+            return Wait(job.job_id, Reason("no_nodes", self._closed_because), position)
         if gang not in self._possible and (impossible := self._never_fits(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:

@@ -4,6 +4,7 @@ source."""
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,19 @@ def federated(**more: Any) -> dict[str, Any]:
     return {"federated": {"silos": silos, "rounds": 3, **more}}
 
 
-def see(service: Service, *labels: dict[str, str], cpus: float = 2.0) -> None:
+def see(
+    service: Service,
+    *labels: dict[str, str],
+    cpus: float = 2.0,
+    refused: Collection[int] = (),
+) -> None:
     nodes = tuple(
         cluster_node(f"node-{number}", {"CPU": cpus}, labels=each)
         for number, each in enumerate(labels)
+    )
+    nodes = tuple(
+        replace(node, accepted=False) if number in refused else node
+        for number, node in enumerate(nodes)
     )
     snapshot = ClusterSnapshot("session-1", "ray://x", "http://dash", False, nodes)
     service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
@@ -164,7 +174,7 @@ async def test_no_document_leads_to_a_node_with_a_silos_data(
 ) -> None:
     see(service, {}, KEPT, KEPT)
     with pytest.raises(
-        Unsatisfiable, match="2 nodes with a silo's data accept only ranks of silos"
+        Unsatisfiable, match="2 nodes with a silo's data, which accept only ranks of silos"
     ):
         await service.submit(**document)
     see(service, {"hospital": "west", "note": f'"{SILO_LABEL}": '}, {}, KEPT)
@@ -188,6 +198,14 @@ async def test_a_cluster_of_silos_alone_refuses_jobs_and_says_why(service: Servi
     (decision,) = planned(service)
     assert isinstance(decision, policy.Wait)
     assert "every node of the cluster has a silo's data" in decision.reason.message
+
+
+async def test_jobs_are_accepted_while_all_nodes_without_silos_are_refused(
+    service: Service,
+) -> None:
+    """Such a node can be accepted again."""
+    see(service, {}, KEPT, refused={0})
+    await service.submit()
 
 
 async def test_two_silos_on_one_node_need_slots_for_both(service: Service) -> None:

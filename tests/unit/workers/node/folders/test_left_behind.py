@@ -40,7 +40,9 @@ def test_what_the_script_wrote_is_named_with_its_size(tmp_path: Path) -> None:
         "to keep results, write them to DRAY_OUTPUT_DIR or call train.save_artifact"
     )
     (work / "model.pt").unlink()
-    (work / "conf.json").unlink()
+    (work / "conf.json").rename(work / "résumé\u202e.txt")
+    assert r"'résumé\u202e.txt' (4 B)" in left_behind(work, since, code)
+    (work / "résumé\u202e.txt").unlink()
     (work / "runs/a/c").unlink()
     assert left_behind(work, since, code).startswith("1 file was left")
     put(work, **{f"f{number}": 9 - number for number in range(7)})

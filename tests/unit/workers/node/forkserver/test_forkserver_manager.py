@@ -97,6 +97,7 @@ async def test_a_forkserver_that_is_stopped_as_soon_as_it_serves_is_reported_and
         os.kill(before, signal.SIGSTOP)
         await until(lambda: manager.silent_since is not None, "the silence is not reported")
         await until(lambda: manager.pid != before, "it is not replaced")
+        assert "was killed because it did not respond" in str(manager._failure)
         await serves(manager)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -153,12 +154,17 @@ def test_sentences_name_the_nodes_that_are_kept() -> None:
     assert isinstance(decision, Wait), "open nodes may come: it is like a cluster without nodes"
     assert decision.reason.code == "no_nodes"
     assert "every node of the cluster has a silo's data" in decision.reason.message
+    refused = replace(node("open"), accepted=False)
+    (decision,) = decide([*closed, refused], Request(1, CPU))
+    assert isinstance(decision, Wait)
+    message = "waits for a node: every node that has no silo's data is refused"
+    assert decision.reason.message == message
     labelled = Request(1, {**CPU, NORTH: 0.001})
     reason = can_ever_fit(labelled, [*closed, node("open")])
     assert reason is not None
     assert reason.message == (
-        "no node of the cluster has the label hospital=north; "
-        "2 nodes with a silo's data accept only ranks of silos"
+        "no node of the cluster has the label hospital=north, apart from "
+        "2 nodes with a silo's data, which accept only ranks of silos"
     )
     assert lacking_resource(labelled, [*closed, node("open")]) == NORTH
     never = can_ever_fit(Request(1, {"GPU": 1.0}), [*closed, node("open")])

@@ -12,7 +12,7 @@ from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims, s
 from tests.unit.service.domain.scheduling.policy.reasons.words import is_about, quantity
 
 
-@says(r"(.*); (\d+) nodes? with a silo's data accepts? only ranks of silos")
+@says(r"(.*), apart from (\d+) nodes? with a silo's data, which accepts? only ranks of silos")
 def besides_silos(claims: Claims, decision: Decision, rest: str, number: str) -> None:
     closed = [
         n for n in nodes_for(claims, decision).values() if n.total.get("open to all jobs") == 0

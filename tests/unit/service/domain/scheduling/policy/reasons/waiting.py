@@ -75,6 +75,13 @@ def no_storage(claims: Claims, decision: Decision) -> None:
     assert claims.snapshot.storage_problem is not None
 
 
+@says("waits for a node: every node that has no silo's data is refused")
+def open_nodes_are_refused(claims: Claims, decision: Decision) -> None:
+    opened = [n for n in claims.snapshot.nodes if n.total.get("open to all jobs") != 0]
+    assert opened
+    assert not any(node.accepted for node in opened)
+
+
 @says(r"waits for a node: (the cluster has no nodes|every node of the cluster is refused)")
 def no_node(claims: Claims, decision: Decision, which: str) -> None:
     assert not claims.all_nodes
