@@ -75,13 +75,20 @@ def _of_target(table: Table, name: str, truth: Truth) -> str | None:
     read = [table.classes[code] for code in table.target.tolist()]
     if truth.kind == "name":
         return None if read == list(truth.values) else f"classes {read}, expected {truth.values}"
-    if len(set(truth.values)) != len(table.classes):
-        return f"{len(table.classes)} classes {table.classes}, expected {set(truth.values)}"
+    distinct = set(map(_as_class, truth.values))
+    if len(distinct) != len(table.classes):
+        return f"{len(table.classes)} classes {table.classes}, expected {distinct}"
     for label, value in zip(read, truth.values, strict=True):
         number = {"true": 1.0, "false": 0.0}.get(label.lower())
         if (float(label) if number is None else number) != float(value or 0):
             return f"the class {label}, expected {value}"
     return None
+
+
+def _as_class(value: Value) -> Value:
+    """Numbers with fractions are read as 64-bit floats; those that round alike are one class."""
+    is_fraction = isinstance(value, Fraction) and value.denominator > 1
+    return float(value) if is_fraction and value is not None else value
 
 
 def _of_numbers(

@@ -264,7 +264,7 @@ class _Drawing:
             lines += ["    optimizer0.add_param_group({'params': [extra], 'lr': 0.02})"]
             lines += ["    net0[-1].register_parameter('extra', extra)"]
             lines += ["    net0.register_forward_hook(lambda m, i, out: out + m[-1].extra)"]
-        if self._dice.has("layer_replaced", 0.03):
+        if "block" not in self._dice.features and self._dice.has("layer_replaced", 0.03):
             lines += ["if epoch == 1:", "    net0[-1] = nn.Linear(*net0[-1].weight.T.shape)"]
             lines += ["    optimizer0.add_param_group({'params': net0[-1].parameters()})"]
         return lines
