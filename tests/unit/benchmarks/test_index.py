@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS
-from benchmarks.report import as_json, seconds
+from benchmarks.report import as_json, page, seconds
 
 ROOT = Path(__file__).parents[3] / "benchmarks"
 
@@ -67,3 +67,7 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     stalls, _, _ = kept("checkpoint_stall")
     savers = (f"500 MB, 2 ranks: {name}" for name in ("dray", "DCP async_save", "torch.save"))
     assert [stalls[name] for name in savers if stalls[name] not in stall] == []
+
+
+def test_the_page_of_the_results_shows_the_stored_results() -> None:
+    assert (ROOT / "results/README.md").read_text() == page(ROOT / "results")
