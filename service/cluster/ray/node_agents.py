@@ -230,10 +230,17 @@ class NodeAgents:
 
     def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
         path = nonce_path(self._config.storage_url)
-        return asyncio.ensure_future(result(agent.describe.remote(path)))
+        return _answer(agent.describe.remote(path))
 
     def _ping(self, agent: Any) -> asyncio.Future[float | None]:
-        return asyncio.ensure_future(result(agent.ping.remote(self._config.silence_limit_s)))
+        return _answer(agent.ping.remote(self._config.silence_limit_s))
+
+
+def _answer(ref: Any) -> asyncio.Future[Any]:
+    """Await an agent's answer. If its node is gone, nothing else may look at the error."""
+    answer = asyncio.ensure_future(result(ref))
+    answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return answer
 
 
 def _end_agent(node_id: str, known: JoinedNode | None) -> None:
