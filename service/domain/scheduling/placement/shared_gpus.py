@@ -35,7 +35,7 @@ MOST_TRIED = 2_000
 """Maximum number of steps of a search."""
 
 
-class Part(NamedTuple):
+class Fractions(NamedTuple):
     """The fractions of GPUs that one job has on a node."""
 
     size: float
@@ -49,13 +49,13 @@ class Part(NamedTuple):
     job_id: str = ""
 
 
-Parts = Sequence[Part]
+Parts = Sequence[Fractions]
 """The fractions on a node, in the order in which they are packed."""
 Gpu = tuple[int, tuple[int, ...]]
 """The free units of a GPU, and the indices of the parts that use the rest."""
 
 
-def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Part]:
+def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Fractions]:
     """Return the fractions that jobs hold on a node. The largest fractions come first, because
     fractions pack best in this order."""
     found = []
@@ -63,11 +63,11 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Part]:
         if is_part_of_gpu(holder.bundle):
             slices = by_bundle(holder.slices, holder.bundle, holder.roles)
             there = [part for part, own in slices if part.node_id == node_id and own.get("GPU")]
-            found.append(Part(holder.bundle["GPU"], count(there), job_id=holder.job_id))
+            found.append(Fractions(holder.bundle["GPU"], count(there), job_id=holder.job_id))
     return sorted([each for each in found if each.number], reverse=True)
 
 
-def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Part]:
+def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Fractions]:
     """Return the fractions on a node after `number` workers of a job were asked to leave; if
     `number` is negative, they stay after all."""
     return [
@@ -76,7 +76,7 @@ def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Part]:
     ]
 
 
-def with_more(parts: Parts, more: Part) -> list[Part]:
+def with_more(parts: Parts, more: Fractions) -> list[Fractions]:
     """Return the fractions on a node after a job got more workers. Workers of the same job do not
     share a GPU."""
     found = list(parts)
@@ -195,7 +195,9 @@ class SharedGpus:
         """Return how many more workers with fraction `size` the job can add on the node."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         more = max(0, number - sum(part.number for part in parts if part.job_id == job_id))
-        while more and packed(with_more(parts, Part(size, more, job_id=job_id)), number) is None:
+        while (
+            more and packed(with_more(parts, Fractions(size, more, job_id=job_id)), number) is None
+        ):
             more -= 1
         return more
 

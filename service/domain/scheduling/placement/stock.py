@@ -17,7 +17,7 @@ from service.domain.scheduling.placement.gangs import Gangs, Requirement, Worker
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.pinned_nodes import place_pinned
 from service.domain.scheduling.placement.shared_gpus import (
-    Part,
+    Fractions,
     Parts,
     SharedGpus,
     asked_to_leave,
@@ -124,7 +124,7 @@ class Stock:
         self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
         """Counts of shared GPUs; None if no GPU is shared."""
-        self._parts: dict[tuple[When, str], list[Part]] = {}
+        self._parts: dict[tuple[When, str], list[Fractions]] = {}
         """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
         self.kind_of: dict[str, int] = {}
         """The kind of each node, by node."""
@@ -146,7 +146,7 @@ class Stock:
             return free
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
-    def parts(self, when: When, node_id: str) -> list[Part]:
+    def parts(self, when: When, node_id: str) -> list[Fractions]:
         """Return the fractions of GPUs that jobs have (or will have, for SOON) on a node."""
         if self._shared is None:
             return []
@@ -163,7 +163,7 @@ class Stock:
         part: Slice,
         parts: Parts,
         sign: int = 1,
-    ) -> tuple[Amounts, list[Part]]:
+    ) -> tuple[Amounts, list[Fractions]]:
         """Return a node's amounts and fractions of GPUs for SOON after a job was asked to leave
         these slots (or, if `sign` is -1, keeps them after all). `vector` is the vector of one
         worker, and `parts` are the fractions before the change."""
@@ -308,7 +308,7 @@ class Stock:
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
         after = parts
         if size := self._part_of(vector):
-            more = Part(size, part.num_workers, is_later=is_later, job_id=job_id)
+            more = Fractions(size, part.num_workers, is_later=is_later, job_id=job_id)
             after = with_more(parts, more)
         less = self._changed(before, vector, -part.num_workers, parts, after)
         self._parts[when, part.node_id] = after

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
-from service.domain.scheduling.placement.shared_gpus import Part
+from service.domain.scheduling.placement.shared_gpus import Fractions
 from service.domain.scheduling.placement.slots import Request
 from service.domain.scheduling.placement.stock import Amounts, When
 from service.domain.scheduling.rules.order import Rank
@@ -237,7 +237,7 @@ class SlotCheck:
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
         """(free resources, the part of the free resources that is set aside, number of workers that
         fit), by node."""
-        self._parts: dict[str, list[Part]] = {}
+        self._parts: dict[str, list[Fractions]] = {}
         """The fractions of GPUs that jobs still have on each node after the slots were returned."""
         self._capacities = pool.capacities(kind)
 

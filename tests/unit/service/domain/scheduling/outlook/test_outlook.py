@@ -22,7 +22,7 @@ from service.domain.scheduling.outlook.simulation import (
     Simulation,
 )
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.placement.shared_gpus import Part, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import Fractions, with_shared_gpus
 from service.domain.scheduling.policy import Preempt, Request, Shrink, Start, WaitingJob, plan
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.eviction import MIN_RUN_S, RunningJob
@@ -208,7 +208,7 @@ def test_a_gpu_is_whole_again_once_all_that_share_it_have_ended() -> None:
     shares = replace(runs("shares", {"n": 2}, 600.0), request=part)
     there = situation([waits("a", 4)], [shares])
     (node,) = there.snapshot.nodes
-    free = with_shared_gpus(node.available_to_us, [Part(0.5, 2)])
+    free = with_shared_gpus(node.available_to_us, [Fractions(0.5, 2)])
     nodes = (replace(node, available_to_us=free),)
     there = replace(there, snapshot=replace(there.snapshot, nodes=nodes))
     assert in_s(Simulation(there, NOW).run(), "a") == 600.0

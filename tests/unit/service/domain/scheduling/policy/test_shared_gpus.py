@@ -12,7 +12,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Pool
-from service.domain.scheduling.placement.shared_gpus import Part, parts_on, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import Fractions, parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import add, fits, held_on, offered
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
@@ -189,13 +189,13 @@ def test_a_whole_gpu_is_one_of_which_nobody_has_a_part() -> None:
     ("free", "parts", "whole"),
     [
         (4.0, [], 4),
-        (3.0, [Part(0.5, 2)], 2),
-        (3.7, [Part(0.1, 3)], 1),
-        (0.0, [Part(0.5, 2), Part(0.5, 2)], 0),
-        (2.0, [Part(0.5, 1), Part(0.5, 1), Part(0.25, 4)], 0),
+        (3.0, [Fractions(0.5, 2)], 2),
+        (3.7, [Fractions(0.1, 3)], 1),
+        (0.0, [Fractions(0.5, 2), Fractions(0.5, 2)], 0),
+        (2.0, [Fractions(0.5, 1), Fractions(0.5, 1), Fractions(0.25, 4)], 0),
     ],
 )
-def test_whole_gpus_are_counted(free: float, parts: list[Part], whole: int) -> None:
+def test_whole_gpus_are_counted(free: float, parts: list[Fractions], whole: int) -> None:
     shared = with_shared_gpus({"GPU": free}, parts)
     assert fits(WHOLE, shared) == whole
 
