@@ -252,7 +252,13 @@ class RecoveryController:
         return gone
 
     def _goes_on_smaller(self) -> None:
-        self.report_size("continues without the workers of a lost node")
+        waits = self._num_lacking > 0 and not self._traits.goes_on_without_lost
+        lost = (
+            "lost the workers of a node"
+            if waits
+            else "continues without the workers of a lost node"
+        )
+        self.report_size(lost)
         if self._traits.goes_on_without_lost:
             self._asks_until = self._speed.time() + self._timings.standby_limit_s
             self.do(self._ask_no_more())

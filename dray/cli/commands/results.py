@@ -84,8 +84,12 @@ def download(
     as_json: AsJson = False,
 ) -> None:
     """Download a job's results, and verify their hashes. Continues an interrupted download."""
+    from dray.cli.display.output import warn
+
     with connect() as client, _progress() as report:
         paths = client.download(read_job(client, job_id), dest, artifact, on_progress=report)
+    if not paths:
+        warn(f"{job_id} has no artifacts")
     _write_paths(paths, as_json)
 
 

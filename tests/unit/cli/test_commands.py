@@ -192,6 +192,9 @@ def test_the_rest_of_a_job_is_shown(cli: Cli, finished: str, tmp_path: Path) -> 
     assert target.read_bytes() == b"weights"
     assert cli.json("download", finished, str(tmp_path / "out"))["paths"] == [str(target)]
     cli("download", finished, str(tmp_path), "--artifact", "none", exits=3)
+    without = server.submit()
+    assert cli("download", without, str(tmp_path)) == ""
+    assert f"{without} has no artifacts" in cli.err
 
 
 @SOAK
