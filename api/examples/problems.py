@@ -269,7 +269,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "try again in a moment",
     },
     "storage_unavailable": {"detail": "the storage can't be read"},
-    "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
+    "quota_exceeded": {
+        "detail": "the storage is full",
+        "hint": "delete finished jobs (`dray delete`), or ask the operator for more space",
+    },
 }
 """The detail, and for some codes the pointer and the hint, of the example of each problem code.
 
