@@ -117,10 +117,10 @@ def _goals(stored: Sequence[Mapping[str, Any]]) -> str:
     for (title, peer, goal), some in groups.items():
         ratios = sorted(each["ratio"]["value"] for each in some)
         shown = " to ".join(dict.fromkeys(f"{ratio:.3g}" for ratio in (ratios[0], ratios[-1])))
+        what = title if len(some) > 1 else f"{title}: {some[0]['label'].rpartition(' / ')[0]}"
         met = sum(each["met"] for each in some)
-        cells.append(
-            [title, peer, shown, goal, "yes" if met == len(some) else f"{met} of {len(some)}"]
-        )
+        all_or_none = {len(some): "yes", 0: "no"}
+        cells.append([what, peer, shown, goal, all_or_none.get(met, f"{met} of {len(some)}")])
     return table_of(["what", "compared with", "ratio", "goal", "met"], cells)
 
 
