@@ -177,7 +177,9 @@ def test_events_read_as_what_happened(cli: Cli, finished: str) -> None:
     assert [event["seq"] for event in followed] == list(range(1, len(lines) + 1))
 
 
-def test_the_rest_of_a_job_is_shown(cli: Cli, finished: str, tmp_path: Path) -> None:
+def test_the_rest_of_a_job_is_shown(
+    cli: Cli, server: LiveServer, finished: str, tmp_path: Path
+) -> None:
     assert "train/loss" in cli("metrics", finished)
     assert set(cli.json("metrics", finished, "--key", "train/loss")["series"]) == {"train/loss"}
     assert cli("attempts", finished).splitlines()[1].split()[0] == "1"
