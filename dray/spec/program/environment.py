@@ -33,8 +33,8 @@ _HAVE_EFFECT: Final = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRIT
 ranks already behave as if they were set, or because they only affect child processes."""
 _FILE_OPTIONS: Final = (
     *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
-    *("-e", "--editable"),
 )
+_EDITABLE: Final = ("-e", "--editable")
 _URL_OPTIONS: Final = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
 _OTHER_OPTIONS: Final = (
     *("--no-index", "--pre", "--prefer-binary", "--no-binary", "--only-binary"),
@@ -100,6 +100,11 @@ def _joined(text: str) -> list[str]:
 
 def _check_option(line: str) -> None:
     word, value = re.match(r"(--[^\s=]{0,200}|-.?)[\s=]*(.*)", line).groups()  # type: ignore[union-attr]
+    if word in _EDITABLE:
+        raise ValueError(
+            f"{word} names a package on your machine: upload it as part of the code, and list its "
+            "requirements"
+        )
     if word in _FILE_OPTIONS:
         raise ValueError(
             f"{word} names a file, but files are not sent along with requirements: insert the "
@@ -112,7 +117,7 @@ def _check_option(line: str) -> None:
 
 
 def _check_requirement(line: str) -> None:
-    shown = re.match(r"[\w./~-]{0,200}", line)[0]  # type: ignore[index]
+    shown = re.match(r"[\w./~-]{0,200}", line)[0] or "a line"  # type: ignore[index]
     if (named := _NAMED.fullmatch(line)) is None:
         _check_source(line, shown)
     elif named["source"] is not None or named["name"].lower().endswith(_ARCHIVES):

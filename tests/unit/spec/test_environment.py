@@ -28,7 +28,7 @@ def of(environment: dict[str, Any], **job: Any) -> JobSpec:
         ({"env": {"A": "é" * 66000}}, "/environment/env/A", "but Linux allows at most"),
         ({"env": {"A": "x" * (128 << 10)}}, "/environment/env/A", "but Linux allows at most"),
         ({"python_packages": ["-r all.txt"]}, "/environment/python_packages/0", "names a file"),
-        ({"python_packages": ["-eyes"]}, "/environment/python_packages/0", "names a file"),
+        ({"python_packages": ["-eyes"]}, "/environment/python_packages/0", "your machine"),
         ({"python_packages": ["../mine"]}, "/environment/python_packages/0", "your machine"),
         *(
             ({"requirements": f"torch\n{line}\n"}, "/environment/requirements", words)
@@ -48,6 +48,8 @@ def of(environment: dict[str, Any], **job: Any) -> JobSpec:
                 "--index-url file:///etc": "--index-url must come from",
                 "--find-links \\\n  /etc": "--find-links must come from",
                 "# a comment \\\n-r all.txt": "-r names a file",
+                "-e .": "-e names a package on your machine",
+                "=1.0": "a line must come from an index",
                 "name @ https://example.org/${TOKEN}": "variables are not expanded",
                 "--global-option=x": "is not allowed",
                 "name @ HTTPS://me:hush@example.org/x": "environment.index",
