@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -97,7 +99,9 @@ def find_packages(folder: Path, names: Collection[str]) -> FoundPackages | None:
 
 def _exported(folder: Path) -> str:
     """Return the packages that uv.lock pins for this project, as exported by uv."""
-    command = ["uv", "export", "--frozen", "--quiet", "--no-dev", "--no-hashes", "--no-header"]
+    beside = Path(sys.executable).with_name("uv")  # if a virtual environment is not activated
+    uv = shutil.which("uv") or (str(beside) if beside.exists() else "uv")
+    command = [uv, "export", "--frozen", "--quiet", "--no-dev", "--no-hashes", "--no-header"]
     try:
         done = subprocess.run(
             [*command, "--no-emit-workspace", "--project", str(folder)],

@@ -77,7 +77,7 @@ def test_a_byte_order_mark_is_no_part_of_a_requirement(
 def test_the_first_file_that_lists_packages_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # uv is an installed package
+    monkeypatch.setenv("PATH", str(tmp_path))  # uv is beside Python
     assert found(tmp_path, train_py="") is None
     listed = found(tmp_path, pyproject_toml=PROJECT)
     assert listed is not None
@@ -87,6 +87,7 @@ def test_the_first_file_that_lists_packages_counts(
     pins = ["colorama==0.4.6 ; sys_platform == 'win32'", "einops==0.8.0"]
     assert (listed.source, listed.lines) == ("uv.lock", pins)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     listed = found(tmp_path)
     assert listed is not None
     assert (listed.source, listed.num_packages) == ("pyproject.toml", 2)
@@ -117,6 +118,7 @@ def test_a_lock_that_nothing_here_reads_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PackagesUnreadable, match="uv, which is not installed"):
         found(tmp_path, pyproject_toml="[project]\nname = 'a'\n", uv_lock=LOCK)
 
