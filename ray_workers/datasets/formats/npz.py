@@ -183,8 +183,8 @@ def _one_each(target: Array, location: str) -> Array:
     if target.ndim != 1 or target.dtype.kind not in "biufU":
         raise broken(
             location,
-            f"has shape {target.shape} and dtype {target.dtype}; there must be one target per "
-            "sample, either a number or a text",
+            f"has the shape {target.shape} and the type {target.dtype}; there must be one target "
+            "per sample, either a number or a text",
         )
     return target
 
