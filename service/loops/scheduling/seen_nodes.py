@@ -12,7 +12,12 @@ from sqlalchemy.orm import Session
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
-from service.domain.scheduling.placement.shared_gpus import Parts, parts_on, with_shared_gpus
+from service.domain.scheduling.placement.shared_gpus import (
+    Parts,
+    parts_on,
+    sharing,
+    with_shared_gpus,
+)
 from service.domain.scheduling.placement.slots import count, is_part_of_gpu
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine
@@ -65,12 +70,13 @@ class SeenNodes(Stage):
         the holders."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
+        sharing_on = sharing(holders if shares_gpus else ())
         nodes = []
         for node in cluster.nodes:
             ours = held_by_node.get(node.node_id, {})
             shared = shares_gpus and bool(node.resources.get("GPU"))
             if ours or node.quarantined or shared:
-                parts = parts_on(node.node_id, holders) if shared else None
+                parts = parts_on(node.node_id, sharing_on.get(node.node_id, ())) if shared else None
                 nodes.append(_seen(node, cluster, ours, alive, parts))
                 continue
             if node.node_id not in self._unheld:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ray_workers.shared.contracts import by_bundle
@@ -53,6 +53,16 @@ Parts = Sequence[Fractions]
 """The fractions on a node, in the order in which they are packed."""
 Gpu = tuple[int, tuple[int, ...]]
 """The free units of a GPU, and the indices of the parts that use the rest."""
+
+
+def sharing(holders: Iterable[Holder]) -> dict[str, list[Holder]]:
+    """Return the jobs with fractions of GPUs on each node."""
+    found: dict[str, list[Holder]] = {}
+    for holder in holders:
+        if is_part_of_gpu(holder.bundle):
+            for node_id in {part.node_id for part in holder.slices}:
+                found.setdefault(node_id, []).append(holder)
+    return found
 
 
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Fractions]:

@@ -22,6 +22,7 @@ from service.domain.scheduling.placement.shared_gpus import (
     SharedGpus,
     asked_to_leave,
     parts_on,
+    sharing,
     with_more,
 )
 from service.domain.scheduling.placement.slots import (
@@ -121,9 +122,9 @@ class Stock:
         """`gangs` must contain all gangs whose jobs will request slots. `topology` can contain
         additional nodes. `holders` are jobs that hold slots and could leave them."""
         self.topology = topology
-        self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
         """Counts of shared GPUs; None if no GPU is shared."""
+        self._sharing = sharing(holders if self._shared else ())
         self._parts: dict[tuple[When, str], list[Fractions]] = {}
         """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
         self.kind_of: dict[str, int] = {}
@@ -152,7 +153,7 @@ class Stock:
             return []
         found = self._parts.get((when, node_id))
         if found is None:
-            found = self._parts[when, node_id] = parts_on(node_id, self._holders)
+            found = self._parts[when, node_id] = parts_on(node_id, self._sharing.get(node_id, ()))
         return found
 
     def left(
