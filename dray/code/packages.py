@@ -99,9 +99,8 @@ def find_packages(folder: Path, names: Collection[str]) -> FoundPackages | None:
 
 def _exported(folder: Path) -> str:
     """Return the packages that uv.lock pins for this project, as exported by uv."""
-    next_to_python = Path(sys.executable).with_name(
-        "uv"
-    )  # if a virtual environment is not activated
+    # The virtual environment of this process need not be activated.
+    next_to_python = Path(sys.executable).with_name("uv")
     uv = shutil.which("uv") or (str(next_to_python) if next_to_python.exists() else "uv")
     command = [uv, "export", "--frozen", "--quiet", "--no-dev", "--no-hashes", "--no-header"]
     try:
