@@ -208,6 +208,8 @@ class BatchState:
     def state(self) -> dict[str, Any]:
         """Return everything that another process needs to continue at this batch. The tensors are
         not copied."""
+        if self._taken is not None and self._parts < self._taken["parts"]:
+            return dict(self._taken)  # later calls of prepare() add models that it contains
         anchor = self._anchor
         caught_up = () if self._caught_up is None else (self._caught_up,)
         replay = [list(result) for result in (*anchor.results, *self._replay, *caught_up)]

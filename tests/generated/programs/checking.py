@@ -194,7 +194,9 @@ class Checked:
                 name, kills=kills, every=every, recovers=True, attempt=2, resume_from=refs
             )
             if self.program.features & {"counts_itself"}:
-                return  # the count starts anew, so the second attempt can differ, or end as well
+                if any(codes):  # the count starts anew, so the second attempt can differ or end
+                    self._went_back(name, attempt=2)
+                return
             assert codes == [0] * self.world_size, ("the second attempt failed", kills)
         try:
             assert_same(self._state(name), undisturbed)
@@ -232,9 +234,9 @@ class Checked:
             for error in frames(folder, rank=rank, attempt=attempt, kind="error")
         ]
 
-    def _went_back(self, name: str) -> None:
+    def _went_back(self, name: str, attempt: int = 1) -> None:
         """Check that each failed rank blamed its error on the loss of a peer."""
-        errors = self._errors(name)
+        errors = self._errors(name, attempt)
         assert errors, "ranks ended without a word"
         assert {error["cause"] for error in errors} == {"worker_lost"}, errors
         assert any("checkpoint" in error["message"] for error in errors), errors

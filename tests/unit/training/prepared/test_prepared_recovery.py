@@ -290,6 +290,34 @@ def test_a_checkpoint_has_the_gradients_that_the_next_batch_adds_to(
     assert_same(states[2], states[0])
 
 
+IN_TWO_CALLS = (
+    ADDS_UP.replace(
+        "    model, optimizer, loader = train.prepare(model, optimizer, loader{division})",
+        """    head = torch.nn.Linear(2, 2)
+    second = torch.optim.Adam(head.parameters(), lr=0.1)
+    model, optimizer, loader = train.prepare(model, optimizer, loader{division})
+    head, second, _ = train.prepare(head, second)""",
+    )
+    .replace("model(inputs).square()", "head(model(inputs)).square()")
+    .replace("        optimizer.step()", "        optimizer.step()\n        second.step()")
+)
+
+
+def test_models_of_several_calls_resume_on_all_ranks(tmp_path: Path) -> None:
+    states = []
+    for batch in (-1, 2):
+        home = tmp_path / str(batch)
+        document = adds_up(home, batch, IN_ATTEMPT_1, signal=15, text=IN_TWO_CALLS)
+        codes = run_ranks(home, document, world_size=2)
+        if batch >= 0:
+            assert codes == [LEFT_EXIT_CODE] * 2
+            refs = checkpoint_refs(home)[:1]
+            codes = run_ranks(home, document, world_size=2, attempt=2, resume_from=refs)
+        assert codes == [0, 0]
+        states.append(final_state(home, 2))
+    assert_same(*states)
+
+
 ADDS_A_PARAMETER = ADDS_UP.replace(
     "    for (inputs,)",
     "    model.register_parameter('late', torch.nn.Parameter(torch.ones(1)))\n    for (inputs,)",
