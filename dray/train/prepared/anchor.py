@@ -68,6 +68,10 @@ class Anchor:
     gradients: list[Tensor | None] | None
     """Gradients that the next backward pass adds to; None if the script does not accumulate
     gradients over batches."""
+    has_gradients: list[bool]
+    """For each parameter, whether it has a gradient, even if the gradient is not kept. An optimizer
+    skips parameters without a gradient, but steps with a gradient of zeros, which can remain from
+    `zero_grad(set_to_none=False)`."""
     results: list[Result] = field(default_factory=list)
     """Results of the operations since the anchor."""
     begun: set[int] = field(default_factory=set)

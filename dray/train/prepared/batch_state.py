@@ -225,6 +225,7 @@ class BatchState:
             "groups": anchor.groups,
             "buffers": anchor.buffers,
             "gradients": anchor.gradients,
+            "has_gradients": anchor.has_gradients,
             "tracked": anchor.tracked,
             "replay": replay,
             "copied_before_step": sorted(self._copied_before_step),
@@ -265,6 +266,8 @@ class BatchState:
             groups=[list(groups) for groups in state["groups"]],
             buffers=list(state["buffers"]),
             gradients=state["gradients"],
+            # Saved states of older releases lack this entry.
+            has_gradients=state.get("has_gradients", []),
         )
         self._restore(self._anchor)
         # While the script runs through completed epochs, it may change these values.
@@ -310,6 +313,7 @@ class BatchState:
             ],
             buffers=exchange.buffers(),
             gradients=gradients,
+            has_gradients=[parameter.grad is not None for parameter in exchange.parameters],
             watched=[
                 (one, one._version) for one in (*exchange.parameters, *large_tensors(tracked))
             ],
@@ -330,6 +334,7 @@ class BatchState:
         self._exchange.set_buffers(anchor.buffers)
         if anchor.gradients is not None:
             self._exchange.set_gradients(anchor.gradients)
+        self._exchange.set_which_have_gradients(anchor.has_gradients)
         anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
 
     def _check_parts(self) -> None:

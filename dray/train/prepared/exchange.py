@@ -204,6 +204,15 @@ class GradientExchange:
             copied = None if gradient is None else gradient.to(parameter.device, copy=True)
             parameter.grad = copied
 
+    def set_which_have_gradients(self, has_gradients: Sequence[bool]) -> None:
+        """Remove the gradients of parameters that should have none, and set missing gradients to
+        zeros."""
+        for parameter, has_gradient in zip(self.parameters, has_gradients, strict=False):
+            if not has_gradient:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
     @torch.no_grad()
     def zero_gradients(self) -> None:
         for parameter in self.parameters:

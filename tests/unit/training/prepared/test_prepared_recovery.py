@@ -266,6 +266,27 @@ def test_a_rank_is_lost_in_a_batch_that_adds_to_earlier_gradients(tmp_path: Path
     assert_same(states[4], states[-1])
 
 
+STEPS_WITH_ZEROS = ADDS_UP.replace("SGD(model.parameters(), lr=0.1)", "Adam(model.parameters())")
+STEPS_WITH_ZEROS = STEPS_WITH_ZEROS.replace(
+    "        model(inputs)",
+    "        optimizer.zero_grad(set_to_none=False)\n"
+    "        optimizer.step()\n"
+    "        model(inputs)",
+)
+
+
+def test_a_new_process_has_zeros_where_the_other_ranks_have_zeros(tmp_path: Path) -> None:
+    """Adam's momentum changes the weights if a gradient is zeros, but not if there is none."""
+    states = []
+    for batch in (-1, 4):
+        home = tmp_path / str(batch)
+        document = adds_up(home, batch, text=STEPS_WITH_ZEROS)
+        assert run_ranks(home, document, world_size=2, recovers=True) == [0, 0]
+        assert replaced(home) == ([0] if batch >= 0 else [])
+        states.append(final_state(home, 2))
+    assert_same(*states)
+
+
 @pytest.mark.parametrize(
     ("world_size", "division"), [(1, ""), (2, ""), (2, ", shard=2, blocks='[01]'")]
 )
