@@ -93,7 +93,8 @@ class ImageCase:
             members.insert(0, (top + other.path, other.content()))
         (self._write_zip if self.container == ".zip" else self._write_tar)(path, members)
         if self.is_cut:
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 | 1])
+            whole = path.read_bytes().rstrip(b"\0")  # a tar archive ends with padding
+            path.write_bytes(whole[: len(whole) // 2 | 1])
         return path
 
     def _write_zip(self, path: Path, members: list[tuple[str, bytes]]) -> None:
