@@ -90,10 +90,9 @@ def run(
 ) -> dict[str, Any]:
     """Return a job as a run.
 
-    notes: None for a job without notes. last: for each metric, a series, of which the last point
-    is used. Without `last`, the values come from the job's summary, and all have the job's newest
-    step.
-    """
+    notes: None for a job without notes. last: a series for each metric; its last point is returned.
+    Without `last`, the values come from the job's summary, and are all reported at the job's newest
+    step."""
     info = {
         "run_id": job.id,
         "run_uuid": job.id,

@@ -98,7 +98,7 @@ async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Respon
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """Return the files of a tar archive by their names, which are hashes."""
+    """Return the files of a tar archive, keyed by their names, which are hashes."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
