@@ -1,4 +1,4 @@
-"""Tables that are fitted to the width of a terminal, but written completely to a pipe."""
+"""Tables that are fitted to the width of a terminal, but written in full to a pipe."""
 
 from __future__ import annotations
 
