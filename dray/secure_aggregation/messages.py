@@ -17,7 +17,7 @@ VERSION = 2
 a share can be identified ([reconstruction.py](reconstruction.py)). A round has version 2 if all its
 clients support it. Fields that are None in version 1 are omitted from its messages."""
 MAX_CLIENTS = 1000
-"""Maximum number of clients in a round. Each client has a message for every other client, so the
+"""Maximum number of clients in a round. Each client sends a message to every other client, so the
 number of messages grows quadratically."""
 LEAST_CLIENTS = 3
 """Minimum number of clients. With only two clients, each client could compute the update of the

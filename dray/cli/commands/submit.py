@@ -296,9 +296,9 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the document for running the job `reference` again, and a display name of its source.
-    The document omits `after`, `array`, `sweep` and the values that only a trial's program gets;
-    `args` replace arguments of the same name."""
+    """Return the document for running the job `reference` again, and a display name. Omits `after`,
+    `array`, `sweep` and the values that only a trial's program gets. `args` replace arguments of
+    the same name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
     from dray.spec.sweep import as_text, variable
@@ -363,8 +363,8 @@ def _with_git(
 
 
 def _document(words: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the document that the words name, and a display name of its source. The words are the
-    path of a job document, or a program and its arguments."""
+    """Return the document and its display name. `words` is the path of a job document, or a program
+    and its arguments."""
     from dray.documents import load_document
 
     if not words:
