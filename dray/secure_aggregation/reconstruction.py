@@ -85,8 +85,8 @@ class Reconstruction:
         raise WrongShares(owner, "they do not match its commitment")
 
     def _subsets(self, shares: Shares) -> Iterator[Sequence[str]]:
-        """Yield sets of `least` holders, starting with the holders that have the fewest doubts
-        against them."""
+        """Yield sets of `least` holders, starting with the holders that are suspected least
+        often."""
         order = sorted(shares, key=lambda name: (self._num_doubts[name], self._indices[name]))
         yield order[: self._least]
         generator = random.Random(0)
@@ -107,8 +107,8 @@ class Reconstruction:
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
     ) -> None:
-        """If digests exist, blame the owner. Otherwise, count a doubt against the holder of each
-        share that is not on the polynomial through the shares of `holders`."""
+        """If digests exist, blame the owner. Otherwise, record a suspicion against the holder of
+        each share that is not on the polynomial through the shares of `holders`."""
         if has_digests:
             self.blame(owner, "its shares do not all belong to the same secret")
             return
