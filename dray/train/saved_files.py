@@ -34,7 +34,8 @@ def note(version: Version) -> None:
 
 
 def noted(folder: Path) -> frozenset[Version]:
-    """Return the noted files. folder: the parent of DRAY_OUTPUT_DIR, which scripts can write to."""
+    """Return the recorded files. folder: the parent of DRAY_OUTPUT_DIR, which scripts can write
+    to."""
     try:
         opened = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

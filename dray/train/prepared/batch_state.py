@@ -84,8 +84,8 @@ class BatchState:
         last step."""
         self._keeps_gradients: bool | None = None
         """Whether gradients are kept with each batch, because the script accumulates them. None
-        until the script has been seen to use or to replace gradients of an earlier batch. Until
-        then, they are kept in host memory, since a checkpoint can be saved before that."""
+        until the script uses or replaces gradients of an earlier batch for the first time. Until
+        then, gradients are kept in host memory, because a checkpoint might need them."""
         self._has_replaced = False
         """Whether the script has replaced gradients of an earlier batch."""
         self._has_misled = False

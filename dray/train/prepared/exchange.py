@@ -172,7 +172,7 @@ class GradientExchange:
 
     @torch.no_grad()
     def settle_buffers(self) -> None:
-        """Copy the values that rank 0 has sent to the buffers."""
+        """Copy the values that rank 0 has sent into the buffers."""
         for section in self._sections:
             for buffer, value in section.pending:
                 buffer.copy_(value)

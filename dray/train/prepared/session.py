@@ -89,7 +89,7 @@ class TrainingSession(BatchState):
         return self.group.rank == 0
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Return whether a save is due and whether the job leaves, from this rank's values."""
+        """Decide from this rank's values whether a save is due and whether the job leaves."""
         return is_due, is_leaving
 
     @property
@@ -287,8 +287,8 @@ class TrainingSession(BatchState):
     # Regrouping.
 
     def _regroup(self, error: Exception) -> None:
-        """Join the next group, and make its ranks agree on the state. Raises the error again if it
-        was not caused by the group."""
+        """Join the next group, and make its ranks agree on the state. Raises `error` again if the
+        group did not cause it."""
         while True:
             if not self.group.may_follow(error):
                 raise error
