@@ -34,10 +34,10 @@ from ray_workers.datasets.formats.table_files import TableFile
 MAX_CATEGORIES = 100_000
 MAX_CLASSES = 10_000
 MAX_FRACTIONAL_CLASSES = 100
-"""Maximum number of classes whose names have fractions. If there are more, the names are probably
+"""Maximum number of classes whose names are fractions. If there are more, the names are probably
 measurements."""
 FEW_ROWS = 50
-"""Number of rows up to which all names can be different without being identifiers."""
+"""In a table with at most this many rows, names can all be different without being identifiers."""
 MISSING = (
     *("", "na", "n/a", "<na>", "#na", "#n/a", "#n/a n/a", "nan", "-nan", "null", "none", "?", "-"),
     *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
@@ -235,7 +235,7 @@ class Column:
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raise DataError if the column contains measurements except in a few cells. Must be called
+        """Raise DataError if all but a few cells of the column contain measurements. Must be called
         after all names, or more names than the limit, have been collected."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:

@@ -70,7 +70,7 @@ class Build:
 
     def run(self) -> None:
         """Build the environment, unless another process does so first. Raises NotDone, OSError, or
-        Abandoned when no job needs it."""
+        Abandoned if no job needs the environment."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
@@ -241,8 +241,8 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Return how many bytes the installer's cache has grown since this build first measured it.
-        Packages are linked from this cache."""
+        """Return by how many bytes the installer's cache has grown since this build first measured
+        it. Packages are linked from this cache."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size

@@ -71,7 +71,7 @@ def _remove_if_unfinished(root: Path, folder: Path) -> None:
 
 
 def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
-    """Remove an environment. Returns False if ranks are using it."""
+    """Remove an environment. Returns False if ranks are using the environment."""
     folder = root / record.folder
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

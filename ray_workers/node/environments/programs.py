@@ -35,8 +35,8 @@ SWEEP_LIMIT_S = 10.0
 SWEEP_PAUSE_S = 0.02
 _READ_BYTES = 64 << 10
 _GATE = 'read -r _ && exec "$@" < /dev/null'
-"""Shell code that waits for a line before it becomes the program, so that the program has its mark
-from the start."""
+"""Shell code that waits for a line before it executes the program, so that the process is marked
+before the program starts."""
 
 
 class Output:

@@ -254,7 +254,8 @@ class _Git:
         return CodeRefused(sentence + hint)
 
     def contents(self, entries: Sequence[_Entry]) -> Iterator[tuple[_Entry, _Window]]:
-        """Yield the content of each entry. It must be read before the next entry is requested."""
+        """Yield the content of each entry. Each content must be read before the next entry is
+        requested."""
         if not entries:
             return
         asked = self._scratch / "asked"
