@@ -17,7 +17,7 @@ from dray.code.ignore_rules import Rules, read_rules
 from dray.errors import SpecError
 
 LIMIT_S: Final = 60.0
-"""Git lists 100,000 files in a second. If it takes longer than this limit, the file system is not
+"""Git lists 100,000 files in a second. If Git takes longer than this limit, the file system is not
 responding."""
 _KEPT_VARIABLES: Final = (
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"),

@@ -75,7 +75,7 @@ class BatchState:
         self._parts = 0
         """Number of calls of `prepare` after the first call."""
         self._taken: Mapping[str, Any] | None = None
-        """The state from which this process continues. It is kept until the first batch, because it
+        """The state from which this process continues, kept until the first batch, because it
         can contain models that the script has not prepared yet."""
         self._copied_before_step: set[int] = set()
         """Indices of the optimizers whose step was followed by an exchange in the same batch."""

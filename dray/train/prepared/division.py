@@ -26,7 +26,8 @@ from dray.train.prepared.copies import changed
 
 @dataclass(frozen=True)
 class Axes:
-    """The number of ranks along each axis. Their product is the total number of ranks."""
+    """The number of ranks along each axis. The product of these numbers is the total number of
+    ranks."""
 
     data: int
     shard: int

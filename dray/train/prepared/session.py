@@ -112,8 +112,8 @@ class TrainingSession(BatchState):
         self._hook()
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Add models before the first batch. Their state comes from the restored state or, if this
-        state does not contain them, from rank 0 in an operation."""
+        """Add models before the first batch. The state of the models comes from the restored state
+        or, if it does not contain them, from rank 0 in an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)

@@ -85,7 +85,7 @@ class Gaps:
 
 @dataclass(eq=False)
 class Column:
-    """A column of a file. Its kind is determined from all of its batches."""
+    """A column of a file, whose kind is determined from all of its batches."""
 
     name: str
     is_named: bool = False
@@ -119,8 +119,8 @@ class Column:
 
     @property
     def base(self) -> int:
-        """The offset to subtract from every value, which is known once all rows have been seen. It
-        is 0 unless there are integers that float64 can't represent."""
+        """The offset to subtract from every value, which is known once all rows have been seen. The
+        offset is 0 unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
     @property

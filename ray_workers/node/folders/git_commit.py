@@ -199,7 +199,7 @@ class _Git:
             )
 
     def run(self, *arguments: str, given: Path | None = None, limit_bytes: int = 0) -> Path:
-        """Run git, and return the file with its output. If it fails, raises CodeRefused with git's
+        """Run git, and return the file with its output. If git fails, raises CodeRefused with git's
         own message, or CodeUnreachable if the server is at fault.
 
         limit_bytes: maximum size of each file that git writes; 0 for the limit for code.
