@@ -173,9 +173,9 @@ class NodeAgent:
         )
 
     async def ping(self, silence_limit_s: float) -> float | None:
-        """Return since when the forkserver has been silent; None if it responds. `silence_limit_s`
-        replaces the limit given at the start: the agent can outlive the service, whose settings can
-        change."""
+        """Return the time since which the forkserver has been silent; None if it responds.
+        `silence_limit_s` replaces the limit given at the start: the agent can outlive the service,
+        whose settings can change."""
         self._forkserver.limits = SilenceLimits(silence_limit_s)
         return self._forkserver.silent_since
 

@@ -105,7 +105,8 @@ class Table:
 
     @property
     def numeric_sources(self) -> tuple[str, ...]:
-        """For each column of `numeric`, the name of the file's column from which it comes, (F,)."""
+        """(F,): for each column of `numeric`, the name of the file's column that it was made
+        from."""
         return sources_of(self.numeric_names, self.date_names)
 
 

@@ -23,8 +23,8 @@ start."""
 
 
 def evict(root: Path, limit_bytes: int) -> None:
-    """Remove what dead builders have left behind. If the limit is exceeded, also remove the
-    installer's cache and the least recently used environments that are not in use. Blocks."""
+    """Remove the folders that dead builders have left behind. If the limit is exceeded, also remove
+    the installer's cache and the least recently used environments that are not in use. Blocks."""
     kept: dict[Path, EnvironmentRecord] = {}
     for path in entries(root):
         if path.suffix != ".json":

@@ -1,5 +1,5 @@
-"""Runs the programs of a build, with bounded output. When a program ends, all processes that it
-started are ended too."""
+"""Runs the programs of a build, with bounded output. When a program exits, all processes that it
+started are killed."""
 
 from __future__ import annotations
 
