@@ -25,7 +25,7 @@ other client from the sum."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Maximum size of any message except the masked update, which has a fixed size."""
 SERVER = "server"
-"""The name under which errors mention the server."""
+"""The server's name in error messages."""
 KEY_BYTES = 32
 SHARE_BYTES = 33
 SEALED_BYTES = 2 * SHARE_BYTES + 16

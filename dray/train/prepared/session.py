@@ -328,8 +328,8 @@ class TrainingSession(BatchState):
         group.began(self.steps, is_verified=not self._must_compare)
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        """Restart the batch if its division among the ranks has changed during an exchange of this
-        batch that no rank has completed."""
+        """Restart the batch if it is divided differently since the last regrouping, and no rank has
+        completed the interrupted exchange."""
         if not any(is_moved for _, _, is_moved, _, _ in table):
             return
         anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]
