@@ -54,8 +54,8 @@ class Context:
     checkpoint_url: str | None
     """Folder for the checkpoints of this attempt only."""
     resume_url: str | None
-    """The newest checkpoint of an earlier attempt, if any. `load_checkpoint` loads it, or an older
-    checkpoint if it is damaged."""
+    """The newest checkpoint of an earlier attempt, if any. `load_checkpoint` loads this checkpoint
+    or, if it is damaged, an older one."""
 
 
 @dataclass(frozen=True)

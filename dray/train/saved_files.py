@@ -16,7 +16,7 @@ Version = tuple[int, int, int, int]
 """(device, inode, size in bytes, time of change). These values are equal as long as a file does not
 change."""
 MAX_BYTES = 4 << 20
-"""Maximum size of the notes that are read, in bytes."""
+"""Maximum number of bytes of records to read."""
 _NAME = "saved"
 
 

@@ -368,8 +368,8 @@ class BatchState:
 
 
 def _version_of(gradient: Tensor) -> int:
-    """Return a number that changes with the values. In a divided tensor, torch changes the local
-    part."""
+    """Return a number that changes with the values. For a divided tensor, torch counts changes of
+    the local part."""
     version: int = getattr(gradient, "_local_tensor", gradient)._version
     return version
 

@@ -50,7 +50,7 @@ NO_CODE = -1
 """Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
-"""float64 represents all integers up to this one."""
+"""float64 represents all integers up to this one exactly."""
 LARGE = 1e15
 """A number well below the limit up to which float64 represents all integers."""
 BASE_BITS = 32
