@@ -249,8 +249,8 @@ class Build:
         return size - self._cached_bytes
 
     def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
-        """Check the size limit, and schedule the next check: a check of a folder with many files
-        takes a long time."""
+        """Check the size limit, and schedule the next check. The longer a check takes, the longer
+        the pause before the next check."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
         if fills_cache and self._cache_growth() > limit:
