@@ -57,7 +57,7 @@ class Limits:
     """Maximum number of seconds for which a caller can pause reading its response."""
     linger_s: float = 2.0
     """Seconds for which the server continues to read from a refused caller. If the socket were
-    closed with unread bytes, the connection would be reset before the response arrives."""
+    closed with unread bytes, the connection would be reset before the response arrived."""
     keep_alive_s: int = 75
     """Seconds after which an idle connection is closed. This is longer than the pause between two
     polls, so that polls reuse a connection."""
@@ -83,14 +83,14 @@ def raise_descriptor_limit() -> None:
 
 
 class Connections:
-    """The open connections of one server, by client."""
+    """The open connections of one server, grouped by client."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._open: dict[BoundedProtocol, str] = {}
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
-        """Connections without a request in progress, by client, longest wait first."""
+        """Connections without a request in progress, grouped by client, longest wait first."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
         """Count a new connection, which has no request in progress."""

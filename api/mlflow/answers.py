@@ -144,7 +144,7 @@ def with_token(answer: dict[str, Any], token: str | None) -> dict[str, Any]:
 
 
 def files(artifacts: Sequence[views.Artifact], folder: str) -> list[dict[str, Any]]:
-    """Return the files and folders directly in a folder of the artifacts. The root folder is
+    """Return the files and folders that are directly in an artifact folder. The root folder is
     `""`."""
     found: dict[str, dict[str, Any]] = {}
     prefix = f"{folder}/" if folder else ""

@@ -30,7 +30,7 @@ TheCode = Annotated[CodeUploads, use_cases(lambda runtime: runtime.jobs.code)]
 DESCRIPTION_BYTES = 16 << 20
 """Maximum size of the description of an upload, which is enough for about 20,000 files."""
 PARTS_BYTES = 16 << 20
-"""Maximum size of a body with parts."""
+"""Maximum size of a request body that contains parts."""
 TAR = "application/x-tar"
 
 _UPLOAD = declare(

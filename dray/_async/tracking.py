@@ -71,7 +71,7 @@ class TrackingCalls(ReportCalls):
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
         """Return the experiment, with the states of its jobs and the range of each metric. Raises
-        ExperimentNotFound if it has no jobs."""
+        ExperimentNotFound if the experiment has no jobs."""
         return await self._read(views.ExperimentSummary, Call("GET", _path(name)))
 
     async def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
