@@ -149,17 +149,17 @@ class SharedKeys(MaskingMessage):
     """For each recipient, an encrypted pair: a share of the client's masking key, and a share of
     its seed."""
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
-    """The digests of the client's shares, by recipient. Recipients are all clients in the roster,
-    including the client itself."""
+    """The digests of the client's shares, keyed by recipient. Recipients are all clients in the
+    roster, including the client itself."""
 
 
 class DeliveredShares(MaskingMessage):
-    """The message to each client: the shares for this client, by sender. The client and each sender
-    share a mask, which they use in their updates."""
+    """The message to each client: the shares for this client, keyed by sender. The client and each
+    sender share a mask, which they use in their updates."""
 
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
-    """The digests of this client's shares, by sender."""
+    """The digests of this client's shares, keyed by sender."""
 
 
 class Survivors(MaskingMessage):
@@ -169,8 +169,8 @@ class Survivors(MaskingMessage):
 
 
 class ConsistencyCodes(MaskingMessage):
-    """A survivor's message, with codes by recipient, or the message to each survivor, with codes by
-    sender."""
+    """A survivor's message, with codes keyed by recipient, or the message to each survivor, with
+    codes keyed by sender."""
 
     codes: Annotated[dict[ClientName, Key], Field(max_length=MAX_CLIENTS)]
     unusable: Annotated[list[ClientName], Field(max_length=MAX_CLIENTS)] | None = None

@@ -51,9 +51,8 @@ class Reconstruction:
         """Return the shares of a secret that match the owner's digests, and blame the holders of
         shares that don't match.
 
-        shares: the shares that were usable when their holders received them. digests: the digests
-        by holder; None in version 1, in which case every share is returned.
-        """
+        shares: the shares that were usable when their holders received them. digests: the digests,
+        keyed by holder; None in version 1, in which case every share is returned."""
         usable = {}
         for holder, share in shares.items():
             if digests is None or keys.digest_of(share) == digests[holder]:
