@@ -108,8 +108,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the schemas of a body and of its parts, by name. The names of a job document's parts
-    get a prefix, because a view can have the same name."""
+    """Return the schemas of a body and of its parts, keyed by name. The names of a job document's
+    parts are prefixed, because a view can have the same name."""
     prefix = "JobSpec." if issubclass(kind, JobSpec) else ""
     schema = kind.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
     parts = schema.pop("$defs", {})

@@ -75,7 +75,8 @@ def problem(
 
 
 def title(status: int) -> str:
-    """Return the name of the status in RFC 9110; Python's names depend on its version."""
+    """Return the name that RFC 9110 gives to the status; Python's names differ between its
+    versions."""
     renamed = {
         413: "Content Too Large",
         416: "Range Not Satisfiable",
@@ -171,7 +172,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 CODES = "x-problem-codes"
-"""Key of a response's description that lists the problem codes for programs."""
+"""Key in a response's description for the machine-readable list of problem codes."""
 
 
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:

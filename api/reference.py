@@ -1,8 +1,7 @@
 """The reference page of the API, rendered on the server from the OpenAPI description.
 
-The page loads no files and runs no script. Its Content-Security-Policy allows its only style sheet
-by hash.
-"""
+The page loads no files and runs no script. The Content-Security-Policy allows the page's only style
+sheet by its hash."""
 
 from __future__ import annotations
 

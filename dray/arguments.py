@@ -79,7 +79,7 @@ def parameters(args: Sequence[str], *, as_written: bool = False) -> dict[str, Va
 
     If a name occurs several times, the last value is used, as in argparse. Returns at most
     MAX_PARAMETERS entries. as_written: whether numbers that are written in an unusual form, such as
-    `1.10`, are returned as text.
+    `1.10`, are returned as strings.
     """
     found: dict[str, Value] = {}
     for argument in parse(args):
@@ -106,8 +106,9 @@ def _value(words: Sequence[str], as_written: bool) -> Value:
 
 
 def _number(text: str) -> int | float | None:
-    """Return the number; None for other text, and for digits that are probably a name, such as
-    `007` or the hash `12e4567`, because a number would lose some of them."""
+    """Return the number, or None if the text is not a number. Also returns None for a string that
+    is probably a name, such as `007` or the hash `12e4567`, because a number would lose some of its
+    digits."""
     if _WHOLE.fullmatch(text):
         return int(text)
     match = _NUMBER.fullmatch(text)

@@ -141,8 +141,7 @@ def _no_document(script: str) -> str:
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
     """Load a job from a YAML or JSON file and validate it like the server. If the document names a
-    folder as its code, the folder is replaced by the id that the code would have after uploading
-    it.
+    folder as its code, the folder is replaced by the id that the uploaded code would have.
 
     Raises SpecError with the invalid field if the document is not a valid job.
     """

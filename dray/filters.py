@@ -31,8 +31,8 @@ def label_texts(labels: Mapping[str, str] | None) -> tuple[str, ...]:
 
 
 def _rfc_3339(value: Any) -> Any:
-    """Refuse formats that pydantic would accept too: seconds since 1970, dates, and times without a
-    time zone."""
+    """Refuse formats that pydantic would also accept: seconds since 1970, dates, and times without
+    a time zone."""
     if isinstance(value, str) and not re.fullmatch(
         r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII
     ):

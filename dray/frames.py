@@ -18,7 +18,7 @@ EXPERIMENT = "experiment"
 
 
 def require_pandas() -> Any:
-    """Import and return pandas. Raises an ImportError with installation instructions if it is
+    """Import and return pandas. Raises an ImportError with installation instructions if pandas is
     missing."""
     try:
         return importlib.import_module("pandas")

@@ -41,9 +41,8 @@ def write(folder: Path, function: Callable[..., Any], args: Any, kwargs: Any) ->
     """Write the files of the job's code into an empty folder.
 
     A function from a notebook, a script or the user's own module is pickled together with the
-    objects that it uses from there. Installed packages are not pickled but imported on the node.
-    Raises SpecError if an object can't be pickled.
-    """
+    objects that it uses from the same source. Installed packages are not pickled but imported on
+    the node. Raises SpecError if an object can't be pickled."""
     cloudpickle = _cloudpickle()
     with _by_value(cloudpickle, sys.modules.get(getattr(function, "__module__", ""))):
         try:
@@ -66,7 +65,7 @@ def document(
     code: str,
 ) -> dict[str, Any]:
     """Return the job document for a function. `spec` contains all other parts of the document.
-    Raises SpecError if it names another program."""
+    Raises SpecError if `spec` names another program."""
     parts = dict(spec or {})
     for part in ("script", "recipe"):
         if part in parts:

@@ -68,7 +68,7 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "files": [{"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]}]
     },
 }
-"""Request bodies, by the name of their schema."""
+"""Request bodies, keyed by schema name."""
 
 
 VIEWS: Mapping[str, Mapping[str, Any]] = {
@@ -399,7 +399,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Liveness": {"status": "ok"},
     "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
 }
-"""Response bodies, by the name of their schema."""
+"""Response bodies, keyed by schema name."""
 
 EVENT_STREAM = (
     "retry: 1000\n\n"

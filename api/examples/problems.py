@@ -274,7 +274,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "delete finished jobs (`dray delete`), or ask the operator for more space",
     },
 }
-"""The detail, and for some codes the pointer and the hint, of the example of each problem code.
+"""For each problem code, the detail of its example and, for some codes, the pointer and the hint.
 
 If a code has no entry, the detail is the docstring of its exception in the SDK."""
 

@@ -29,7 +29,8 @@ checked."""
 async def read_as(
     kind: type[D], request: Request, limit_bytes: int, *, optional: bool = False
 ) -> tuple[D, dict[str, Any]]:
-    """Return the body as `kind`, and the parsed JSON. With `optional`, the body can be empty.
+    """Return the body as an instance of `kind`, together with the parsed JSON. With `optional`, the
+    body can be empty.
 
     Raises Refused if the body is too large, not JSON, ambiguous JSON, or not a valid `kind`.
     """

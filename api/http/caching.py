@@ -1,5 +1,5 @@
-"""ETags and conditional requests (RFC 9110, section 13), which avoid sending an unchanged
-response again, and the check whether a response may be compressed."""
+"""ETags and conditional requests (RFC 9110, section 13), which avoid sending an unchanged response
+again. Also checks whether a response may be compressed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def revision_tag(revision: int) -> dict[str, str]:
 
 
 def wanted_revision(if_match: str | None) -> int | None:
-    """Return the revision in `If-Match`, the only one to change; None if any may be changed.
+    """Return the revision in `If-Match`, or None if the request may change any revision.
 
     Raises Refused for a malformed ETag: if it were ignored, a version that the caller has not read
     could be changed.

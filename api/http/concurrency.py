@@ -2,9 +2,8 @@
 
 Such a request simulates the scheduler in one of the few threads that read the database for all
 requests. The server therefore processes only a few of a caller's requests at a time, lets a few
-more wait, and refuses the rest. A limit on the total number for all callers leaves threads for
-other kinds of requests.
-"""
+more wait, and refuses the rest. A limit across all callers keeps threads free for other kinds of
+requests."""
 
 from __future__ import annotations
 
@@ -41,7 +40,8 @@ class ConcurrencyLimiter:
 
     @asynccontextmanager
     async def acquire(self, caller: str) -> AsyncIterator[None]:
-        """Wait for permission, first come first served. Raises Refused if too many wait."""
+        """Wait for permission, first come first served. Raises Refused if too many requests are
+        waiting."""
         limits = self._limits
         if self._asked[caller] >= limits.of_caller + limits.waiting_of_caller:
             detail = (

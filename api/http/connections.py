@@ -1,9 +1,8 @@
 """Limits on connections: uvicorn's HTTP protocol with bounds on times, headers and connections.
 
 With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes to send
-them, and its `limit_concurrency` counts idle connections as well as busy ones. This module
-closes a connection that waits for its caller after a timeout, or earlier to make space.
-"""
+them, and its `limit_concurrency` counts idle connections as well as busy ones. This module closes a
+connection if its caller sends nothing until a timeout, or earlier to make space."""
 
 from __future__ import annotations
 
@@ -51,14 +50,14 @@ class Limits:
     """Maximum size of the request line and headers, and of the framing of a chunked body."""
     num_headers: int = 128
     head_within_s: float = 20.0
-    """Seconds within which the head of a request must arrive: for the first request, after the
-    connection was opened; for later requests, after the first byte."""
+    """Maximum number of seconds for the head of a request to arrive, counted from the opening of
+    the connection for the first request, and from the first byte for later requests."""
     body_within_s: float = 60.0
     send_within_s: float = 120.0
     """Maximum number of seconds for which a caller can pause reading its response."""
     linger_s: float = 2.0
     """Seconds for which the server continues to read from a refused caller. If the socket were
-    closed with unread bytes, the connection would be reset before the response arrives."""
+    closed with unread bytes, the connection would be reset before the response arrived."""
     keep_alive_s: int = 75
     """Seconds after which an idle connection is closed. This is longer than the pause between two
     polls, so that polls reuse a connection."""
@@ -84,14 +83,14 @@ def raise_descriptor_limit() -> None:
 
 
 class Connections:
-    """The open connections of one server, by client."""
+    """The open connections of one server, grouped by client."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._open: dict[BoundedProtocol, str] = {}
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
-        """Connections without a request in progress, by client, longest wait first."""
+        """Connections without a request in progress, grouped by client, longest wait first."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
         """Count a new connection, which has no request in progress."""
@@ -150,7 +149,7 @@ class Admission:
         self._of_client: Counter[str] = Counter()
 
     def enter(self, client: str) -> Refused | None:
-        """Count a request. Returns the refusal if too many requests are already in progress."""
+        """Count a request. Returns an error if too many requests are already in progress."""
         self._num += 1
         self._of_client[client] += 1
         if self._num > self._limits.connections:
@@ -170,7 +169,7 @@ class Admission:
 
 
 class Awaited(Enum):
-    """The part of a request for which the server is waiting on a connection."""
+    """Parts of a request that a connection can be waiting for."""
 
     HEAD = auto()
     BODY = auto()
@@ -419,8 +418,8 @@ _LOGGED_ELSEWHERE = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's log is worth logging. Refused requests, and requests for other
-    protocols that are answered in HTTP/1.1, are already logged elsewhere."""
+    """Whether a record of uvicorn's log is worth logging. Refused requests, and rejected upgrades
+    to other protocols, are already logged elsewhere."""
     return not str(record.msg).startswith(_LOGGED_ELSEWHERE)
 
 

@@ -41,7 +41,7 @@ class StoredFile:
     sha256: str
     """Hash of the whole file, which is also its ETag."""
     name: str
-    """Path of the file; a browser saves the content under its last part."""
+    """Path of the file; a browser names the download after the last part of the path."""
 
 
 def download(request: Request, storage: Storage, file: StoredFile) -> Response:

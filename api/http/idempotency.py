@@ -12,8 +12,8 @@ from service.jobs.idempotency import IdempotencyKey
 
 PATTERN = r"^[!-~](?:[ -~]{0,253}[!-~])?$"
 SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": 255, "pattern": PATTERN}
-"""The key's schema for the API's description. It is not used for validation, because `check_key`
-raises a specific problem code."""
+"""The key's schema for the API's description. The schema is not used for validation, because
+`check_key` raises a specific problem code."""
 
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", json_schema_extra=SCHEMA)]
 

@@ -61,7 +61,7 @@ async def long_poll(
     """Call `look` repeatedly. Returns the first result for which `enough` is true, or the last
     result after `wait_s` seconds.
 
-    is_of_client: whether the caller is a client of a federated job, whose token `look` checks.
+    is_of_client: whether the caller is a client of a federated job; `look` then checks its token.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s

@@ -90,10 +90,9 @@ def run(
 ) -> dict[str, Any]:
     """Return a job as a run.
 
-    notes: None for a job without notes. last: for each metric, a series, of which the last point
-    is used. Without `last`, the values come from the job's summary, and all have the job's newest
-    step.
-    """
+    notes: None for a job without notes. last: a series for each metric; its last point is returned.
+    Without `last`, the values come from the job's summary, and are all reported at the job's newest
+    step."""
     info = {
         "run_id": job.id,
         "run_uuid": job.id,
@@ -145,7 +144,7 @@ def with_token(answer: dict[str, Any], token: str | None) -> dict[str, Any]:
 
 
 def files(artifacts: Sequence[views.Artifact], folder: str) -> list[dict[str, Any]]:
-    """Return the files and folders directly in a folder of the artifacts. The root folder is
+    """Return the files and folders that are directly in an artifact folder. The root folder is
     `""`."""
     found: dict[str, dict[str, Any]] = {}
     prefix = f"{folder}/" if folder else ""

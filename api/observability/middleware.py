@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-"""Paths of health checks. Health checks are frequent, so they are not logged. They pass the gate
-under any host name, and are processed even if the server has reached its limits."""
+"""Paths of health checks. Health checks are frequent, so they are not logged. Health checks pass
+the gate under any host name, and are processed even if the server has reached its limits."""
 PAGE = "/"
 """Path of the web page. Any site can link to the page, since the page itself contains no job
 data. The gate checks the calls that the page makes, like all other calls."""

@@ -21,7 +21,7 @@ import yaml
 FOLDER = Path(__file__).parent / "static"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VERSION_MARK = b"page/VERSION/"
-"""The beginning of each file's address in `index.html`."""
+"""Prefix of each file's address in `index.html`."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -56,7 +56,7 @@ class StaticFiles:
     """Hash of all files."""
     index: StaticFile
     files: Mapping[str, StaticFile]
-    """The other files, by their paths relative to the folder."""
+    """The other files, keyed by their paths relative to the folder."""
 
 
 @cache
@@ -82,7 +82,7 @@ def load(folder: Path = FOLDER) -> StaticFiles:
 
 
 def _examples(folder: Path) -> dict[str, Any]:
-    """Return the job documents below a folder, by name. The page offers them as templates."""
+    """Return the job documents below a folder, keyed by name. The page offers them as templates."""
     paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
     documents = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     return {name: yaml.safe_load(path.read_text()) for name, path in documents.items()}

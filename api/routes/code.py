@@ -30,7 +30,7 @@ TheCode = Annotated[CodeUploads, use_cases(lambda runtime: runtime.jobs.code)]
 DESCRIPTION_BYTES = 16 << 20
 """Maximum size of the description of an upload, which is enough for about 20,000 files."""
 PARTS_BYTES = 16 << 20
-"""Maximum size of a body with parts."""
+"""Maximum size of a request body that contains parts."""
 TAR = "application/x-tar"
 
 _UPLOAD = declare(
@@ -86,8 +86,8 @@ async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
 )
 async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Response:
     """Upload one part as `application/octet-stream`, or several parts as `application/x-tar`, in
-    which each file is a part and its name is the part's SHA-256. Parts have at most 4 MiB, and
-    requests at most 16 MiB."""
+    which each file is a part and its name is the part's SHA-256. A part can be up to 4 MiB, and a
+    request up to 16 MiB."""
     content, kind = await body.read_bytes(request, PARTS_BYTES, (BINARY, TAR))
     if kind == TAR:
         parts = await asyncio.to_thread(_members, content)
@@ -98,7 +98,7 @@ async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Respon
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """Return the files of a tar archive by their names, which are hashes."""
+    """Return the files of a tar archive, keyed by their names, which are hashes."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:

@@ -1,6 +1,6 @@
-"""Routes for clients outside of the cluster. With /v1/jobs/{id}/clients, the owner of a job invites
-them. With /v1/federated/{id}, the invited clients take part in the job's rounds, with their own
-tokens."""
+"""Routes for clients outside of the cluster. The owner of a job invites clients with
+/v1/jobs/{id}/clients. The invited clients use /v1/federated/{id}, with their own tokens, to take
+part in the job's rounds."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ Phase = Annotated[str, PathParameter(max_length=32)]
 
 
 async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
-    """Return the operations of a client with the caller's token. Each of them checks that the token
-    belongs to a client of the job."""
+    """Return the operations of a client, which use the caller's token. Each operation checks that
+    the token belongs to a client of the job."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the URL contains a NUL character")
     request.state.caller = "a client of a federated job"

@@ -25,7 +25,7 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-rea
 
 
 class LocalCallers:
-    """Decides, by the connection or the token of a request, whether its caller is admitted."""
+    """Decides from the connection or the token of a request whether to admit its caller."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

@@ -16,7 +16,7 @@ class ClusterCalls(Calls):
         return await self._list(views.QueuePage, "/v1/queues")
 
     async def queue(self, name: str) -> views.Queue:
-        """Return the queue. Raises QueueNotFound if it does not exist."""
+        """Return the queue. Raises QueueNotFound if the queue does not exist."""
         return await self._read(views.Queue, Call("GET", f"/v1/queues/{segment(name)}"))
 
     async def set_queue(self, name: str, **rules: Any) -> views.Queue:

@@ -18,8 +18,8 @@ from dray._http.transport import LONG_POLL_S, Call, no_answer, params, segment
 
 EVENT_STREAM = "text/event-stream"
 SILENCE_S = 15.0
-"""Time in seconds that is added to the client's timeout to get the read timeout of a stream. It is
-longer than the interval between keep-alives."""
+"""Time in seconds that is added to the client's timeout to get the read timeout of a stream. This
+time is longer than the interval between keep-alives."""
 RESET = "reset"
 """Event that a server sends if it can't resume the stream after the given id. The server then sends
 all events again, beginning with the first."""

@@ -30,8 +30,8 @@ async def _listed(jobs: Jobs) -> list[views.Job | str]:
 class TrackingCalls(ReportCalls):
     async def compare(self, jobs: Jobs) -> views.Comparison:
         """Compare up to 50 jobs: the fields in which their documents differ, and their metrics,
-        times and costs. The pinned baseline of their experiment comes first. Raises NotComparable
-        for a single job without a baseline."""
+        times and costs. The pinned baseline of the jobs' experiment comes first. Raises
+        NotComparable for a single job without a baseline."""
         ids = [
             job.id if isinstance(job, views.Job) else segment(job) for job in await _listed(jobs)
         ]
@@ -71,7 +71,7 @@ class TrackingCalls(ReportCalls):
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
         """Return the experiment, with the states of its jobs and the range of each metric. Raises
-        ExperimentNotFound if it has no jobs."""
+        ExperimentNotFound if the experiment has no jobs."""
         return await self._read(views.ExperimentSummary, Call("GET", _path(name)))
 
     async def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:

@@ -10,7 +10,8 @@ from dray import home_token
 
 
 class HomeSignIn(httpx.Auth):
-    """Resends a request with the token if the server rejected it because it had no token.
+    """Resends a request with the token if the server rejected the request because the token was
+    missing.
 
     The token is only sent to processes of this user or of root, because another user could listen
     on the server's port while the server is not running.

@@ -39,7 +39,7 @@ V = TypeVar("V", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Call:
-    """A request. It is sent again until it succeeds or `Retry` gives up."""
+    """A request. The request is sent again until it succeeds or `Retry` gives up."""
 
     method: str
     path: str

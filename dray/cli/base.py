@@ -103,7 +103,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Handle the options of every command. The token is not an option but read from DRAY_TOKEN,
+    """Handle the options of every command. The token is read from DRAY_TOKEN instead of an option,
     since other users can see the command line."""
     global _url
     _url = url

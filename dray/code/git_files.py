@@ -17,14 +17,15 @@ from dray.code.ignore_rules import Rules, read_rules
 from dray.errors import SpecError
 
 LIMIT_S: Final = 60.0
-"""Git lists 100,000 files in a second. If it takes longer than this limit, the file system is not
+"""Git lists 100,000 files in a second. If Git takes longer than this limit, the file system is not
 responding."""
 _KEPT_VARIABLES: Final = (
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"),
     *("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH"),
 )
-"""Git's environment variables that don't refer to a repository. All other variables of Git are
-removed, because Git sets them in hooks, for example, where they refer to the hook's repository."""
+"""Git's environment variables that don't refer to a repository. All other Git variables are
+removed, because they can refer to another repository: in a hook, for example, to the hook's
+repository."""
 
 
 class GitUnavailable(Exception):

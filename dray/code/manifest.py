@@ -40,8 +40,8 @@ def num_parts(size_bytes: int) -> int:
 
 
 def part_size(size_bytes: int, index: int) -> int:
-    """Return the size in bytes of one part of a file of this size. All parts except the last have
-    PART_BYTES."""
+    """Return the size in bytes of one part of a file of this size. All parts except the last are
+    PART_BYTES long."""
     return min(PART_BYTES, size_bytes - index * PART_BYTES)
 
 

@@ -130,7 +130,7 @@ def _listed(folder: Path) -> str:
 
 def _read_project(folder: Path, refused: Sequence[tuple[str, str]]) -> list[str]:
     """Return the dependencies in pyproject.toml. Raises PackagesUnreadable if the file has one of
-    the tables `refused`, because the nodes would install these packages from different sources."""
+    the `refused` tables, because the nodes would install these packages from different sources."""
     try:
         document = tomllib.loads((folder / PROJECT).read_text(encoding="utf-8"))
         tools = document.get("tool", {})

@@ -23,7 +23,7 @@ regular expression."""
 
 def unfit(name: str) -> str | None:
     """Describe the first character in the name that could break databases, terminals or web pages.
-    Return None if there is none."""
+    Return None if the name has no such character."""
     for character in name:
         kind = _REFUSED.get(unicodedata.category(character))
         if kind is not None and character not in _JOINERS:

@@ -154,8 +154,8 @@ def plainly(message: str) -> str:
 
 
 def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[BaseModel]) -> Fault:
-    """Return one Fault for all errors. It describes the first invalid field, and lists the names of
-    the other invalid fields."""
+    """Return one Fault for all errors. The Fault describes the first invalid field, and lists the
+    names of the other invalid fields."""
     found: dict[str, list[Error]] = {}
     for error in islice(errors, MAX_FAULTS):
         found.setdefault(_pointer(error, document, root), []).append(error)

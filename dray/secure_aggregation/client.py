@@ -63,7 +63,7 @@ class MaskingClient:
         self._delivered: Mapping[str, bytes] = {}
         self._digests: Mapping[str, bytes] = {}
         self._usable: dict[str, bytes] = {}
-        """The shares of a key and a seed, by owner."""
+        """The shares of a key and a seed, keyed by owner."""
         self._survivors: tuple[str, ...] = ()
         self._confirmed = b""
 
@@ -212,8 +212,8 @@ class MaskingClient:
         return self._as_of_the_round(sent, "unusable")
 
     def _unsealed(self) -> dict[str, bytes]:
-        """Return the pairs of shares from other clients, by client. Pairs that can't be decrypted
-        or, in version 2, do not match their digests are omitted."""
+        """Return the pairs of shares from other clients, keyed by client. Pairs that can't be
+        decrypted or, in version 2, do not match their digests are omitted."""
         found = {}
         for name, sealed in self._delivered.items():
             pair = keys.unseal(self._sealing_key(name, self._name), sealed)

@@ -101,7 +101,7 @@ def digest_of(share: bytes) -> bytes:
 
 def keystream(seed: bytes, num_bytes: int) -> Iterator[bytes]:
     """Yield the ChaCha20 output for a key that is used only once, in pieces that fit into a CPU
-    cache. Every piece except the last has PIECE_BYTES."""
+    cache. Every piece except the last is PIECE_BYTES long."""
     encryptor = Cipher(algorithms.ChaCha20(seed, COUNTER_AND_NONCE), mode=None).encryptor()
     for start in range(0, num_bytes, PIECE_BYTES):
         yield encryptor.update(ZEROS[: num_bytes - start])

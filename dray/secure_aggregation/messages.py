@@ -17,7 +17,7 @@ VERSION = 2
 a share can be identified ([reconstruction.py](reconstruction.py)). A round has version 2 if all its
 clients support it. Fields that are None in version 1 are omitted from its messages."""
 MAX_CLIENTS = 1000
-"""Maximum number of clients in a round. Each client has a message for every other client, so the
+"""Maximum number of clients in a round. Each client sends a message to every other client, so the
 number of messages grows quadratically."""
 LEAST_CLIENTS = 3
 """Minimum number of clients. With only two clients, each client could compute the update of the
@@ -25,7 +25,7 @@ other client from the sum."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Maximum size of any message except the masked update, which has a fixed size."""
 SERVER = "server"
-"""The name under which errors mention the server."""
+"""The server's name in error messages."""
 KEY_BYTES = 32
 SHARE_BYTES = 33
 SEALED_BYTES = 2 * SHARE_BYTES + 16
@@ -149,17 +149,17 @@ class SharedKeys(MaskingMessage):
     """For each recipient, an encrypted pair: a share of the client's masking key, and a share of
     its seed."""
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
-    """The digests of the client's shares, by recipient. Recipients are all clients in the roster,
-    including the client itself."""
+    """The digests of the client's shares, keyed by recipient. Recipients are all clients in the
+    roster, including the client itself."""
 
 
 class DeliveredShares(MaskingMessage):
-    """The message to each client: the shares for this client, by sender. The client and each sender
-    share a mask, which they use in their updates."""
+    """The message to each client: the shares for this client, keyed by sender. The client and each
+    sender share a mask, which they use in their updates."""
 
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
-    """The digests of this client's shares, by sender."""
+    """The digests of this client's shares, keyed by sender."""
 
 
 class Survivors(MaskingMessage):
@@ -169,8 +169,8 @@ class Survivors(MaskingMessage):
 
 
 class ConsistencyCodes(MaskingMessage):
-    """A survivor's message, with codes by recipient, or the message to each survivor, with codes by
-    sender."""
+    """A survivor's message, with codes keyed by recipient, or the message to each survivor, with
+    codes keyed by sender."""
 
     codes: Annotated[dict[ClientName, Key], Field(max_length=MAX_CLIENTS)]
     unusable: Annotated[list[ClientName], Field(max_length=MAX_CLIENTS)] | None = None

@@ -51,9 +51,8 @@ class Reconstruction:
         """Return the shares of a secret that match the owner's digests, and blame the holders of
         shares that don't match.
 
-        shares: the shares that were usable when their holders received them. digests: the digests
-        by holder; None in version 1, in which case every share is returned.
-        """
+        shares: the shares that were usable when their holders received them. digests: the digests,
+        keyed by holder; None in version 1, in which case every share is returned."""
         usable = {}
         for holder, share in shares.items():
             if digests is None or keys.digest_of(share) == digests[holder]:
@@ -85,8 +84,8 @@ class Reconstruction:
         raise WrongShares(owner, "they do not match its commitment")
 
     def _subsets(self, shares: Shares) -> Iterator[Sequence[str]]:
-        """Yield sets of `least` holders, starting with the holders that have the fewest doubts
-        against them."""
+        """Yield sets of `least` holders, starting with the holders that are suspected least
+        often."""
         order = sorted(shares, key=lambda name: (self._num_doubts[name], self._indices[name]))
         yield order[: self._least]
         generator = random.Random(0)
@@ -107,8 +106,8 @@ class Reconstruction:
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
     ) -> None:
-        """If digests exist, blame the owner. Otherwise, count a doubt against the holder of each
-        share that is not on the polynomial through the shares of `holders`."""
+        """If digests exist, blame the owner. Otherwise, record a suspicion against the holder of
+        each share that is not on the polynomial through the shares of `holders`."""
         if has_digests:
             self.blame(owner, "its shares do not all belong to the same secret")
             return

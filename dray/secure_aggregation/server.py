@@ -242,7 +242,7 @@ class MaskingServer:
         self._shared[client] = found
 
     def _digests_for(self, client: str, senders: Iterable[str]) -> dict[str, bytes] | None:
-        """Return the digests of the shares for a client, by sender."""
+        """Return the digests of the shares for a client, keyed by sender."""
         if self.version == 1:
             return None
         return {name: (self._shared[name].digests or {})[client] for name in senders}
@@ -332,9 +332,9 @@ class MaskingServer:
     def _shares(
         self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
     ) -> Mapping[str, bytes]:
-        """Return the shares of a secret of the client `owner`, by holder. Shares that were unusable
-        when the holder received them, or have changed since, are omitted. revealed: shares by
-        holder and owner."""
+        """Return the shares of a secret of the client `owner`, keyed by holder. Shares that were
+        unusable when the holder received them, or have changed since, are omitted. revealed: shares
+        by holder and owner."""
         found = {
             holder: shares[owner]
             for holder, shares in revealed.items()

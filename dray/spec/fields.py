@@ -22,7 +22,7 @@ from dray.input.names import unfit
 
 MAX_STEPS = 10**12
 TAG_FIELDS = ("name", "kind")
-"""Discriminator fields: the value of such a field selects one of several classes for a part."""
+"""Discriminator fields, whose value selects one of several classes for a part of the document."""
 
 
 def _plain_text(value: str) -> str:
@@ -142,7 +142,7 @@ def refuse_set(part: Document, at: str, options: Iterable[str], message: str) ->
 def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
     """Reject options that the chosen `name` does not have, if they differ from their defaults.
 
-    owners: for each option that not all names have, the names that have this option.
+    owners: maps each option that only some names have to these names.
     """
     for option, names in owners.items():
         if name not in names and _is_set(part, option):

@@ -52,7 +52,7 @@ _NEAR: Final = 1e-9
 Value = Any
 """The value of a parameter in a trial: a boolean, null, a number, a string, or a list of these."""
 Values = Mapping[str, Value]
-"""Values of the parameters by name."""
+"""Values of the parameters, keyed by name."""
 
 
 def _scalar(value: Any) -> Any:
@@ -334,7 +334,7 @@ class Sweep(Document):
 
     @property
     def longest(self) -> dict[str, int]:
-        """The number of characters of each parameter's longest value, by parameter name."""
+        """The number of characters of each parameter's longest value, keyed by parameter name."""
         return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
 
     def most_characters(self, arguments: Iterable[str]) -> int:

@@ -109,8 +109,8 @@ class EventFile:
         self.last_steps: dict[str, int] = {}
         """The last step of each series in the file, keyed by the name of the series."""
         self._waiting: tuple[int, float, dict[str, float]] | None = None
-        """Values with the same step and time that have not been written yet. They will be written
-        as one event."""
+        """Values with the same step and time that have not been written yet, and will be written as
+        one event."""
         end = self._read()
         self._file.truncate(end)  # remove a partial record written by a process that was killed
         self.is_new = end == 0

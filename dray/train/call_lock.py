@@ -11,10 +11,9 @@ from types import TracebackType
 class CallLock:
     """Lets one call run at a time. Threads wait for each other.
 
-    A signal handler runs in the main thread. If the signal interrupted a call, the handler would
-    wait for its own thread, so the lock raises RuntimeError instead. In a forked process, the lock
-    is initially free.
-    """
+    A signal handler runs in the main thread. If the signal has interrupted a call, waiting would
+    deadlock, so the lock raises RuntimeError instead. In a forked process, the lock is initially
+    free."""
 
     def __init__(self) -> None:
         self._renew()

@@ -33,7 +33,8 @@ MAX_PASSED_OVER = 100
 MAX_WHY_CHARS = 1000
 
 Report = Callable[[str, Mapping[str, Any]], float]
-"""Appends a frame to the spool; returns the offset of its end, or infinity if it was dropped."""
+"""Appends a frame to the spool; returns the offset of the frame's end, or infinity if the frame was
+dropped."""
 
 
 class BrokenCheckpoint(Exception):
@@ -63,7 +64,7 @@ class Checkpoint:
 
     step: int
     path: Path
-    """Folder with the files as they were saved. Do not write to it."""
+    """Folder with the files as they were saved. Must not be written to."""
 
 
 # Retention.

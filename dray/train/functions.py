@@ -13,7 +13,7 @@ from dray.train.reporting import context, save_artifact
 
 
 def call(path: str, *, python: Sequence[int]) -> None:
-    """Call the function in a file. Its result on rank 0 becomes an artifact of the job.
+    """Call the function in a file. The function's result on rank 0 becomes an artifact of the job.
 
     python: major and minor version of the Python that packed the function. Exits with an error
     message if this process runs another version, because bytecode differs between versions.

@@ -221,11 +221,10 @@ def prepare(
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
         `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
 
-    A model is divided in place. Its optimizer must not have taken a step; it keeps its options, but
-    gets the divided parameters. Raises ValueError for a model without parameters, a loader or model
-    that can't be divided, and names that match no module. Raises RuntimeError if called after the
-    first batch, or with a second loader.
-    """
+    A model is divided in place. The model's optimizer must not have taken a step; the optimizer
+    keeps its options, but gets the divided parameters. Raises ValueError for a model without
+    parameters, a loader or model that can't be divided, and names that match no module. Raises
+    RuntimeError if called after the first batch, or with a second loader."""
     _check_init("prepare")
     models, optimizers = _listed(model), _listed(optimizer)
     is_divided = any((blocks, tensor_plan, shard, tensor, recompute, compile_blocks))

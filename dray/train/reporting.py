@@ -54,8 +54,8 @@ class Context:
     checkpoint_url: str | None
     """Folder for the checkpoints of this attempt only."""
     resume_url: str | None
-    """The newest checkpoint of an earlier attempt, if any. `load_checkpoint` loads it, or an older
-    checkpoint if it is damaged."""
+    """The newest checkpoint of an earlier attempt, if any. `load_checkpoint` loads this checkpoint
+    or, if it is damaged, an older one."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ def save_checkpoint(
 
     Call this on one rank, after all processes have finished writing to the folder. The call returns
     after the checkpoint has been written, hashed and committed. The `keep` newest checkpoints of
-    all attempts are kept. Until their reports reach the service, the `keep` newest checkpoints that
-    the service knows are also kept.
+    all attempts are kept. Until the service has received the reports of these checkpoints, the
+    `keep` newest checkpoints that it knows of are also kept.
 
     step: number of optimizer steps done; a step that this process has already saved is not saved
     again. metrics: metrics of this step, which are listed with the checkpoint.
@@ -239,8 +239,8 @@ def _storing() -> AbstractContextManager[None]:
 
 
 def emit(kind: str, body: Mapping[str, Any]) -> bool:
-    """Append one frame to this process's spool. Returns False if it was dropped, or if there is no
-    spool.
+    """Append one frame to this process's spool. Returns False if the frame was dropped, or if there
+    is no spool.
 
     This is for dray's own loop; scripts use `report` and `save_artifact`.
     """

@@ -16,7 +16,7 @@ Version = tuple[int, int, int, int]
 """(device, inode, size in bytes, time of change). These values are equal as long as a file does not
 change."""
 MAX_BYTES = 4 << 20
-"""Maximum size of the notes that are read, in bytes."""
+"""Maximum number of bytes of records to read."""
 _NAME = "saved"
 
 
@@ -34,7 +34,8 @@ def note(version: Version) -> None:
 
 
 def noted(folder: Path) -> frozenset[Version]:
-    """Return the noted files. folder: the parent of DRAY_OUTPUT_DIR, which scripts can write to."""
+    """Return the recorded files. folder: the parent of DRAY_OUTPUT_DIR, which scripts can write
+    to."""
     try:
         opened = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -108,7 +108,8 @@ class SpoolWriter:
     def append(
         self, kind: str, body: Mapping[str, Any], *, vital: bool = False, at: float | None = None
     ) -> bool:
-        """Add one frame. Returns False if it was dropped because disk and memory had no space.
+        """Add one frame. Returns False if the frame was dropped because disk and memory had no
+        space.
 
         vital: the frame must never be dropped. Such frames are rare. at: Unix time; None for the
         current time.

@@ -24,8 +24,8 @@ _FAULTS = frozenset(
     }
 )
 _FAULTS_OF_FILES = frozenset({errno.ENOTCONN, errno.ETIMEDOUT})
-"""Error numbers that are storage faults if the error has a file name. Otherwise, a socket raised
-the error."""
+"""Error numbers that are storage faults if the error has a file name. Without a file name, the
+error comes from a socket."""
 # Libraries that write files themselves (safetensors, torch.save) raise their own errors.
 _STORAGE_ERROR = re.compile(
     r"no space left on device|disk quota exceeded|input/output error|stale file handle"

@@ -31,7 +31,7 @@ class NodeSlots(View):
     """Why the node is refused. For an accepted node, the reason why files can't be written to its
     disk, or a note that only ranks of silos can run on the node."""
     quarantined: list[QuarantinedSlots] = []
-    """Quarantined slots. They are checked every few seconds, and released once no processes or
+    """Quarantined slots, which are checked every few seconds, and released once no processes or
     files of the previous job exist."""
     jobs: list[str]
 

@@ -50,7 +50,7 @@ class FederatedClientPage(View):
     num_sent: int | None = None
     """Number of clients that have sent an update in the round."""
     missing: list[int] = []
-    """While the round is open, the numbers of the clients that have not answered yet (with secure
+    """While the round is open, the numbers of the clients that have not responded yet (with secure
     aggregation, in the current phase of the round)."""
 
 
@@ -62,7 +62,7 @@ class OpenRound(View):
     """The data that clients must send: `update`, or with secure aggregation, the name of the answer
     expected in this phase."""
     missing: list[str]
-    """Names of silos, or numbers of clients outside the cluster, that have not answered yet; at
+    """Names of silos, or numbers of clients outside the cluster, that have not responded yet; at
     most the first 100."""
     num_missing: int
     num_answered: int

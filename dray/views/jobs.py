@@ -61,7 +61,7 @@ class SlotSeconds(View):
     idle: float
     """Time that belongs to none of the other classes."""
     unreported: float = 0.0
-    """Time of a script that has reported no steps, so dray can't classify its time."""
+    """Time of a script that has reported no steps, which dray can't classify."""
 
 
 class Goodput(View):
@@ -84,7 +84,7 @@ class Cost(View):
     useful: float
     wasted: float
     unreported: float
-    """Cost of the time of a script that has reported no steps, so dray can't classify its time."""
+    """Cost of the time of a script that has reported no steps, which dray can't classify."""
 
 
 class Job(View):

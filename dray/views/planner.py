@@ -95,4 +95,4 @@ class Plan(View):
     assumed: list[str] = []
     """Properties of the data that were assumed because the document does not specify them."""
     sync: SyncPlan
-    """Ways to keep the workers in sync with the first mesh."""
+    """Ways to keep the workers in sync if the first mesh is used."""

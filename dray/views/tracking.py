@@ -10,7 +10,7 @@ from dray.views.jobs import Cost, Goodput, JobState
 
 
 class Annotations(View):
-    """Tags and notes of a job. They can be changed at any time."""
+    """Tags and notes of a job, which can be changed at any time."""
 
     tags: list[str]
     notes: str

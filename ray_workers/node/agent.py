@@ -173,9 +173,9 @@ class NodeAgent:
         )
 
     async def ping(self, silence_limit_s: float) -> float | None:
-        """Return since when the forkserver has been silent; None if it responds. `silence_limit_s`
-        replaces the limit given at the start: the agent can outlive the service, whose settings can
-        change."""
+        """Return the time since which the forkserver has been silent; None if it responds.
+        `silence_limit_s` replaces the limit given at the start: the agent can outlive the service,
+        whose settings can change."""
         self._forkserver.limits = SilenceLimits(silence_limit_s)
         return self._forkserver.silent_since
 
@@ -214,8 +214,8 @@ class NodeAgent:
         )
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
-        """Return the remains of an attempt whose processes have been asked to end. Kill processes
-        whose stopped rank actors have prevented the forkserver from killing them."""
+        """Return the remains of an attempt whose processes were asked to end. Kill remaining
+        processes, in case stopped rank actors keep the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:
             with contextlib.suppress(ForkFailed):
@@ -349,16 +349,16 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to every process of a rank. Return False if this node runs none of them."""
+        """Send a signal to all processes of a rank. Return False if none runs on this node."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:
             return False
 
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's folders, temporary files, pages and spools, including its spools on
-        dead nodes of this machine. Call this method once all frames are stored. The spools are
-        deleted last, since attempts are found by their spools."""
+        """Delete an attempt's folders, temporary files, heartbeat pages and spools, including its
+        spools on dead nodes of this machine. Call this method once all frames are stored. The
+        spools are deleted last, since attempts are found by their spools."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)
@@ -381,8 +381,8 @@ class NodeAgent:
         return None
 
     async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
-        """Return the state of a job's needs on the node, and start preparing them if necessary.
-        Idempotent."""
+        """Return the state of the code and environment that a job needs on this node, and start
+        preparing them if necessary. Idempotent."""
         if silo_gate.has_source(os.environ):  # a setup command is user code
             need = JobNeed.CODE if needs.environment is None else JobNeed.ENVIRONMENT
             message = silo_gate.FOR_SILOS_ALONE
@@ -401,7 +401,7 @@ class NodeAgent:
 
     async def forget(self, needs: NodeNeeds) -> None:
         """Record that `needs.policy.owner` has no more jobs with these needs, and stop preparing
-        needs that no other job has. Idempotent."""
+        code and environments that no other job needs. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)
         if needs.environment is not None:

@@ -55,9 +55,8 @@ def of_attempt(
     """Return the processes and the GPU memory that remain of an attempt, or of the given ranks.
 
     `directory` contains the records of the node's sessions. `tasks` is the forkserver's list, which
-    is empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has
-    left.
-    """
+    is empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has left
+    behind."""
 
     def matches(one: tuple[str, int, int]) -> bool:
         return one[:2] == (job_id, attempt) and (ranks is None or one[2] in ranks)

@@ -60,7 +60,7 @@ def drained_nodes() -> dict[str, float]:
 
 def put_once(key: str, value: str, namespace: str) -> bool:
     """Write a value to the cluster's key-value store unless the key already has a value. Return
-    whether it had one. Ray has no public write-once store."""
+    whether the key already had a value. Ray has no public write-once store."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     existed: bool = _internal_kv_put(key, value, False, namespace=namespace)
@@ -175,5 +175,5 @@ def raylet_pid() -> int:
 
 def nvml() -> Any:
     """Return Ray's copy of NVIDIA's bindings, for a node without `pynvml`. Raise ImportError if Ray
-    has none."""
+    has no copy."""
     return importlib.import_module("ray._private.thirdparty.pynvml")

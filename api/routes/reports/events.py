@@ -64,8 +64,7 @@ async def events(
     With `Accept: text/event-stream`, events are streamed as they happen, until the end of the job.
     In the stream, the name of an event is its `type`, and its id is its `seq`. To resume a stream,
     send the id of the last event in `Last-Event-ID`. If that id is unknown, the server sends a
-    `reset` event and then all events from the first.
-    """
+    `reset` event and then all events, starting with the first."""
     if EVENT_STREAM in request.headers.get("accept", ""):
         return await _stream(context, request, job_id, query.after_seq, last_event_id)
 

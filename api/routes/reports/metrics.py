@@ -52,8 +52,8 @@ async def system_metrics(
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
-    """Return the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest
-    rank on a node also has the usage of the node."""
+    """Return the resource usage of a rank over time: processors, memory, disks, GPUs. The samples
+    of the lowest rank on each node also contain the usage of the node."""
     return answer(request, await queries.system_metrics(job_id, query))
 
 

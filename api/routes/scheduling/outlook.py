@@ -40,7 +40,7 @@ async def list_decisions(
     _: Caller,
     query: Annotated[DecisionsQuery, QueryParameters()],
 ) -> Response:
-    """List the scheduler's rounds of the last hours that changed something, newest first."""
+    """List the scheduler's rounds of the last few hours that changed something, newest first."""
     return answer(request, await queries.decisions(before=query.before, limit=query.limit))
 
 

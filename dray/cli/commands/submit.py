@@ -199,7 +199,7 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add the jobs for which this job waits to the document. References to jobs are resolved as in
+    """Add to the document the jobs that this job waits for. References to jobs are resolved as in
     other commands."""
     if others:
         found = [
@@ -296,9 +296,9 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """Return (document, source). The document is that of the job `reference`, without `after`,
-    `array`, `sweep` and the values that only a trial's program gets; `args` replace its arguments
-    of the same name. The source is a display name."""
+    """Return the document for running the job `reference` again, and a display name. Omits `after`,
+    `array`, `sweep` and the values that only a trial's program gets. `args` replace arguments of
+    the same name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
     from dray.spec.sweep import as_text, variable
@@ -363,8 +363,8 @@ def _with_git(
 
 
 def _document(words: list[str]) -> tuple[dict[str, Any], str]:
-    """Return (document, source). The words are the path of a job document, or a program and its
-    arguments; the source is a display name."""
+    """Return the document and its display name. `words` is the path of a job document, or a program
+    and its arguments."""
     from dray.documents import load_document
 
     if not words:

@@ -148,7 +148,8 @@ def try_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 @group.command("enable")
 def enable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Enable a disabled webhook. State changes that happened while it was disabled are not sent."""
+    """Enable a disabled webhook. State changes that happened while the webhook was disabled are not
+    sent."""
     from dray.cli.display.output import write_json
 
     with connect() as client:

@@ -50,8 +50,8 @@ def write_text(text: str, *, indent: str = "") -> None:
 
 
 def write_drawn(line: str) -> None:
-    """Write a line as it is. The caller must have removed control characters from text that it did
-    not create."""
+    """Write a line unchanged. The caller must first remove control characters from text of other
+    origin."""
     _emit(line)
 
 
@@ -225,7 +225,8 @@ def _how_far(job: views.Job) -> str:
 
 
 def ends_in(progress: views.Progress) -> list[str]:
-    """Return `ETA 1h12m-1h30m`, or nothing if there is no forecast of the end or it has passed."""
+    """Return `ETA 1h12m-1h30m`, or nothing if the end has no forecast or the forecast has
+    passed."""
     earliest, latest = progress.earliest_end_at, progress.latest_end_at
     now = datetime.now(UTC)
     if earliest is None or latest is None or latest <= now:

@@ -141,7 +141,7 @@ def _axes(points: Sequence[tuple[int, float]]) -> _Axes:
 
 
 def _labels(axes: _Axes, style: Style) -> dict[int, str]:
-    """Return the labels of the top, middle and bottom rows, by row."""
+    """Return the labels of the top, middle and bottom rows, keyed by row."""
     last = style.height - 1
     found: dict[int, str] = {}
     for row in sorted({0, last // 2, last}):

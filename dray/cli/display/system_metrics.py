@@ -98,7 +98,7 @@ def _cells(values: Mapping[str, float], columns: Mapping[str, _Column]) -> list[
 
 
 def by_seconds(answer: SystemMetrics) -> Metrics:
-    """Replace the steps of the series by the seconds since the first point, for charts."""
+    """Replace the steps of the series with the seconds since the first point, for charts."""
     from dray.views import Metrics, Series
 
     first = min((one.times[0] for one in answer.series.values() if one.times), default=0)

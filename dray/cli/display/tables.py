@@ -1,4 +1,4 @@
-"""Tables that are fitted to the width of a terminal, but written completely to a pipe."""
+"""Tables that are fitted to the width of a terminal, but written in full to a pipe."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ def table(
 ) -> None:
     """Write a line for each row.
 
-    If the terminal is too narrow, the columns in `shorter` are replaced by what their function
-    returns, then `optional` columns are omitted in the given order, and `flexible` columns are
+    If the terminal is too narrow, the columns in `shorter` are replaced by the result of their
+    function, then `optional` columns are omitted in the given order, and `flexible` columns are
     truncated. A table that is still too wide is written with a line for each value. An optional
-    column that is empty in every row is always omitted.
-    """
+    column that is empty in every row is always omitted."""
     texts = [[terminal.clean(cell(value)) for value in row] for row in rows]
     if not sys.stdout.isatty():
         widths = _natural(headings, texts)

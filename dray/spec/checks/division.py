@@ -66,8 +66,8 @@ def _check_divided(spec: JobSpec) -> None:
 
 
 def _check_divided_script(spec: JobSpec, script: Script) -> None:
-    """Reject options that `train.prepare` does not support. It divides a script's model only along
-    the axes `data`, `shard` and `tensor`."""
+    """Reject options that `train.prepare` does not support. `train.prepare` divides a script's
+    model only along the axes `data`, `shard` and `tensor`."""
     for axis in ("pipeline", "context"):
         if getattr(spec.parallel, axis) > 1:
             raise wrong(

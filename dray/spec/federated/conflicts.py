@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MAX_SECURE_CLIENTS = 500
 """Maximum number of clients in a round with secure aggregation. The number is limited because each
-client has a mask for every other client."""
+client needs a mask for every other client."""
 MAX_NORM_IN_32_BITS = 100.0
 """Largest `max_update_norm` for secure aggregation with 32 bits. The default of `max_update_norm`
 would leave too few bits for updates of a typical size."""

@@ -101,7 +101,7 @@ class Aggregator(Document):
     @property
     def least_updates(self) -> int:
         """The minimum number of updates that the method needs. For trimmed_mean, this is the number
-        at which one value is discarded at each end."""
+        of updates at which one value is discarded at each end."""
         match self.name:
             case "krum":
                 return 2 * self.malicious + 3
@@ -192,5 +192,5 @@ class SecureAggregation(Document):
     client's update, even if they collude with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
-    coarsely, especially if `max_update_norm`, which must then be 100 or less, is large. The job's
+    coarsely, especially for a large `max_update_norm`, which must then be at most 100. The job's
     log contains the rounding error."""

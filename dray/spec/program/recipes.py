@@ -184,7 +184,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
         ),
     }
 )
-"""Options of each recipe, by its name in job documents."""
+"""Options of each recipe, keyed by its name in job documents."""
 
 
 def _check_halving(model: Unet, size: tuple[int, int]) -> None:

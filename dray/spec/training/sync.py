@@ -262,7 +262,8 @@ class ParameterServer(SyncKind):
     worker, so it can be one step further ahead at the end of the step. The staleness of an update
     can be larger."""
     correction: Correction | None = None
-    """asynchronous, bounded: correction of stale updates. If unset, they are not corrected."""
+    """asynchronous, bounded: correction of stale updates. If unset, stale updates are not
+    corrected."""
     push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Data type in which gradients are sent to the servers. fp16 and bf16 halve the number of
     bytes."""

@@ -126,7 +126,7 @@ class Train(Document):
     """Number of samples per optimizer step, over all ranks."""
     batch_range: tuple[BatchSize, BatchSize] | None = None
     """[least, most]: range of the global batch size of an elastic recipe. Training begins with
-    `global_batch_size`. Whenever the size of the group changes, the batch size with the most
+    `global_batch_size`. Whenever the size of the group changes, the batch size with the highest
     expected progress is chosen, based on measured step times and the measured noise scale
     (arXiv:2008.12260). Each change at most doubles or halves the batch size. If a range is given,
     steps in this document and in reports are counted in batches of the least size, so a larger

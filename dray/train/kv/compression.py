@@ -27,7 +27,7 @@ class TwoBit:
 
 
 def unpacked_two_bit(packed: Tensor, shape: torch.Size, threshold: float) -> Tensor:
-    """Return the gradient that `TwoBit.packed` has packed."""
+    """Unpack a gradient that `TwoBit.packed` returned."""
     codes = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).reshape(-1)
     return _values_of(codes[: shape.numel()], threshold).view(shape)
 

@@ -33,7 +33,7 @@ CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0
 """Time limit for the other end to prove that it knows the secret."""
 ACCEPT_PAUSE_S: Final = 0.1
-"""Pause after a connection could not be accepted."""
+"""Pause, in seconds, after a failure to accept a connection."""
 
 
 class ConnectionLost(dist.DistNetworkError):

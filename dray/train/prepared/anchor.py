@@ -27,7 +27,7 @@ tensors, such as an average of the weights, must not change before the last exch
 batch."""
 
 Result = Sequence[Tensor]
-"""The result of one operation. It is the same on every rank."""
+"""The result of one operation, which is the same on every rank."""
 
 
 @dataclass(frozen=True)

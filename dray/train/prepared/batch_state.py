@@ -75,7 +75,7 @@ class BatchState:
         self._parts = 0
         """Number of calls of `prepare` after the first call."""
         self._taken: Mapping[str, Any] | None = None
-        """The state from which this process continues. It is kept until the first batch, because it
+        """The state from which this process continues, kept until the first batch, because it
         can contain models that the script has not prepared yet."""
         self._copied_before_step: set[int] = set()
         """Indices of the optimizers whose step was followed by an exchange in the same batch."""
@@ -84,8 +84,8 @@ class BatchState:
         last step."""
         self._keeps_gradients: bool | None = None
         """Whether gradients are kept with each batch, because the script accumulates them. None
-        until the script has been seen to use or to replace gradients of an earlier batch. Until
-        then, they are kept in host memory, since a checkpoint can be saved before that."""
+        until the script uses or replaces gradients of an earlier batch for the first time. Until
+        then, gradients are kept in host memory, because a checkpoint might need them."""
         self._has_replaced = False
         """Whether the script has replaced gradients of an earlier batch."""
         self._has_misled = False
@@ -368,8 +368,8 @@ class BatchState:
 
 
 def _version_of(gradient: Tensor) -> int:
-    """Return a number that changes with the values. In a divided tensor, torch changes the local
-    part."""
+    """Return a number that changes with the values. For a divided tensor, torch counts changes of
+    the local part."""
     version: int = getattr(gradient, "_local_tensor", gradient)._version
     return version
 

@@ -19,7 +19,7 @@ _WIDTH = 1 << 14
 """Words per row. A word's factor depends on its column. The factor of a row's sum depends on the
 row."""
 _ROWS = 1 << 9
-"""Rows that are multiplied at a time, which limits the memory to 64 MiB."""
+"""Number of rows that are multiplied at a time, which limits the memory to 64 MiB."""
 
 
 @torch.no_grad()

@@ -26,7 +26,8 @@ from dray.train.prepared.copies import changed
 
 @dataclass(frozen=True)
 class Axes:
-    """The number of ranks along each axis. Their product is the total number of ranks."""
+    """The number of ranks along each axis. The product of these numbers is the total number of
+    ranks."""
 
     data: int
     shard: int
@@ -45,8 +46,8 @@ class Axes:
 
 def axes_of(world_size: int, *, shard: int | None, tensor: int | None, is_blocked: bool) -> Axes:
     """Return the axes for `world_size` ranks. If `shard` is None and the model's blocks are named,
-    `shard` defaults to the number of ranks divided by `tensor`. If they are not named, it defaults
-    to 1. Raises ValueError for sizes that do not divide the number of ranks."""
+    `shard` defaults to the number of ranks divided by `tensor`. If the blocks are not named,
+    `shard` defaults to 1. Raises ValueError for sizes that do not divide the number of ranks."""
     tensor = 1 if tensor is None else tensor
     for name, size in (("shard", shard), ("tensor", tensor)):
         if size is not None and size < 1:

@@ -37,7 +37,7 @@ class GradientExchange:
         self._sections: list[_Section] = []
         self._known: set[int] = set()
         self._prepared: list[tuple[nn.Module, dict[str, Tensor]]] = []
-        """Each model, and its parameters in `add` by name."""
+        """Each model, with the parameters that it had in `add`, keyed by name."""
         """The models, each with the names of the parameters that it had in `add`."""
         self._registries: list[Mapping[str, Any]] = []
         """The parameters and submodules of every module of the models."""
@@ -172,7 +172,7 @@ class GradientExchange:
 
     @torch.no_grad()
     def settle_buffers(self) -> None:
-        """Copy the values that rank 0 has sent to the buffers."""
+        """Copy the values that rank 0 has sent into the buffers."""
         for section in self._sections:
             for buffer, value in section.pending:
                 buffer.copy_(value)

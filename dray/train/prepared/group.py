@@ -87,7 +87,7 @@ class Group(Protocol):
 
     @property
     def is_asked_to_leave(self) -> bool:
-        """Whether the job should save and leave."""
+        """Whether the job was asked to save a checkpoint and release its slots."""
 
     def leave(self) -> None:
         """End this process. Called after a checkpoint of the last step has been saved."""

@@ -89,7 +89,7 @@ class TrainingSession(BatchState):
         return self.group.rank == 0
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Return whether a save is due and whether the job leaves, from this rank's values."""
+        """Decide from this rank's values whether a save is due and whether the job leaves."""
         return is_due, is_leaving
 
     @property
@@ -112,8 +112,8 @@ class TrainingSession(BatchState):
         self._hook()
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Add models before the first batch. Their state comes from the restored state or, if this
-        state does not contain them, from rank 0 in an operation."""
+        """Add models before the first batch. The state of the models comes from the restored state
+        or, if it does not contain them, from rank 0 in an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)
@@ -287,8 +287,8 @@ class TrainingSession(BatchState):
     # Regrouping.
 
     def _regroup(self, error: Exception) -> None:
-        """Join the next group, and make its ranks agree on the state. Raises the error again if it
-        was not caused by the group."""
+        """Join the next group, and make its ranks agree on the state. Raises `error` again if the
+        group did not cause it."""
         while True:
             if not self.group.may_follow(error):
                 raise error
@@ -328,8 +328,8 @@ class TrainingSession(BatchState):
         group.began(self.steps, is_verified=not self._must_compare)
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        """Restart the batch if its division among the ranks has changed during an exchange of this
-        batch that no rank has completed."""
+        """Restart the batch if it is divided differently since the last regrouping, and no rank has
+        completed the interrupted exchange."""
         if not any(is_moved for _, _, is_moved, _, _ in table):
             return
         anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]

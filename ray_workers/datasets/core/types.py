@@ -35,7 +35,7 @@ class Images:
     """(N,) indices into `classes`."""
     classes: tuple[str, ...]
     fingerprint: str
-    """SHA-256 of the content in hexadecimal. It is the same on every node."""
+    """SHA-256 of the content in hexadecimal, which is the same on every node."""
     is_validation: npt.NDArray[np.bool_] | None = None
     """(N,), if folders define a split; otherwise None."""
     num_left_out: int = 0
@@ -105,7 +105,8 @@ class Table:
 
     @property
     def numeric_sources(self) -> tuple[str, ...]:
-        """For each column of `numeric`, the name of the file's column from which it comes, (F,)."""
+        """(F,): for each column of `numeric`, the name of the file's column that it was made
+        from."""
         return sources_of(self.numeric_names, self.date_names)
 
 

@@ -33,7 +33,7 @@ _READ_WHOLE = (
 
 
 def plain_file(shop: Workshop) -> tuple[Path, str]:
-    """Return (path, place) of the source's only file, decompressed if it is gzip."""
+    """Return (path, location for errors) of the source's only file, decompressed if it is gzip."""
     (file,) = shop.files
     return gunzipped(file, shop.scratch / "plain", shop.budget), file.location
 

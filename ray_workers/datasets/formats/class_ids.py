@@ -1,5 +1,5 @@
-"""The classes in the pixels of masks. Pixels contain class indices or, for two classes, black and
-white."""
+"""Determine which classes the pixels of masks represent. Pixels contain class indices or, for two
+classes, black and white."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ from ray_workers.datasets.formats.table_files import TableFile
 MAX_CATEGORIES = 100_000
 MAX_CLASSES = 10_000
 MAX_FRACTIONAL_CLASSES = 100
-"""Maximum number of classes whose names have fractions. If there are more, the names are probably
+"""Maximum number of classes whose names are fractions. If there are more, the names are probably
 measurements."""
 FEW_ROWS = 50
-"""Number of rows up to which all names can be different without being identifiers."""
+"""In a table with at most this many rows, names can all be different without being identifiers."""
 MISSING = (
     *("", "na", "n/a", "<na>", "#na", "#n/a", "#n/a n/a", "nan", "-nan", "null", "none", "?", "-"),
     *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
@@ -50,7 +50,7 @@ NO_CODE = -1
 """Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
-"""float64 represents all integers up to this one."""
+"""float64 represents all integers up to this one exactly."""
 LARGE = 1e15
 """A number well below the limit up to which float64 represents all integers."""
 BASE_BITS = 32
@@ -85,7 +85,7 @@ class Gaps:
 
 @dataclass(eq=False)
 class Column:
-    """A column of a file. Its kind is determined from all of its batches."""
+    """A column of a file, whose kind is determined from all of its batches."""
 
     name: str
     is_named: bool = False
@@ -119,8 +119,8 @@ class Column:
 
     @property
     def base(self) -> int:
-        """The offset to subtract from every value, which is known once all rows have been seen. It
-        is 0 unless there are integers that float64 can't represent."""
+        """The offset to subtract from every value, which is known once all rows have been seen. The
+        offset is 0 unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
     @property
@@ -235,7 +235,7 @@ class Column:
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raise DataError if the column contains measurements except in a few cells. Must be called
+        """Raise DataError if all but a few cells of the column contain measurements. Must be called
         after all names, or more names than the limit, have been collected."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:

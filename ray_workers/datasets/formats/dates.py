@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 PARTS = ("days", "year", "month", "day", "weekday", "hour")
-"""The model's inputs for a date. `days` (since 1970) and `hour` have fractions; Monday is 0."""
+"""The model's inputs for a date. `days` (since 1970) and `hour` are fractional; Monday is 0."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_US = 86_400_000_000
 _HOUR_US = 3_600_000_000

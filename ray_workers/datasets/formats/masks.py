@@ -98,7 +98,7 @@ def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
-    """Pair every image with the mask that has the same path without suffix, in the order of the
+    """Pair every image with the mask whose path differs only in its suffix, in the order of the
     images."""
     found: dict[str, dict[tuple[SplitName | None, str], SourceFile]]
     found = {"images": {}, "masks": {}}

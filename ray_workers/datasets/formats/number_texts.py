@@ -178,7 +178,7 @@ def _exact(text: str) -> Exact:
 
 def exact_values(plain: Any) -> list[Exact] | None:
     """Return the exact numbers in an Arrow array of plain texts, with 0 for null; None if float64
-    is sufficient. float64 might not distinguish integers with more than 15 digits, and fractions
+    is sufficient. float64 might not distinguish integers with more than 15 digits, or fractions
     with more than 17 digits."""
     import pyarrow.compute as pc
 

@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 20
 """Block size for parsing CSV files, and therefore the maximum length of a row. Arrow reads a few
 dozen blocks ahead."""
 DELIMITERS = (",", ";", "\t", "|")
-"""Common delimiters. A header that contains one of them was probably meant to be split at it."""
+"""Common delimiters, which are suggested if a header contains many of them."""
 BUFFER_BYTES = 1 << 20
 """Bytes of a Parquet column that are read at a time."""
 BATCH_ROWS = 16_384
@@ -232,7 +232,7 @@ class ParquetFile:
 
 
 def _plain(column: Any) -> Any:
-    """Convert text to strings without dictionaries, and decimals to float64 if it has enough
+    """Convert text to strings without dictionaries, and decimals to float64 if float64 has enough
     digits."""
     import pyarrow as pa
 

@@ -120,9 +120,8 @@ class HttpOrigin:
         from https to http.
 
         Certain characters are treated as a slash by some programs and as part of the host name by
-        others. They are rejected, because the checked host might differ from the host of the
-        request.
-        """
+        others. Such characters are rejected, because the checked host might differ from the host of
+        the request."""
         if not location:
             raise TransferError("the server redirects, but sends no address")
         if _IN_NO_URL.search(location):

@@ -69,7 +69,7 @@ class Content:
 
 
 class Source:
-    """A source. Must be used while holding the cache's lock for its URL."""
+    """A source. Must be used while holding the cache's lock for the source's URL."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Source:
         self._kept: Path | None = None
 
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
-        """Return the current content of the source. It is hashed only once per version. Raises
-        DataError if the content does not match the given size or hash."""
+        """Return the current content of the source. The content is hashed only once per version.
+        Raises DataError if the content does not match the given size or hash."""
         listing = self._listing = retried(self._origin.listing, self.location)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())

@@ -70,7 +70,7 @@ class Build:
 
     def run(self) -> None:
         """Build the environment, unless another process does so first. Raises NotDone, OSError, or
-        Abandoned when no job needs it."""
+        Abandoned if no job needs the environment."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
@@ -241,16 +241,16 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Return how many bytes the installer's cache has grown since this build first measured it.
-        Packages are linked from this cache."""
+        """Return by how many bytes the installer's cache has grown since this build first measured
+        it. Packages are linked from this cache."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size
         return size - self._cached_bytes
 
     def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
-        """Check the size limit, and schedule the next check: a check of a folder with many files
-        takes a long time."""
+        """Check the size limit, and schedule the next check. The longer a check takes, the longer
+        the pause before the next check."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
         if fills_cache and self._cache_growth() > limit:

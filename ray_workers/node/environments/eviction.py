@@ -23,8 +23,8 @@ start."""
 
 
 def evict(root: Path, limit_bytes: int) -> None:
-    """Remove what dead builders have left behind. If the limit is exceeded, also remove the
-    installer's cache and the least recently used environments that are not in use. Blocks."""
+    """Remove the folders that dead builders have left behind. If the limit is exceeded, also remove
+    the installer's cache and the least recently used environments that are not in use. Blocks."""
     kept: dict[Path, EnvironmentRecord] = {}
     for path in entries(root):
         if path.suffix != ".json":
@@ -71,7 +71,7 @@ def _remove_if_unfinished(root: Path, folder: Path) -> None:
 
 
 def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
-    """Remove an environment. Returns False if ranks are using it."""
+    """Remove an environment. Returns False if ranks are using the environment."""
     folder = root / record.folder
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,5 +1,5 @@
-"""Runs the programs of a build, with bounded output. When a program ends, all processes that it
-started are ended too."""
+"""Runs the programs of a build, with bounded output. When a program exits, all processes that it
+started are killed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SWEEP_LIMIT_S = 10.0
 SWEEP_PAUSE_S = 0.02
 _READ_BYTES = 64 << 10
 _GATE = 'read -r _ && exec "$@" < /dev/null'
-"""Shell code that waits for a line before it becomes the program, so that the program has its mark
-from the start."""
+"""Shell code that waits for a line before it executes the program, so that the process is marked
+before the program starts."""
 
 
 class Output:
@@ -81,7 +81,7 @@ def run(
     check: Callable[[], None],
 ) -> int:
     """Run a program, and return its exit code once all processes that it started are gone. `check`
-    is called repeatedly in the meantime; if it raises an exception, the program is ended."""
+    is called repeatedly in the meantime; if it raises an exception, the program is killed."""
     with subprocess.Popen(
         ["/bin/sh", "-c", _GATE, "sh", *command],
         cwd=cwd,

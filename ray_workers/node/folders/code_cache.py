@@ -68,7 +68,7 @@ class CodeCache:
         self._limit_bytes = limit_bytes
 
     def put_into(self, code: CodeRef, storage_url: str, directory: Path) -> None:
-        """Make the files of this code in a directory equal to the upload.
+        """Restore the files of this code in a directory to their uploaded contents.
 
         Raises BadCode if the files in the storage differ, and OSError if the storage can't be read
         or a disk is full.
@@ -199,7 +199,7 @@ class CodeCache:
                 self._remove(path)
 
     def _remove(self, copy: Path) -> None:
-        """Remove a copy. It is renamed first, so that a half-removed copy can't be found."""
+        """Rename and then remove a copy, so that a half-removed copy can't be found."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         with contextlib.suppress(FileNotFoundError):
             copy.rename(scratch / copy.name)

@@ -38,7 +38,7 @@ class FolderKeeper:
         self._sizes: dict[Key, asyncio.Task[dict[str, int]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
-        """For each attempt whose copying had to wait, the reason."""
+        """The reason why copying had to wait, keyed by attempt."""
         # A separate thread pool, so that hanging storage can only occupy these threads.
         self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
@@ -79,7 +79,7 @@ class FolderKeeper:
 
     async def sizes(self, key: Key) -> dict[str, int] | None:
         """Return the files of an ended attempt's output folder, with their sizes in bytes. Returns
-        None while they are being listed; call again in this case."""
+        None while the files are being listed; call again in this case."""
         if key not in self._sizes:
             self._sizes[key] = asyncio.ensure_future(self._list(key))
         task = self._sizes[key]
@@ -87,8 +87,8 @@ class FolderKeeper:
         return task.result() if task.done() else None
 
     async def _list(self, key: Key) -> dict[str, int]:
-        """List the files. If they can't be listed, returns an empty dictionary, and `keep` returns
-        the reason."""
+        """List the files. If the files can't be listed, returns an empty dictionary, and `keep`
+        returns the reason."""
         try:
             return await asyncio.to_thread(job_folders.sizes_in, self._folder(key))
         except Exception:  # an error of the node's disk
@@ -98,8 +98,8 @@ class FolderKeeper:
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
         """Copy the files of an ended attempt to the storage. Until all files are copied, returns
         the reason for waiting as a sentence, or an empty string; call again in this case.
-        num_bytes: total size of the files of the nodes whose files are kept before this node's
-        files."""
+        num_bytes: total size of the files on the nodes that come before this node; these files use
+        up the limit first."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]

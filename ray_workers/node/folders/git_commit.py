@@ -199,7 +199,7 @@ class _Git:
             )
 
     def run(self, *arguments: str, given: Path | None = None, limit_bytes: int = 0) -> Path:
-        """Run git, and return the file with its output. If it fails, raises CodeRefused with git's
+        """Run git, and return the file with its output. If git fails, raises CodeRefused with git's
         own message, or CodeUnreachable if the server is at fault.
 
         limit_bytes: maximum size of each file that git writes; 0 for the limit for code.
@@ -254,7 +254,8 @@ class _Git:
         return CodeRefused(sentence + hint)
 
     def contents(self, entries: Sequence[_Entry]) -> Iterator[tuple[_Entry, _Window]]:
-        """Yield the content of each entry. It must be read before the next entry is requested."""
+        """Yield the content of each entry. Each content must be read before the next entry is
+        requested."""
         if not entries:
             return
         asked = self._scratch / "asked"

@@ -74,7 +74,8 @@ class FilesKept:
 
     num_kept: int
     problem: str | None
-    """Why files that could be kept are missing in the storage; None if all of them were stored."""
+    """Why files that could be kept are missing from the storage; None if all of them were
+    stored."""
     left_out: str
     """A message about files that can't be kept; empty if there are none."""
     left_behind: str
@@ -201,11 +202,11 @@ def keep_output(
     further effect.
 
     spool_dir: the attempt's spools on this node. taken: names of files of other nodes; files on
-    this node with the same names get the prefix `node-N/`. num_bytes: total size of the files of
-    the nodes whose files are kept before this node's files. work_dir: the directory in which the
-    script ran. on_wait: called from another thread, with a message for the user, while the storage
-    doesn't accept files. Blocks, and waits for the storage like `save_artifact`.
-    """
+    this node with the same names get the prefix `node-N/`. num_bytes: total size of the files on
+    the nodes that come before this node; these files use up the limit first. work_dir: the
+    directory in which the script ran. on_wait: called from another thread, with a message for the
+    user, while the storage doesn't accept files. Blocks, and waits for the storage like
+    `save_artifact`."""
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
         return FilesKept(0, None, "", "")

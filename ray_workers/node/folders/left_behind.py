@@ -15,7 +15,7 @@ from dray.train.saved_files import Version, version_of
 MAX_FILES = 20_000
 """Maximum number of files to examine."""
 NAMED = 5
-"""Maximum number of the directory's entries that the message lists, largest first."""
+"""Maximum number of directory entries that the message lists, largest first."""
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
