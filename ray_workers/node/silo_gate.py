@@ -34,7 +34,7 @@ unless the owner has opened them (`Opening.LOGS`)."""
 _NOTE: Final = ".silo-"
 """Prefix of the name of the file for a silo's rank, before the rank's number."""
 _AGGREGATOR: Final = 0
-"""The rank that can run on a silo's node without having its data."""
+"""The rank of the aggregator, which belongs to no silo even if it runs on a silo's node."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -93,8 +93,8 @@ class SiloRules:
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
     def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """For a frame whose kind is not open, return the part that is allowed to leave; None if
-        there is none."""
+        """Return the part of a frame that may leave the node although its kind is not open, or
+        None."""
         if kind is FrameKind.METRICS:
             values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
             return {"step": _number(body["step"]), "values": values} if values else None
@@ -118,7 +118,7 @@ class SiloRules:
 
 
 def _number(value: Any) -> float:
-    """Return a number unchanged. Raise TypeError for anything else."""
+    """Return the value if it is a number; otherwise raise TypeError."""
     if type(value) not in (int, float):
         raise TypeError
     number: float = value

@@ -98,8 +98,8 @@ class RankSpec:
     """Maximum total size in bytes of the files in a script's output folders, and separately of the
     artifacts that one rank saves."""
     worker_mtbf_s: float
-    """Mean time until the loss of one worker ends an attempt. It determines the interval of
-    `checkpoint.every_steps: auto`."""
+    """Mean time in seconds until an attempt ends because it lost a worker. It determines the
+    interval of `checkpoint.every_steps: auto`."""
     furthest_step: int
     """Number of optimizer steps that earlier attempts of the job completed. This attempt repeats
     the steps that follow its checkpoint."""

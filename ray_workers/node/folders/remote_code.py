@@ -25,12 +25,12 @@ from ray_workers.node.shared_work import Abandoned
 from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
 
 LIMIT_S = 300.0
-"""Time limit for fetching code."""
+"""Time limit in seconds for fetching code."""
 BLOCK_BYTES = 4096
 ASK_AGAIN_S = 0.5
-"""Pause between two checks of whether a job still needs the code."""
+"""Seconds between two checks of whether a job still needs the code."""
 END_S = 5.0
-"""Number of seconds within which the process must end the processes that it started."""
+"""Seconds that the process is given to end its child processes."""
 START_S = 60.0
 """Additional seconds for the process to start and to print its response."""
 

@@ -1,8 +1,8 @@
 """Gives a script access, through its rank actor, to storage that requires the node's credentials.
 
-The training process requests over a socket that files be copied to and from its job's own URLs
-(`dray.train.files`). The rank actor, whose process doesn't run user code, copies them. This is not
-necessary if the storage is a folder."""
+The training process sends requests over a socket to copy files to and from its job's own URLs
+(`dray.train.files`). The rank actor, whose process doesn't run user code, copies the files. Storage
+in a folder doesn't need this."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ before its preload is complete."""
 RESTART_LIMIT_S = 120.0
 """Maximum number of seconds to wait for the replacement of a dead forkserver: its node agent starts
 a new forkserver, or Ray starts a new agent. Without the wait, the failure would be charged to this
-attempt and the next. When a group starts, the wait is shorter if the machine isn't overloaded."""
+attempt and the next. When a group starts on a machine that isn't overloaded, the wait is
+shorter."""
 RETRY_S = 0.02
 
 
@@ -52,8 +53,8 @@ class ForkedProcess:
     async def start(
         cls, socket_path: str, request: dict[str, Any], given: int | None = None
     ) -> ForkedProcess:
-        """Start a process. given: an additional descriptor for the process, whose meaning is stated
-        by `given` in the request (`forked_child.Given`). The forkserver never reads from it."""
+        """Start a process. given: an additional descriptor for the process. The request's `given`
+        field (`forked_child.Given`) states what it is. The forkserver never reads from it."""
         try:
             connection = await _connect(socket_path)
         except OSError as error:

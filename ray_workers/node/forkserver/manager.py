@@ -97,8 +97,8 @@ class ForkserverManager:
         return process
 
     def _kill_predecessor(self) -> None:
-        """Kill a forkserver of this node whose agent is dead. A suspended forkserver doesn't notice
-        that its lifeline has closed, and would keep its ranks forever."""
+        """Kill this node's previous forkserver, whose agent is dead. A suspended forkserver doesn't
+        notice that its lifeline has closed, and would keep its ranks forever."""
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, self._pid_path.read_text().split())
             if started_ticks(pid) == started:

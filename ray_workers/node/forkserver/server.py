@@ -309,8 +309,8 @@ class ForkServer:
             self._signal(client, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect dead processes, end what remains of their sessions, and report sessions that are
-        empty."""
+        """Collect dead processes, kill the other processes of their sessions, and report empty
+        sessions."""
         self._collect_exit_codes()
         for client in self._clients + self._abandoned:
             if client.pid and client.exit_code is None and started_ticks(client.pid) is None:
@@ -346,7 +346,7 @@ class ForkServer:
         self._remove_record(client)
 
     def _end_init(self, client: Client) -> None:
-        """End an init process that is done or suspended. The forkserver then becomes the parent."""
+        """End an init process that is done or suspended. The forkserver adopts its children."""
         if client.init_pid:
             send_signal([client.init_pid], signal.SIGKILL)
 
@@ -359,7 +359,7 @@ class ForkServer:
             session_records.remove_session(self._directory, record)
 
     def _dismiss(self, client: Client) -> None:
-        """Send a client the last response: how its process ended, and which processes remain."""
+        """Send a client its final response: how its process ended, and which processes remain."""
         for group in (self._clients, self._abandoned):
             if client in group:
                 group.remove(client)
