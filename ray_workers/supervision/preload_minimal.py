@@ -7,9 +7,9 @@ installed. This would take a quarter of a second of CPU time and 50 MB for each 
 shared cluster, the actors of other programs might need the serializers, so
 `ray_workers.supervision.preload` is used instead.
 
-Each process also starts its own session. If Linux divides CPU time among sessions
-(sched_autogroup), all of Ray's processes together, if they are in one session, get only as much of
-an overloaded CPU as any other program. A supervisor would have to share that time with a dozen
+Each process also starts its own session. Linux may divide CPU time among sessions
+(sched_autogroup). In a single session, all of Ray's processes together would get only as much of an
+overloaded CPU as any other program, and a supervisor would have to share that time with a dozen
 processes of Ray's dashboard.
 """
 

@@ -333,8 +333,8 @@ class WorkerGroup:
         await self.release_rest()
 
     async def release_rest(self) -> bool:
-        """Release the slots that are marked as going and in which no process is running. Returns
-        whether any slots were released."""
+        """Release the slots that are marked for release (`is_going`) and in which no process is
+        running. Returns whether any slots were released."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
         nodes, indices = {member.node_id for member in going}, [member.index for member in going]

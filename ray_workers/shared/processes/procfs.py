@@ -131,7 +131,7 @@ def activity_of(pid: int) -> Activity:
 
 
 def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield these processes and all their descendants, each once, with their `stat_fields`."""
+    """Yield each of these processes and their descendants once, with its `stat_fields`."""
     pids = list(dict.fromkeys(roots))
     seen = set(pids)
     for pid in pids:

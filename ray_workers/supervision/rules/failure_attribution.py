@@ -64,8 +64,8 @@ class RankExit:
 
 
 SEEN_LATE_S = 0.25
-"""Maximum delay with which the exit of a rank that wrote no error is observed. The rank's peers
-might report the loss earlier."""
+"""Maximum delay in seconds until the exit of a rank that wrote no error is observed. The rank's
+peers might report the loss earlier."""
 
 
 def judge(
@@ -190,7 +190,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
 
 
 def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
-    """Return the outcome. If the rank that caused it has a role, add the role to the message.
+    """Return the outcome, with the role of the rank at fault, if it has one, added to the message.
     `names` contains role names as returned by `dray.ranks.role_names`."""
     role = "" if outcome.rank is None else role_of(outcome.rank, names)
     note = f" (rank {outcome.rank} is {role})" if role else ""

@@ -230,8 +230,9 @@ class GroupPolicy:
         return f"the group was still incomplete after {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-        """Return when ranks began to wait for a round although no rank was lost, because their
-        connections broke or a round could not be formed; None if they are not waiting."""
+        """Return the time since which ranks have been waiting for a round although no rank was
+        lost, or None if they are not waiting. This happens if their connections broke or a round
+        could not be formed."""
         is_any_standby = any(rank.status.phase is RankPhase.STANDBY for rank in seen.ranks)
         may_be = (
             self.traits.recovers_in_place and is_any_standby and seen.num_running == seen.num_placed

@@ -29,7 +29,7 @@ REMEMBERED = 100
 PATIENCE = 10.0
 """Factor by which the limits are extended for groups that do not recover in place, and for ranks
 that are all at the same point. In these cases, each false alarm would restart the job from its
-checkpoint. If a phase always takes this long, the job would be restarted again and again."""
+checkpoint. If a phase always takes this long, the job would be restarted repeatedly."""
 
 STOPPED = ("T", "t")
 
@@ -81,8 +81,8 @@ class StepTimes:
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
         """Return the step times after another observation. `now` is in seconds at the machines'
-        usual speed. `at_own_pace` states whether a slow rank can count several steps for one unit
-        of work; the time of these steps then counts as the time of one step."""
+        usual speed. `at_own_pace` is true if a slow rank may skip step numbers, so that the time
+        between two observed numbers counts as the time of one step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation

@@ -67,7 +67,7 @@ class NextRound:
     """Number of missing workers. The members wait for these workers before the round begins."""
     is_whole: bool
     """Whether no worker is missing and no member's process has exited. The round is announced only
-    if this is true: otherwise, exited members are first replaced or given up."""
+    if this is true: otherwise, exited members are first replaced or abandoned."""
 
 
 def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:

@@ -30,7 +30,7 @@ counted."""
 STATE_LOST = frozenset(
     {"PartsLostError", "CopiesDifferError", "ScriptDiffersError", "BatchLostError"}
 )
-"""Types of the errors with which all ranks of a group end because the group can't continue from the
+"""Types of the errors that end all ranks of a group, because the group can't continue from the
 state that its ranks hold."""
 
 

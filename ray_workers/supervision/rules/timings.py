@@ -73,7 +73,7 @@ class Timings:
     """Limit for a rank of a script to report its error after other ranks have lost their connection
     to it, at the usual speed."""
     drill_grace_s: float = 30.0
-    """Limit for the group to leave when it is preempted by a drill."""
+    """Limit for the group to exit when a drill preempts it."""
 
     # Recovery. These limits are at the usual speed.
     replace_limit_s: float = 30.0
