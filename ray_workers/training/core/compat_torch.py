@@ -93,8 +93,8 @@ def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def unhook(module: DistributedDataParallel) -> None:
-    """Stop the module's backward pass from exchanging gradients. A wrapper that is only deleted
-    continues to exchange gradients over the old group as long as the parameters exist."""
+    """Stop the module's backward pass from exchanging gradients. Deleting the wrapper is not
+    enough: it would exchange gradients over the old group as long as the parameters exist."""
     module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
 

@@ -14,7 +14,8 @@ FRACTION = "DRAY_GPU_MEMORY_FRACTION"
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """When torch initializes the GPU, it reads the first of these variables that is set."""
 _KNOWN_SINCE = (2, 10)
-"""Older versions of torch fail because they do not support the option."""
+"""First version of torch that supports the share as an allocator option; older versions raise an
+error."""
 
 
 def variables(share: float) -> dict[str, str]:

@@ -79,7 +79,7 @@ class Feed(Protocol):
         the last one; consecutive steps are fastest."""
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
-        """Make the batch that begins with a step end with the step that `last_of` returns."""
+        """Set `last_of`, which returns the last step of the batch that begins with a given step."""
 
     def close(self) -> None:
         """Stop the threads and processes that read in advance."""
@@ -130,7 +130,7 @@ class Prefetcher:
         return self._read(step) if self._pool is None else self._await(step, self._pool)
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
-        """Make the batch that begins with a step end with the step that `last_of` returns."""
+        """Set `last_of`, which returns the last step of the batch that begins with a given step."""
         self._last_of = last_of
         self._begin(from_step)
 
