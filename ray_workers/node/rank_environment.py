@@ -21,11 +21,11 @@ NODE_ADDRESS: Final = "DRAY_NODE_ADDRESS"
 the loopback address, because Ray itself would use the machine's address."""
 RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
 """Variable with the mark of an embedded Ray, which identifies the processes that remain after a
-crash. It is not a secret."""
+crash. The mark is not a secret."""
 RANK_NICENESS: Final = "DRAY_RANK_NICENESS"
 """Variable with the niceness of ranks (nice(1)), if it is higher than the niceness of Ray's
-workers. It is set for an embedded Ray, in which the processes that manage ranks need a higher
-priority than the ranks."""
+workers. The variable is set for an embedded Ray, in which the processes that manage ranks need a
+higher priority than the ranks."""
 
 _NAMES: Final = frozenset(
     {

@@ -51,7 +51,7 @@ class NotDone(Exception):
 
 
 class Abandoned(Exception):
-    """The work was stopped because no job needs it. This does not count as a failure."""
+    """The work was stopped because no job needs it, which does not count as a failure."""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]
 
 
 def has_source(environ: Mapping[str, str]) -> bool:
-    """Whether the node's owner has specified a silo's data. If so, the node only runs ranks of
+    """Whether the node's owner has specified a silo's data, so that the node only runs ranks of
     silos."""
     return bool(environ.get(SOURCE))
 

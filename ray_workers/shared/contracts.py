@@ -1,4 +1,4 @@
-"""Types that cross the boundary between service and cluster. They are frozen, plain and picklable.
+"""Frozen, plain and picklable types that cross the boundary between service and cluster.
 
 The service writes an `AttemptSpec` and reads `PollReply`s. A rank actor passes a `RankTask` to its
 training process as JSON. This module needs neither Ray nor torch.
@@ -98,7 +98,7 @@ class RankSpec:
     """Maximum total size in bytes of the files in a script's output folders, and separately of the
     artifacts that one rank saves."""
     worker_mtbf_s: float
-    """Mean time in seconds until an attempt ends because it lost a worker. It determines the
+    """Mean time in seconds until an attempt ends because it lost a worker. This time determines the
     interval of `checkpoint.every_steps: auto`."""
     furthest_step: int
     """Number of optimizer steps that earlier attempts of the job completed. This attempt repeats
@@ -221,8 +221,8 @@ class Outcome:
     machine sleeps. None if unknown, or if the attempt started no process."""
     left_behind: str
     """A description of results that are not kept, such as files in the working directory; empty if
-    all results are kept. It is not part of `message`, because `message` is compared with the next
-    attempt's message."""
+    all results are kept. The description is not part of `message`, because `message` is compared
+    with the next attempt's message."""
 
     @classmethod
     def of(

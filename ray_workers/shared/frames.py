@@ -333,7 +333,7 @@ class RegroupedReport(Report):
 
 @dataclass(frozen=True)
 class ResizedReport(Report):
-    """The slots that the attempt now holds. It has released all other slots."""
+    """The slots that the attempt now holds, after releasing all other slots."""
 
     KIND = FrameKind.RESIZED
     world_size: Workers

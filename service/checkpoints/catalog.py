@@ -24,7 +24,7 @@ from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
-"""The file that commits a checkpoint. It is written last (see
+"""The file that commits a checkpoint, and is therefore written last (see
 `ray_workers.training.checkpoint`)."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """Exceptions that can be raised when a malformed manifest is read."""

@@ -1,8 +1,8 @@
 """Fetches code to a node: a commit of a Git repository, or an archive at a URL.
 
-A separate process fetches the code, so that the time and memory that a hostile server uses up are
-limited to that process. The process reads a RemoteCodeRef from its input and prints its response,
-both as JSON.
+A separate process fetches the code, so that a hostile server can waste only the time and memory of
+that process. The process reads a RemoteCodeRef from its input and prints its response, both as
+JSON.
 """
 
 from __future__ import annotations

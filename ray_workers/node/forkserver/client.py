@@ -28,7 +28,7 @@ class ForkFailed(RuntimeError):
 
 
 class ForkedProcess:
-    """A process that the forkserver started for this client. It is killed when the socket
+    """A process that the forkserver started for this client. The process is killed when the socket
     closes."""
 
     def __init__(

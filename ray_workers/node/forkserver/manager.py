@@ -39,7 +39,7 @@ calls of `orphans.reap` continue to kill them."""
 
 
 class ForkserverManager:
-    """Runs one forkserver at a time, which lives as long as the pipe that this object holds."""
+    """Runs one forkserver at a time, which exits when the pipe that this object holds is closed."""
 
     def __init__(
         self, directory: Path, socket_path: str, module: str, limits: SilenceLimits

@@ -1,8 +1,8 @@
 """The forkserver: one process per node that has imported torch, and is forked for each rank.
 
-It is run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin that its
-node agent holds: when the agent is gone, the forkserver ends all processes that it started, and
-exits.
+The forkserver is run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin
+that its node agent holds: when the agent is gone, the forkserver ends all processes that it
+started, and exits.
 
 A client connects to SOCKET and sends a request: a line of JSON. To fork a process, it also sends,
 as SCM_RIGHTS, a file descriptor (the write end of a pipe for stdout and stderr) and optionally a

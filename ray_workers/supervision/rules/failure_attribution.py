@@ -21,14 +21,14 @@ class RankExit:
     rank: int
     exit_code: int | None
     lost_forkserver: bool
-    """Whether the forkserver on the process's node ended. This can be caused by another job or by
-    the machine."""
+    """Whether the forkserver on the process's node ended, possibly because of another job or the
+    machine."""
     is_stuck: bool
     """Whether the process was killed but still existed after the forkserver's time limit. This
     limit does not depend on the speed of the machine."""
     memory_kills: int
     """Number of processes that the node's kernel killed because of low memory while the process
-    ran. This can include the process itself."""
+    ran. The number can include the process itself."""
     log_lines_lost: int
     """Number of lines at the end of the process's output that were lost because the node's disk was
     full."""
@@ -181,7 +181,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
     """Return the outcome, with a note if overloaded machines might have caused it.
 
     `slowness` is how many times slower than usual the machines were when the group's start or
-    recovery last took too long. It is 1 if neither took too long.
+    recovery last took too long. `slowness` is 1 if neither took too long.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:

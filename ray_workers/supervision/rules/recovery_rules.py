@@ -68,8 +68,8 @@ class RecoveryState:
     """Grants of slots in which no workers have been started yet, oldest first."""
     is_adding_workers: bool = False
     batch_size: int | None = None
-    """The global batch size that the service last chose for this attempt. It is announced in every
-    round, so that the ranks get it even if the previous round failed."""
+    """The global batch size that the service last chose for this attempt. The batch size is
+    announced in every round, so that the ranks get it even if the previous round failed."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
         """Return the state of a group that starts to regroup, or starts over after further

@@ -78,8 +78,8 @@ class Signs:
     still_s: float
     limit_s: float
     mute_s: float = 0.0
-    """Seconds since the start of a script that has not reported anything. This is not a sign of a
-    hang, but a reason to look for signs."""
+    """Seconds since the start of a script that has not reported anything. A script without reports
+    is not a sign of a hang, but a reason to look for signs."""
 
     @property
     def is_seen(self) -> bool:
@@ -146,8 +146,9 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
 
     The culprits are the ranks that, according to torch's flight recorder, have not joined a
     collective. If there are no such ranks, they are the ranks whose stacks show no collective while
-    other stacks do, or show a different collective than most stacks. Otherwise, they are the ranks
-    that have completed fewer steps. If no rank differs from the others, there are no culprits.
+    other stacks do, or show a different collective than most stacks. Otherwise, the culprits are
+    the ranks that have completed fewer steps. If no rank differs from the others, there are no
+    culprits.
     """
     collectives = {
         one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks

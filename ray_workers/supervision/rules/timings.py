@@ -45,8 +45,9 @@ class Timings:
     """Like `read_slack_s`, but for a silent node, so that frames from other nodes do not have to
     wait for it."""
     poll_slack_s: float = 8.0
-    """Limit for the reply to a poll, in addition to the poll's waiting time. It is not extended on
-    slow machines, because the gateway considers the supervisor itself silent after 10 s."""
+    """Limit for the reply to a poll, in addition to the poll's waiting time. This limit is not
+    extended on slow machines, because the gateway considers the supervisor itself silent after 10
+    s."""
     drop_limit_s: float = 5.0
     """Limit for a node to delete its spools. Spools that are not deleted in time are deleted
     later."""
@@ -93,9 +94,9 @@ class Timings:
     release_rest_pause_s: float = 5.0
     """Pause between checks of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
-    """Limit from the announcement of a round to its first step. It is long because a replacement
-    might have to read the data again. The same limit applies to the ranks of the first round from
-    the time when they begin to connect until all are connected."""
+    """Limit from the announcement of a round to its first step. This limit is long because a
+    replacement might have to read the data again. The same limit applies to the ranks of the first
+    round from the time when they begin to connect until all are connected."""
     holders_limit_s: float = 10.0
     """Limit for the nodes to report which ranks have the state, if no such rank has been
     observed."""
@@ -112,8 +113,8 @@ class Timings:
             RankPhase.FINISH: 300.0,
         }
     )
-    """Minimum time in each phase after which a rank counts as hanging. It allows for busy machines,
-    distant storage and slow disks."""
+    """Minimum time in each phase after which a rank counts as hanging. The minimum allows for busy
+    machines, distant storage and slow disks."""
     forming_hang_s: float = 10.0
     """Limit for a rank to join the round and connect to the other ranks."""
     first_step_hang_s: float = 60.0
@@ -159,8 +160,7 @@ class Timings:
 
     # The rank actors.
     page_limit_s: float = 600.0
-    """Limit for a running process to create its heartbeat page. It is long enough for any
-    machine."""
+    """Limit for a running process to create its heartbeat page, long enough for any machine."""
     page_period_s: float = 0.01
     """Pause between tries to write to the page."""
     log_space_limit_s: float = 5.0

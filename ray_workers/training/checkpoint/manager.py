@@ -25,8 +25,8 @@ from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_fo
 from ray_workers.training.core.errors import BrokenCheckpointError
 
 NICENESS = 19
-"""Niceness of the thread that hashes and writes. It runs when the ranks leave processors idle, for
-example at the end of training, when the loop waits for this thread."""
+"""Niceness of the thread that hashes and writes. The thread runs when the ranks leave processors
+idle, for example at the end of training, when the loop waits for it."""
 
 
 class CheckpointManager:

@@ -2,8 +2,8 @@
 
 A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. Its tensors
 are stored in a safetensors file, which other programs can read, and the rest, including the
-position of each tensor, in a JSON document. Neither uses pickle, so reading a checkpoint does not
-execute code.
+position of each tensor, in a JSON document. Neither file uses pickle, so reading a checkpoint does
+not execute code.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 StridedShard = _StridedShard
-"""FSDP's placement of a dimension that is already split along the tensor axis. It is not a subclass
-of `Shard`, and has no public name."""
+"""FSDP's placement of a dimension that is already split along the tensor axis. The class is not a
+subclass of `Shard`, and has no public name."""
 IMPORTED_LATE = ("torch._dynamo",)
 """Modules that torch imports when the first optimizer is created."""
 IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
@@ -116,8 +116,8 @@ def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
     """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0).
-    This is for callers that decide whether to skip the optimizer step, instead of calling the
-    scaler's `step`, which would decide itself."""
+    For callers that decide whether to skip the optimizer step, instead of calling the scaler's
+    `step`, which would decide itself."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 

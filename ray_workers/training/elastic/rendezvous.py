@@ -229,9 +229,9 @@ class RendezvousHandler:
         return self._connections.sent_bytes()
 
     def finish(self) -> None:
-        """Wait until all ranks of this round have called this method. It is not a collective
-        operation, so a rank that calls it too early does not interfere with operations of other
-        ranks. Raises GroupChanged if another round is announced first."""
+        """Wait until all ranks of this round have called this method. This is not a collective
+        operation, so a rank that calls the method too early does not interfere with operations of
+        other ranks. Raises GroupChanged if another round is announced first."""
         if self.is_alone:
             return
         assert self._store is not None

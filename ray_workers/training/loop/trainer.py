@@ -226,7 +226,7 @@ class Trainer:
 
     def optimizer_steps(self, step: int, batch: Batch) -> Iterator[Batch]:
         """Iterate over the parts of the step that this rank computes, each followed by an optimizer
-        step. There is only one part, unless each rank trains at its own speed."""
+        step. A step has only one part, unless each rank trains at its own speed."""
         for shares in self.strategy.optimizer_steps(step, batch.feed.shares):
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 

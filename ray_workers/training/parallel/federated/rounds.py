@@ -160,7 +160,7 @@ class Collection:
     accepted: Set[int]
     """Clients whose updates count."""
     refused: Set[int]
-    """Clients whose updates don't count. They can't send another update in this round."""
+    """Clients whose updates don't count, and who can't send another update in this round."""
 
 
 def next_of(collection: Collection, *, is_late: bool) -> Next:

@@ -167,8 +167,8 @@ class PipelineGradientEngine(ShardedGradientEngine):
 
 
 def num_pieces(micro_batch_size: int | None, share: int, num_ranks: int) -> int:
-    """Return the number of micro-batches of a share. It is a multiple of the number of ranks, as
-    required by the interleaved schedules."""
+    """Return the number of micro-batches of a share. The number is a multiple of the number of
+    ranks, as required by the interleaved schedules."""
     wanted = PER_STAGE * num_ranks if micro_batch_size is None else -(-share // micro_batch_size)
     return _multiple(wanted, num_ranks)
 

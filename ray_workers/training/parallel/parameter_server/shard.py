@@ -154,9 +154,9 @@ class ParameterShard:
 
     def push(self, push: Push) -> Pushed:
         """Process a gradient. In synchronous mode, the shard keeps the gradient until all workers
-        have pushed their gradients to all servers. This is certain when a worker first pulls the
-        next version. If a worker didn't receive the reply and pushes the batch again, it gets the
-        same reply."""
+        have pushed their gradients to all servers. All pushes are certain to be complete when a
+        worker first pulls the next version. If a worker didn't receive the reply and pushes the
+        batch again, it gets the same reply."""
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push

@@ -87,8 +87,8 @@ def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
 
 
 def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
-    """Return the indices of the `keep` updates that are closest to their nearest neighbours. There
-    are len(rows) - malicious - 2 neighbours (Blanchard et al. 2017, equation 1)."""
+    """Return the indices of the `keep` updates that are closest to their nearest neighbours. Each
+    update has len(rows) - malicious - 2 neighbours (Blanchard et al. 2017, equation 1)."""
     exact = rows.double()
     distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
     num_neighbours = len(rows) - malicious - 2

@@ -28,8 +28,8 @@ DATA_OF_CLIENTS = (
 
 
 class RoundPublisher:
-    """Publishes the model for each round, and once the form (see `form_of`), which all rounds
-    share."""
+    """Publishes the model for each round and, only once, the form that all rounds share (see
+    `form_of`)."""
 
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
