@@ -214,8 +214,8 @@ class Outcome:
     disappeared."""
     slowness: float
     """How many times slower than usual the machines were when the start, the recovery or a response
-    took too long. Above 1 only if the attempt ended for that reason, in which case no retry is
-    charged."""
+    took too long. The factor is above 1 only if the attempt ended for that reason, in which case no
+    retry is charged."""
     ran_s: float | None
     """Seconds from the start of the attempt's processes to its end, on a clock that stops while the
     machine sleeps. None if unknown, or if the attempt started no process."""

@@ -22,8 +22,8 @@ counting surrounding spaces. Masking shorter values would hide large parts of an
 OWNERS = "owners"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
-"""Pattern of owner names that can have a folder. Other names could be paths outside of the
-folder."""
+"""Pattern of the names of owners that can have a folder. Other names could be paths outside of the
+folder of secrets."""
 
 
 class SecretUnavailable(Exception):

@@ -147,7 +147,7 @@ class LogPump:
     def finish(self) -> None:
         """Read the remaining output in the pipe after the process has ended.
 
-        A process that escaped its session can keep the pipe open and continue to write. Its later
+        A process that escaped its session can keep the pipe open and continue to write, but later
         output is ignored.
         """
         left = _num_readable(self._output) if self._output >= 0 else 0

@@ -130,7 +130,7 @@ class RecoveryController:
     async def num_holders(self) -> int:
         """Return the number of running ranks that can pass on the state.
 
-        If no such rank has been observed, this waits for nodes that are slow to respond.
+        If no such rank has been observed, wait for nodes that are slow to respond.
         """
         # Use the step recorded at the loss too: a lost node no longer reports the steps of its
         # processes.

@@ -133,7 +133,7 @@ class MetricFinder:
             self._leave(self._guesses.release())
 
     def _report(self, points: Sequence[FoundPoint]) -> None:
-        """Report the script's own metrics. After this, no metrics are guessed."""
+        """Report the script's own metrics, after which no metrics are guessed."""
         if points:
             self._guesses = None
             self._leave(points)

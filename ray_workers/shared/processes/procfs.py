@@ -2,10 +2,11 @@
 
 This module works only on Linux.
 
-Processes that a rank starts are found by three signs: their session, which a daemon leaves; a mark
-in the environment, which /proc does not show for a forked process and which a program can drop; and
-a mark in RLIMIT_RSS, a limit that Linux has ignored since 2.4.30 (setrlimit(2)), but which every
-child inherits, even if it changes its session and environment.
+Processes that a rank starts are found by three signs. The first is their session, which a daemon
+leaves. The second is a mark in the environment, which a program can drop, and which /proc does not
+show for a forked process. The third is a mark in RLIMIT_RSS. Linux has ignored this limit since
+2.4.30 (setrlimit(2)), but every child inherits it, even if the child changes its session and
+environment.
 """
 
 from __future__ import annotations

@@ -145,10 +145,10 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
     """Return the hang, with the ranks that differ from the other ranks as culprits.
 
     The culprits are the ranks that, according to torch's flight recorder, have not joined a
-    collective. If there are no such ranks, they are the ranks whose stacks show no collective while
-    other stacks do, or show a different collective than most stacks. Otherwise, the culprits are
-    the ranks that have completed fewer steps. If no rank differs from the others, there are no
-    culprits.
+    collective. If there are no such ranks, the culprits are the ranks whose stacks show no
+    collective while other stacks do, or show a different collective than most stacks. Otherwise,
+    the culprits are the ranks that have completed fewer steps. If no rank differs from the others,
+    there are no culprits.
     """
     collectives = {
         one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks

@@ -127,7 +127,7 @@ class Timings:
     script_look_period_s: float = 5.0
     """Time between observations of the activity of a script's processes."""
     script_stacks_apart_s: float = 30.0
-    """Time between the two times at which the stacks of a possibly hanging script are read."""
+    """Time between the two readings of the stacks of a possibly hanging script."""
     sure_s: float = 1.0
     """How long a rank must be observed hanging before it is killed. When a suspended machine
     resumes, all ranks seem to hang for a moment."""

@@ -23,9 +23,9 @@ class Divergence:
     """Monitors the steps of one rank.
 
     The loss and the gradient norm are the same on all ranks, so all of them raise the error at the
-    same step. With local steps, where they differ, the first rank that raises the error ends the
-    attempt. Reading the values costs no time, because the reporter reads them too. On a GPU, they
-    are the values of the previous step.
+    same step. With local steps, the values differ, and the first rank that raises the error ends
+    the attempt. Reading the values costs no time, because the reporter reads them too. On a GPU,
+    they are the values of the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:

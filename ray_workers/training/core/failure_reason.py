@@ -40,8 +40,8 @@ _REMOTE = ("RemoteTraceback", "_RemoteTraceback")
 def reason_of(error: BaseException, masked: Callable[[str], str] = str) -> str:
     """Return `TypeName: message (file, line n)`, followed by the original error, if any.
 
-    dray's own errors are already sentences, and remain unchanged. masked: removes secrets from a
-    text; it must be called before the text is truncated.
+    The messages of dray's own errors are complete sentences, and are returned unchanged. masked:
+    removes secrets from a string, and must be called before the string is truncated.
     """
     if is_ours(error):
         return masked(_text_of(error))[:MAX_CHARS] or type(error).__name__

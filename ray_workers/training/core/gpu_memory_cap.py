@@ -19,8 +19,8 @@ error."""
 
 
 def variables(share: float) -> dict[str, str]:
-    """Return the variables that contain the share for the program. XLA, which is used by JAX, reads
-    the second variable."""
+    """Return the variables that contain the program's share of the GPU memory. XLA, which is used
+    by JAX, reads the second variable."""
     return {FRACTION: f"{share:g}", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:g}"}
 
 

@@ -148,7 +148,7 @@ def _become_loader(parent: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or a RuntimeError with the same text if the error can't be pickled."""
+    """Return the error, or a RuntimeError with the same message if the error can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

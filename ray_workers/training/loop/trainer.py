@@ -356,7 +356,8 @@ class Trainer:
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is due, according to the calendar or because of early stopping. On
-        rank 0, it can also be due because of measurements that the other ranks don't need."""
+        rank 0, a checkpoint can also be due because of measurements that the other ranks don't
+        need."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
         is_due = self.rank == 0 and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due

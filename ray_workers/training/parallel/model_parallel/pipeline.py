@@ -107,7 +107,7 @@ class Pipeline:
     def train(
         self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float | Tensor
     ) -> Tensor:
-        """Compute the gradients of `weight` times the sum of the losses. Returns this product, or 0
+        """Compute the gradients of `weight` times the sum of the losses. Returns the product, or 0
         on a rank without the last stage. inputs, targets: up to `num_pieces * piece_size`
         samples."""
         size = self.num_pieces * self.piece_size

@@ -18,8 +18,7 @@ from dray.spec.federated.parts import Aggregator
 from ray_workers.training.elastic import process_group
 
 BITS = 61
-"""Number of bits of a sum, without the sign bit and without one bit that is reserved for
-rounding."""
+"""Number of bits of a sum, not counting the sign bit and one bit that is reserved for rounding."""
 SORTED_AT_ONCE = 2**24
 """Number of elements, over all updates, that are sorted at the same time."""
 
