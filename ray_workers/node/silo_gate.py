@@ -58,8 +58,8 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
-"""The opening that allows frames of a kind to leave the node unchanged. Frames of other kinds never
-leave unchanged."""
+"""The `Opening` that allows frames of each kind to leave the node unchanged. Frames of other kinds
+never leave unchanged."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ def _number(value: Any) -> float:
 
 
 def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
-    """Return the openings that the node's owner has set. Raise ValueError for an unknown word."""
+    """Return the kinds of data that the node's owner has opened. Raise ValueError for an unknown
+    kind."""
     words = (word.strip() for word in environ.get(OPENS, "").split(","))
     return frozenset(Opening(word) for word in words if word)
 

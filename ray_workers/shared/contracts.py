@@ -141,8 +141,8 @@ class AttemptSpec(RankSpec):
     """Seconds between samples of system metrics; None disables sampling."""
     silo_sources: tuple[str | None, ...]
     """Data URLs of the federated silos, in silo order; empty if the job has no silos. `spec` does
-    not contain them. The entry is None for a silo whose node specifies the data. Silo n is the
-    worker of slice n + 1, and the worker of slice 0 is the aggregator."""
+    not contain these URLs. The entry is None for a silo whose node specifies the data. Silo n is
+    the worker of slice n + 1, and the worker of slice 0 is the aggregator."""
 
     @property
     def world_size(self) -> int:
@@ -169,7 +169,8 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt ended; determines the job's next state and which retry budget is charged."""
+    """Why an attempt ended. The cause determines the job's next state and the retry budget that is
+    charged."""
 
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
@@ -234,7 +235,7 @@ class Outcome:
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
         """Create the outcome of an attempt whose supervisor and rank actors are gone. Output that
-        they had not yet forwarded is lost."""
+        these actors had not yet forwarded is lost."""
         return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 

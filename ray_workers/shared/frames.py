@@ -299,9 +299,9 @@ class LossKind(StrEnum):
     KILLED = "killed"
     """Their processes ended."""
     LOST = "lost"
-    """Their workers disappeared, or a connection between live ranks broke."""
+    """The ranks' workers disappeared, or a connection between live ranks broke."""
     HANG = "hang"
-    """They made no progress, and were therefore killed."""
+    """The ranks made no progress, and were therefore killed."""
 
 
 @dataclass(frozen=True)

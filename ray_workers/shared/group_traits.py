@@ -31,8 +31,8 @@ class GroupTraits:
     """Whether each rank's number determines its part of the work, so that the group can't continue
     with fewer ranks."""
     is_tied_to_nodes: bool
-    """Whether each rank's data exist only on its node. A rank's slot can then not be replaced with
-    a slot on another node, and ranks are numbered in the order of the slices."""
+    """Whether each rank's data exist only on its node. Such a rank's slot can't be replaced with a
+    slot on another node, and ranks are numbered in the order of the slices."""
     quorum: int | None
     """Minimum number of ranks with which a group that is tied to nodes continues; if None,
     `AttemptSpec.min_workers` is the minimum."""

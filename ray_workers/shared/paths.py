@@ -52,7 +52,7 @@ def machine_root() -> Path:
     """Return the folder for this user's dray files that need not survive a reboot of this machine.
 
     Every user could have created this folder, because its name can be guessed. Raise
-    UntrustedFolder if another user created it, or if other users can write to it.
+    UntrustedFolder if another user created the folder, or if other users can write to it.
     """
     temporary = os.environ.get(NODE_TMPDIR) or tempfile.gettempdir()
     root = Path(temporary, f"dray-{os.getuid()}")

@@ -336,8 +336,8 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether the monitor can detect only stopped processes. This is true for a script that has
-        not called `train.prepare` and does not have to."""
+        """Whether the monitor can detect only stopped processes. True for a script that has not
+        called `train.prepare` and does not have to."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
         return self._traits.is_script and not is_elastic and not prepared

@@ -26,7 +26,8 @@ import ray_workers.supervision.supervisor  # noqa: F401 (also imports the rank a
 
 
 def _register_nothing(context: Any) -> None:
-    """Do nothing. This replaces Ray's function, which Ray looks up by name in each call."""
+    """Do nothing. This function replaces Ray's own function, which Ray looks up by name in each
+    call."""
 
 
 serialization_addons.apply = _register_nothing

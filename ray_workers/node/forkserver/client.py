@@ -99,8 +99,8 @@ class ForkedProcess:
         """Return the exit code (negative: the signal), once the process and its session are gone.
 
         Returns None if the forkserver itself ended, which also ends the process, or if the process
-        survives SIGKILL. `left` then contains the pids of the processes that did not disappear in
-        time.
+        survives SIGKILL. After SIGKILL, `left` contains the pids of the processes that did not
+        disappear in time.
         """
         line = await self._reader.readline()
         if not line:

@@ -22,8 +22,8 @@ LINES_PER_S = 1000
 SHARE = 0.05
 """Maximum fraction of each second that guessing may take."""
 MAX_HELD = 5000
-"""Maximum number of points between two calls of `release`. Beyond that, only the newest point of
-each series is kept."""
+"""Maximum number of points between two calls of `release`. Beyond this number, only the newest
+point of each series is kept."""
 
 _WHOLE = r"\d{1,15}(?![ \u00a0\u202f]\d{3}(?!\d))"  # not the first digits of `1 234.5`
 _NUMBER = rf"[-+]?(?:\d{{1,15}}\.\d{{0,20}}|\.\d{{1,20}}|{_WHOLE})(?:[eE][-+]?\d{{1,3}})?"

@@ -74,8 +74,8 @@ class LinePatterns:
         ]
         self._budget = budget or SearchBudget(SEARCHES_PER_S, SEARCH_SHARE)
         self.num_skipped = 0
-        """Number of lines that were not searched, or not for all patterns, because too many were
-        printed at once or a search took too long."""
+        """Number of lines that were not searched for every pattern, because too many were printed
+        at once or a search took too long."""
 
     def take(self, line: str) -> list[FoundPoint]:
         """Return the metrics in a line, or in one state of a progress bar."""

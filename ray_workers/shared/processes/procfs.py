@@ -61,8 +61,8 @@ def carry_mark(mark: str) -> None:
 
 
 def mark_process(pid: int, mark: str) -> None:
-    """Put the mark on another process, which must not have started any processes yet. Its
-    environment can't be changed from outside, so only the limit carries the mark."""
+    """Put the mark on another process, which must not have started any processes yet. The
+    environment of another process can't be changed, so only the limit carries the mark."""
     limit = _limit_of(mark)
     with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
         resource.prlimit(pid, resource.RLIMIT_RSS, (limit, limit))

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 class Clock(Protocol):
     def time(self) -> float:
-        """Return the seconds since an arbitrary start."""
+        """Return the seconds since an arbitrary point in time."""
         ...
 
 

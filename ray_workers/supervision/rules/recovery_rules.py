@@ -89,9 +89,9 @@ class RecoveryState:
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
-    """Whether the running processes of a script will join the next round with their group. This is
-    true if one process has called `train.prepare`: the other processes run the same program, so
-    they will call it too.
+    """Whether the running processes of a script will join the next round with their group. True if
+    one process has called `train.prepare`: the other processes run the same program, so they will
+    call the function too.
 
     For `observations` and `running`, see `num_holders`.
     """

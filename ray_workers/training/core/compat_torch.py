@@ -51,8 +51,8 @@ def groups() -> Iterator[dist.ProcessGroup]:
 
 
 def store_of_group() -> Store:
-    """Return the store through which the ranks of the default group met. Public functions only
-    accept a store."""
+    """Return the store through which the ranks of the default group met. Public functions accept a
+    store, but don't return one."""
     store: Store = distributed_c10d._get_default_store()
     return store
 

@@ -53,7 +53,7 @@ class Loader:
         self._pid, self._requests, self._answers = self._start()
 
     def read(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `take(at)`, or raise the same error."""
+        """Return the result of `take(at)`, or raise its error."""
         with self._reading:
             for _ in range(MAX_TRIES):
                 try:

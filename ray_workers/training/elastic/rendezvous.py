@@ -103,8 +103,8 @@ class RendezvousHandler:
     def join(self, enter: Callable[[], None]) -> None:
         """Form the group of this round. Raises GroupChanged if a later round is announced first.
 
-        enter: forms the smaller groups within this group. Their connections are cut together with
-        the connections of this group.
+        enter: forms the smaller groups within this group. The connections of the smaller groups are
+        cut together with the connections of this group.
         """
         if self.assignment.generation == AWAITING:
             self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)

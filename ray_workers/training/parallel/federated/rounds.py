@@ -29,9 +29,9 @@ class Participant:
 
     client: int
     num_samples: int
-    """Number of its training samples."""
+    """Number of the client's training samples."""
     num_steps: int
-    """Number of its local steps in the round."""
+    """Number of the client's local steps in the round."""
     attacks: bool = False
     """Whether the client sends a poisoned update."""
     lost_in: MaskingPhase | None = None

@@ -256,7 +256,7 @@ class Averaging:
 
 class AveragedStep(OptimizerStep):
     """An optimizer step on weights that were read from a shared copy. The step's changes are then
-    added to that copy."""
+    added to the shared copy."""
 
     def __init__(
         self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy

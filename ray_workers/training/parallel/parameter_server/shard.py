@@ -47,7 +47,7 @@ class Pushed:
     staleness: int
     """Number of batches that were applied between the worker's pull and its push."""
     counts: bool
-    """Whether the shard did not have the batch before."""
+    """Whether the batch was new to the shard."""
     lr: float
     """Learning rate of the update, after the correction for its staleness."""
 

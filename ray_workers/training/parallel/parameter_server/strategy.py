@@ -217,7 +217,7 @@ class ParameterServerWorker(Strategy):
 
         In synchronous mode, this method waits until the servers have received the gradients of all
         workers, and loads the weights after the step into the model. At the end of the training,
-        only the chief does so. Other workers don't wait for the step, because the chief might have
+        only the chief waits. Other workers don't wait for the step, because the chief might have
         stopped the training before it.
         """
         assert self.batch is not None

@@ -18,7 +18,7 @@ class SiloUpdate:
     """A silo's contribution to a round."""
 
     num_samples: int
-    """Number of its training samples."""
+    """Number of the silo's training samples."""
     num_steps: int
     update: Tensor
     """float32 (elements,)."""
