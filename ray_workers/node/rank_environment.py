@@ -17,8 +17,8 @@ from ray_workers.shared.paths import NODE_TMPDIR
 RANK_ENV: Final = "DRAY_RANK_ENV"
 """Comma-separated names of additional variables."""
 NODE_ADDRESS: Final = "DRAY_NODE_ADDRESS"
-"""Variable with the address of the node. For an embedded Ray, which has only one node, it is set to
-the loopback address, because Ray itself would use the machine's address."""
+"""Variable with the address of the node. For an embedded Ray, which has only one node, the variable
+is set to the loopback address, because Ray itself would use the machine's address."""
 RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
 """Variable with the mark of an embedded Ray, which identifies the processes that remain after a
 crash. The mark is not a secret."""

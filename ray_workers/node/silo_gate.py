@@ -172,7 +172,7 @@ def keep(task: RankTask, text: str) -> None:
 
 def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
-    the node unless they are opened, it gets no files of other jobs, and it sends no metrics that
+    the node unless they are opened. The silo gets no files of other jobs, and sends no metrics that
     must not leave the node."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}

@@ -208,7 +208,7 @@ class Outcome:
     rank: int | None
     """The rank at fault, if any."""
     exit_code: int | None
-    """Exit code of that rank; negative if a signal killed it."""
+    """Exit code of the rank at fault; negative if a signal killed the rank."""
     log_lines_lost: Mapping[int, int | None] | None
     """Number of output lines lost before they reached a spool, for each rank in the log. A number
     is None if it is unknown because the worker disappeared. The mapping is None if all workers
@@ -388,7 +388,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class RankTask(ProcessSpec, RankSpec):
-    """Everything that a training process needs. The process receives it as JSON when it is
+    """Everything that a training process needs. The process receives the task as JSON when it is
     forked."""
 
     world_size: int

@@ -263,7 +263,7 @@ class RoundTroubleReport(Report):
 
 @dataclass(frozen=True)
 class SiloRoundReport(Report):
-    """A round of silos has been open for a long time, or has ended after that."""
+    """A round of silos has been open for a long time, or such a long round has ended."""
 
     KIND = FrameKind.SILO_ROUND
     number: Count

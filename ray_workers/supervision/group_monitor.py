@@ -214,7 +214,7 @@ class GroupMonitor:
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Restart ranks that form no process group. Return whether they were restarted."""
+        """Restart ranks that form no process group. Return whether the ranks were restarted."""
         report = await self._standalone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False

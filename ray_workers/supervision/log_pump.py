@@ -119,8 +119,8 @@ class LogPump:
         self._tail_bytes -= len(line.text) + LOG_LINE_COST_BYTES
 
     def _drain(self, *, vital: bool = False) -> None:
-        """Write the lines that are kept in memory to the spool. If `vital` is true, they can exceed
-        the limit of the spool."""
+        """Write the lines that are kept in memory to the spool. If `vital` is true, these lines can
+        exceed the limit of the spool."""
         while self._tail and self._append(*self._tail[0], vital=vital):
             self._forget_oldest()
 

@@ -398,7 +398,8 @@ class WorkerGroup:
             await _end_actors([member for member in running if member.is_running])
 
     async def store_answers(self) -> None:
-        """Wait for the rendezvous store to respond. Raises OSError if it is not listening."""
+        """Wait for the rendezvous store to respond. Raises OSError if the store is not
+        listening."""
         await store_proxy.hear(self._own_address, self._store_port)
 
     def end_store(self) -> None:
@@ -439,8 +440,7 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """Kill rank actors, including stopped ones. Errors are only logged, because a node might be
-    gone."""
+    """Kill rank actors, even stopped actors. Errors are only logged: a node might be gone."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

@@ -153,8 +153,8 @@ async def send_to_rank(
 
 
 async def ask_dump(socket_path: str, job_id: str, attempt: int, rank: int) -> list[int]:
-    """Make a rank print its stack traces. Returns its pid, or an empty list if the
-    rank has no handler for this or isn't running."""
+    """Make a rank print its stack traces. Returns a list with the rank's pid, or an empty list if
+    the rank has no handler for the signal or isn't running."""
     return await _ask_rank(socket_path, "dump", job_id, attempt, rank)
 
 

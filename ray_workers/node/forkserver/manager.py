@@ -35,7 +35,7 @@ RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
 """Pauses before consecutive restarts of a forkserver that ended before it was serving."""
 REAP_BOUND_S = 5.0
 """Maximum number of seconds to wait until the processes of a dead forkserver have ended. Later
-calls of `orphans.reap` continue to kill them."""
+calls of `orphans.reap` kill the remaining processes."""
 
 
 class ForkserverManager:

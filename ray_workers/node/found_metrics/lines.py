@@ -164,7 +164,7 @@ class TrainerLines:
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a training record is waiting for its step. While it waits, no bar of an
+        """Whether a training record is waiting for its step. While a record waits, no bar of an
         evaluation is drawn."""
         return any(key.startswith("train/") for key in self._waiting or ())
 

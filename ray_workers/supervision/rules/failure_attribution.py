@@ -83,10 +83,10 @@ def judge(
     it can report an error. `is_script` is true if ranks can fail because another rank has exited
     with code 0 before them.
 
-    When a rank dies, its peers fail too, because it is missing from their collective. The peers
-    report `worker_lost`, so the root cause is a rank that failed for a different reason. If several
-    ranks failed for a different reason, the root cause is the rank that failed first, because the
-    programs of the other ranks might report the loss of a peer as a different error.
+    When a rank dies, its peers fail too, because the dead rank is missing from their collective.
+    The peers report `worker_lost`, so the root cause is a rank that failed for a different reason.
+    If several ranks failed for a different reason, the root cause is the rank that failed first,
+    because the programs of the other ranks might report the loss of a peer as a different error.
 
     Raises ValueError if no rank has ended.
     """

@@ -279,8 +279,8 @@ def _newcomers_are(is_so: Callable[[RankStatus], bool], seen: GroupObservation) 
 
 
 def _has_begun(newcomer: RankStatus) -> bool:
-    """Whether the newcomer has joined a round. Its round is never the attempt's first round, which
-    has the number 0."""
+    """Whether the newcomer has joined a round. The newcomer's round is never the attempt's first
+    round, which has the number 0."""
     return newcomer.generation > 0
 
 

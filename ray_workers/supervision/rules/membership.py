@@ -21,14 +21,15 @@ class WorkerState(Enum):
     ACTIVE = auto()
     """The worker has a rank in the group, and its process is running."""
     ENDED = auto()
-    """The worker has a rank. Its process has exited, and the supervisor has not decided yet whether
-    to replace the process."""
+    """The worker has a rank, but its process has exited, and the supervisor has not decided yet
+    whether to replace the process."""
     LOST = auto()
-    """The worker has a rank. Its process has exited and will be replaced."""
+    """The worker has a rank, but its process has exited and will be replaced."""
     STARTING = auto()
-    """The worker has no rank. Its process is being started while the other workers train."""
+    """The worker has no rank yet, because its process is being started while the other workers
+    train."""
     READY = auto()
-    """The worker has no rank. Its process is waiting for a rank."""
+    """The worker has no rank yet, and its process is waiting for a rank."""
 
 
 @dataclass(frozen=True)

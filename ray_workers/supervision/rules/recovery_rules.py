@@ -164,9 +164,9 @@ def num_holders(
 ) -> int:
     """Return the number of running ranks that can pass on the state.
 
-    A replacement has no state until it has joined the group. Without the other ranks, it would
-    start from the checkpoint from which the attempt started, and all later steps would be lost.
-    Before the attempt's first step there is nothing to lose, so every rank counts.
+    A replacement has no state until it has joined the group. Without the other ranks, the
+    replacement would start from the checkpoint from which the attempt started, and all later steps
+    would be lost. Before the attempt's first step there is nothing to lose, so every rank counts.
 
     `observations` must include all observable processes of the attempt, even ended ones. `running`
     contains the (worker index, incarnation) of each running process in the group. `furthest_step`

@@ -226,7 +226,7 @@ class Redraws:
                 self._log_state(each, each.text)
 
     def _log_waiting(self, before: int) -> None:
-        """Log the unlogged states of all rows before an index."""
+        """Log the unlogged states of all rows above the row with index `before`."""
         if self._waiting_since is None:
             return
         for row in self._rows[:before]:

@@ -191,7 +191,7 @@ def collective_in(stack: str) -> str:
 
 def with_collectives(report: HangReport) -> HangReport:
     """Return the report, with phases derived from the collectives in the ranks' stacks. Scripts do
-    not report phases, so otherwise the phase of every rank would be `compute`."""
+    not report phases, so in the original report the phase of every rank is `compute`."""
     names = {one.rank: collective_in(main_stack(one.stack or "")) for one in report.ranks}
     names = {rank: "backward" if name == _BACKWARD else name for rank, name in names.items()}
     ranks = [replace(one, collective=names[one.rank] or one.collective) for one in report.ranks]

@@ -29,12 +29,12 @@ class Timings:
     ledger_period_s: float = 10.0
     """Time between reports on the use of the slots."""
     speed_period_s: float = 1.0
-    """Age of the known machine speed after which an observation measures it again."""
+    """Age of the known machine speed after which an observation measures the speed again."""
     speed_limit_s: float = 2.5
     """Age after which the speed is measured even if the group is not being observed, such as at its
     start."""
     read_wait_s: float = 1.0
-    """How long a read from a node agent waits for frames. While it waits, frames from other nodes
+    """How long a read from a node agent waits for frames. During the wait, frames from other nodes
     are not returned. A poll consists of several reads."""
     only_read_wait_s: float = 2.5
     """Like `read_wait_s`, if there is only one node. Longer waits save reads, each of which takes
@@ -69,7 +69,8 @@ class Timings:
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
     secondary_s: float = 1.0
-    """Limit for ranks that lost another rank to fail on their own, at the usual speed."""
+    """Limit within which ranks that lost another rank must fail on their own, at the usual
+    speed."""
     root_cause_s: float = 10.0
     """Limit for a rank of a script to report its error after other ranks have lost their connection
     to it, at the usual speed."""

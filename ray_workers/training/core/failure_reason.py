@@ -17,7 +17,7 @@ from ray_workers.training.core.error_chain import chain_of
 
 MAX_CHARS = 2000
 MAX_TEXT_CHARS = 800
-"""Maximum length of the text of one error; the traceback contains the full text."""
+"""Maximum length of the message of one error; the traceback contains the full message."""
 
 _CODE_ROOT = Path(__file__).resolve().parents[3]
 _NOT_THE_USERS = tuple(
@@ -115,8 +115,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _last_words(text: str) -> str:
-    """Return the error of the last traceback in a text, which is in the lines after the
-    traceback."""
+    """Return the error of the last traceback in a string, which is in the lines after the stack."""
     lines = text.rstrip().splitlines()
     indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])

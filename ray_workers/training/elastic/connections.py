@@ -64,7 +64,7 @@ class Connections:
     def sent_bytes(self) -> int | None:
         """Return the number of bytes that this process has sent to other members of its group, as
         counted by the kernel: including message headers, excluding packet headers and
-        retransmissions. None if the kernel does not count them."""
+        retransmissions. None if the kernel does not count the bytes."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         if self._numbers is None:

@@ -202,8 +202,8 @@ class Trainer:
             yield self._last_of(self.progress.step + 1)
 
     def _last_of(self, first: int) -> int:
-        """Return the last step of the batch that begins with a step, which is the same step unless
-        the document specifies a range of batch sizes."""
+        """Return the last step of the batch that begins with the given step. Both are the same step
+        unless the document specifies a range of batch sizes."""
         num_steps = self.state.batch_size // self.options.samples_per_step
         return self.calendar.last_of(first, num_steps)
 

@@ -74,8 +74,8 @@ class NoiseMeasuringGradientEngine(GradientEngine):
         super().__init__(parts)
         self._noise = GradientNoise()
         self._num_steps = 0
-        """Number of steps in this group. All ranks use it to decide when to measure, so they
-        measure in the same steps."""
+        """Number of steps in this group. All ranks use this number to decide when to measure, so
+        they measure in the same steps."""
         self._own_square: Tensor | None = None
         """During a measurement: |h|^2 of the buckets that have already been exchanged."""
         self._is_measured = False

@@ -167,8 +167,8 @@ def next_of(collection: Collection, *, is_late: bool) -> Next:
     """Return the next action for an open round. is_late: whether the deadline has passed.
 
     A round ends when all updates have arrived, or at its deadline if there is a quorum. Without a
-    quorum, it continues after the deadline and ends with the update that completes the quorum, so
-    that no round is lost if, for example, all clients are switched off during the night.
+    quorum, the round continues after the deadline and ends with the update that completes the
+    quorum, so that no round is lost if, for example, all clients are switched off during the night.
     """
     is_enough = len(collection.accepted) >= collection.quorum
     all_came = collection.asked <= collection.accepted | collection.refused

@@ -159,9 +159,9 @@ class Averaging:
             self._check()
 
     def meet(self) -> None:
-        """Wait until every rank has called this method. An active rank must not call it while it is
-        waiting for a response, because the response never arrives if the passive rank's thread has
-        failed."""
+        """Wait until every rank has called this method. An active rank must not call this method
+        while the rank is waiting for a response, because the response never arrives if the passive
+        rank's thread has failed."""
         came = dist.all_reduce(torch.ones(()), group=self._group, async_op=True)
         while not came.is_completed():
             self._check()

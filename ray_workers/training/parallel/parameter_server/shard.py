@@ -58,7 +58,7 @@ class Weights:
 
     version: int
     values: Tensor
-    """A view of the shard's memory. Copy it before the next message is processed."""
+    """A view of the shard's memory. Copy the view before the next message is processed."""
     loss: float
     """Loss of the last batch."""
     squares: float
