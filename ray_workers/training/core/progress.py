@@ -60,7 +60,7 @@ def mark_finished(store: Store, step: int) -> None:
 
 
 def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
-    """Return whether the job is over. If the job is over, record the last step on the heartbeat
+    """Return whether the job is over. If the job is over, begin the phase FINISH on the heartbeat
     page: a rank that was replaced too late to run another step begins and ends after the last
     step."""
     if not store.check([FINISHED_KEY]):
