@@ -26,8 +26,8 @@ from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.names import agent_name
 
 EMPTY_BOUND_S = 20.0
-"""Seconds after which an attempt's slots are quarantined if its processes still exist. This is
-longer than the forkserver's own limit (`forkserver.server.STUCK_S`)."""
+"""Seconds after which an attempt's slots are quarantined if its processes still exist. This limit
+is longer than the forkserver's own limit (`forkserver.server.STUCK_S`)."""
 RELEASE_TIMEOUT_S = 30.0
 """Seconds within which Ray must list slots as free."""
 ANSWER_LIMIT_S = 10.0

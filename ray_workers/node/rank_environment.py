@@ -17,15 +17,15 @@ from ray_workers.shared.paths import NODE_TMPDIR
 RANK_ENV: Final = "DRAY_RANK_ENV"
 """Comma-separated names of additional variables."""
 NODE_ADDRESS: Final = "DRAY_NODE_ADDRESS"
-"""Variable with the address of the node. For an embedded Ray, which has only one node, it is set to
-the loopback address, because Ray itself would use the machine's address."""
+"""Variable with the address of the node. For an embedded Ray, which has only one node, the variable
+is set to the loopback address, because Ray itself would use the machine's address."""
 RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
 """Variable with the mark of an embedded Ray, which identifies the processes that remain after a
-crash. It is not a secret."""
+crash. The mark is not a secret."""
 RANK_NICENESS: Final = "DRAY_RANK_NICENESS"
 """Variable with the niceness of ranks (nice(1)), if it is higher than the niceness of Ray's
-workers. It is set for an embedded Ray, in which the processes that manage ranks need a higher
-priority than the ranks."""
+workers. The variable is set for an embedded Ray, in which the processes that manage ranks need a
+higher priority than the ranks."""
 
 _NAMES: Final = frozenset(
     {

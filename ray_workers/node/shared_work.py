@@ -51,7 +51,7 @@ class NotDone(Exception):
 
 
 class Abandoned(Exception):
-    """The work was stopped because no job needs it. This does not count as a failure."""
+    """The work was stopped because no job needs it, which does not count as a failure."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class WantedWork:
         return bool(self.owners(key))
 
     def owners(self, key: str) -> list[Owner]:
-        """Return the users that want the work, in the order of their first requests."""
+        """Return the users who need the work, in the order of their first requests."""
         now = time.monotonic()
         asked = tuple(self._asked.get(key, {}).items())
         return [owner for owner, at in asked if now - at < WANTED_S]

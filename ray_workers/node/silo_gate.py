@@ -32,9 +32,9 @@ OUTPUT: Final = "output.log"
 """File with the output of a silo's ranks, and with the errors that occurred when they were started,
 unless the owner has opened them (`Opening.LOGS`)."""
 _NOTE: Final = ".silo-"
-"""Prefix of the name of the file for a silo's rank, before the rank's number."""
+"""Prefix of the name of a silo rank's file, which ends in the rank's number."""
 _AGGREGATOR: Final = 0
-"""The rank that can run on a silo's node without having its data."""
+"""The rank of the aggregator, which belongs to no silo even if it runs on a silo's node."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -58,8 +58,8 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
-"""The opening that allows frames of a kind to leave the node unchanged. Frames of other kinds never
-leave unchanged."""
+"""The `Opening` that allows frames of each kind to leave the node unchanged. Frames of other kinds
+never leave unchanged."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class SiloRules:
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
     def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """For a frame whose kind is not open, return the part that is allowed to leave; None if
-        there is none."""
+        """Return the part of a frame that may leave the node although its kind is not open, or
+        None."""
         if kind is FrameKind.METRICS:
             values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
             return {"step": _number(body["step"]), "values": values} if values else None
@@ -118,7 +118,7 @@ class SiloRules:
 
 
 def _number(value: Any) -> float:
-    """Return a number unchanged. Raise TypeError for anything else."""
+    """Return the value if it is a number; otherwise raise TypeError."""
     if type(value) not in (int, float):
         raise TypeError
     number: float = value
@@ -126,7 +126,8 @@ def _number(value: Any) -> float:
 
 
 def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
-    """Return the openings that the node's owner has set. Raise ValueError for an unknown word."""
+    """Return the kinds of data that the node's owner has opened. Raise ValueError for an unknown
+    kind."""
     words = (word.strip() for word in environ.get(OPENS, "").split(","))
     return frozenset(Opening(word) for word in words if word)
 
@@ -140,7 +141,7 @@ def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]
 
 
 def has_source(environ: Mapping[str, str]) -> bool:
-    """Whether the node's owner has specified a silo's data. If so, the node only runs ranks of
+    """Whether the node's owner has specified a silo's data, so that the node only runs ranks of
     silos."""
     return bool(environ.get(SOURCE))
 
@@ -171,7 +172,7 @@ def keep(task: RankTask, text: str) -> None:
 
 def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
-    the node unless they are opened, it gets no files of other jobs, and it sends no metrics that
+    the node unless they are opened. The silo gets no files of other jobs, and sends no metrics that
     must not leave the node."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}

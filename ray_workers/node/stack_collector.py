@@ -1,6 +1,6 @@
 """Collects the current stacks of all threads of an attempt's ranks.
 
-On DUMP_SIGNAL, each rank appends its stacks to a file next to its page
+On DUMP_SIGNAL, each rank appends its stacks to a file next to its heartbeat page
 (`ray_workers.shared.processes.stack_writer`).
 """
 

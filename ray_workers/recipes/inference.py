@@ -1,5 +1,4 @@
-"""Functions shared by recipes, which compute the outputs and the pixel inputs of a trained
-model."""
+"""Functions that recipes share to compute the outputs and the pixel inputs of a trained model."""
 
 from __future__ import annotations
 

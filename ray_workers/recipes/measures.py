@@ -168,9 +168,10 @@ def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
 
 def _areas(others: Tensor, own: Tensor) -> Tensor:
     """Pair each sample in the class with each sample outside it, and return the share of pairs in
-    which the sample in the class has the higher score. Pairs with equal scores count half. This is
-    the area under the curve (Hanley and McNeil 1982, doi:10.1148/radiology.143.1.7063747). `others`
-    and `own` are the numbers of samples with each score, (..., levels), lowest score first."""
+    which the sample in the class has the higher score. Pairs with equal scores count half. This
+    share is the area under the curve (Hanley and McNeil 1982, doi:10.1148/radiology.143.1.7063747).
+    `others` and `own` are the numbers of samples with each score, (..., levels), lowest score
+    first."""
     others, own = others.double(), own.double()
     below = others.cumsum(dim=-1) - others / 2
     return (own * below).sum(dim=-1) / (own.sum(dim=-1) * others.sum(dim=-1))
@@ -188,8 +189,8 @@ class R2(Metric):
 
     count: Tensor
     origin: Tensor
-    """The first target, which is subtracted from all targets. Otherwise, a mean such as 1.7e12
-    would use up all digits."""
+    """The first target, which is subtracted from all targets, because a mean such as 1.7e12 would
+    use up all digits."""
     mean: Tensor
     squares: Tensor
     residual: Tensor

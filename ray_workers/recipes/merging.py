@@ -30,8 +30,8 @@ class Merged:
 
 
 def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]:
-    """Return, by name, the numeric and date columns in which distinct values become equal in
-    float32."""
+    """Return the numeric and date columns in which distinct values become equal in float32, keyed
+    by name."""
     width = table.numeric.shape[1]
     stride = max(1, -(-len(rows) * width // MAX_VALUES))
     sample = rows[::stride]
@@ -52,8 +52,8 @@ def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]
 
 
 def _columns(table: Table) -> Mapping[str, list[int]]:
-    """Return, by name, the indices of the columns in `numeric` that determine the value. For a
-    date, these are the columns of its days and of its hour."""
+    """Map each column's name to the indices in `numeric` that determine its value. For a date,
+    these are the columns of its days and of its hour."""
     numbers = {name: [at] for at, name in enumerate(table.numeric_names)}
     first = len(numbers)
     dates = {

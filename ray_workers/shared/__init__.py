@@ -1,2 +1,2 @@
-"""Modules shared by several packages: contracts, frames, heartbeat, paths. None of them imports Ray
-or torch."""
+"""Modules shared by several packages: contracts, frames, heartbeat, paths. None of these modules
+imports Ray or torch."""

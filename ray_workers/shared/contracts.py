@@ -1,4 +1,4 @@
-"""Types that cross the boundary between service and cluster. They are frozen, plain and picklable.
+"""Frozen, plain and picklable types that cross the boundary between service and cluster.
 
 The service writes an `AttemptSpec` and reads `PollReply`s. A rank actor passes a `RankTask` to its
 training process as JSON. This module needs neither Ray nor torch.
@@ -98,8 +98,8 @@ class RankSpec:
     """Maximum total size in bytes of the files in a script's output folders, and separately of the
     artifacts that one rank saves."""
     worker_mtbf_s: float
-    """Mean time until the loss of one worker ends an attempt. It determines the interval of
-    `checkpoint.every_steps: auto`."""
+    """Mean time in seconds until an attempt ends because it lost a worker. This time determines the
+    interval of `checkpoint.every_steps: auto`."""
     furthest_step: int
     """Number of optimizer steps that earlier attempts of the job completed. This attempt repeats
     the steps that follow its checkpoint."""
@@ -141,8 +141,8 @@ class AttemptSpec(RankSpec):
     """Seconds between samples of system metrics; None disables sampling."""
     silo_sources: tuple[str | None, ...]
     """Data URLs of the federated silos, in silo order; empty if the job has no silos. `spec` does
-    not contain them. The entry is None for a silo whose node specifies the data. Silo n is the
-    worker of slice n + 1, and the worker of slice 0 is the aggregator."""
+    not contain these URLs. The entry is None for a silo whose node specifies the data. Silo n is
+    the worker of slice n + 1, and the worker of slice 0 is the aggregator."""
 
     @property
     def world_size(self) -> int:
@@ -169,7 +169,8 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt ended; determines the job's next state and which retry budget is charged."""
+    """Why an attempt ended. The cause determines the job's next state and the retry budget that is
+    charged."""
 
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
@@ -207,22 +208,22 @@ class Outcome:
     rank: int | None
     """The rank at fault, if any."""
     exit_code: int | None
-    """Exit code of that rank; negative if a signal killed it."""
+    """Exit code of the rank at fault; negative if a signal killed the rank."""
     log_lines_lost: Mapping[int, int | None] | None
     """Number of output lines lost before they reached a spool, for each rank in the log. A number
     is None if it is unknown because the worker disappeared. The mapping is None if all workers
     disappeared."""
     slowness: float
     """How many times slower than usual the machines were when the start, the recovery or a response
-    took too long. Above 1 only if the attempt ended for that reason, in which case no retry is
-    charged."""
+    took too long. The factor is above 1 only if the attempt ended for that reason, in which case no
+    retry is charged."""
     ran_s: float | None
     """Seconds from the start of the attempt's processes to its end, on a clock that stops while the
     machine sleeps. None if unknown, or if the attempt started no process."""
     left_behind: str
     """A description of results that are not kept, such as files in the working directory; empty if
-    all results are kept. It is not part of `message`, because `message` is compared with the next
-    attempt's message."""
+    all results are kept. The description is not part of `message`, because `message` is compared
+    with the next attempt's message."""
 
     @classmethod
     def of(
@@ -234,7 +235,7 @@ class Outcome:
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
         """Create the outcome of an attempt whose supervisor and rank actors are gone. Output that
-        they had not yet forwarded is lost."""
+        these actors had not yet forwarded is lost."""
         return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 
@@ -387,7 +388,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class RankTask(ProcessSpec, RankSpec):
-    """Everything that a training process needs. The process receives it as JSON when it is
+    """Everything that a training process needs. The process receives the task as JSON when it is
     forked."""
 
     world_size: int

@@ -263,7 +263,7 @@ class RoundTroubleReport(Report):
 
 @dataclass(frozen=True)
 class SiloRoundReport(Report):
-    """A round of silos has been open for a long time, or has ended after that."""
+    """A round of silos has been open for a long time, or such a long round has ended."""
 
     KIND = FrameKind.SILO_ROUND
     number: Count
@@ -299,9 +299,9 @@ class LossKind(StrEnum):
     KILLED = "killed"
     """Their processes ended."""
     LOST = "lost"
-    """Their workers disappeared, or a connection between live ranks broke."""
+    """The ranks' workers disappeared, or a connection between live ranks broke."""
     HANG = "hang"
-    """They made no progress, and were therefore killed."""
+    """The ranks made no progress, and were therefore killed."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class RegroupedReport(Report):
 
 @dataclass(frozen=True)
 class ResizedReport(Report):
-    """The slots that the attempt now holds. It has released all other slots."""
+    """The slots that the attempt now holds, after releasing all other slots."""
 
     KIND = FrameKind.RESIZED
     world_size: Workers

@@ -22,8 +22,8 @@ class GroupTraits:
     pages."""
     goes_on_without_lost: bool
     """Whether the remaining ranks continue immediately when ranks are lost, and add the
-    replacements once they are ready. This requires that each rank has its own copy and does not
-    depend on any particular other rank."""
+    replacements once they are ready. Each rank must then have its own copy, and must not depend on
+    any particular other rank."""
     at_own_pace: bool
     """Whether a slow rank processes fewer shares of the batches, without delaying the other
     ranks."""
@@ -31,8 +31,8 @@ class GroupTraits:
     """Whether each rank's number determines its part of the work, so that the group can't continue
     with fewer ranks."""
     is_tied_to_nodes: bool
-    """Whether each rank's data exist only on its node. A rank's slot can then not be replaced with
-    a slot on another node, and ranks are numbered in the order of the slices."""
+    """Whether each rank's data exist only on its node. Such a rank's slot can't be replaced with a
+    slot on another node, and ranks are numbered in the order of the slices."""
     quorum: int | None
     """Minimum number of ranks with which a group that is tied to nodes continues; if None,
     `AttemptSpec.min_workers` is the minimum."""

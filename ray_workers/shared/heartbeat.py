@@ -30,8 +30,8 @@ _HEAD = struct.Struct(f"<{_WORDS}Q")
 _RING_AT = 1024
 _FIGURES = struct.Struct("<QQQddddd")
 RING = 1024
-"""Number of steps whose figures a rank keeps in its page. Rank 0 reports them; if it dies before it
-has reported all of them, its replacement reports the rest."""
+"""Number of steps whose figures a rank keeps in its page. Rank 0 reports the figures. If rank 0
+dies before it has reported all figures, its replacement reports the rest."""
 SIZE_BYTES = _RING_AT + RING * _FIGURES.size
 
 
@@ -53,8 +53,8 @@ class RankPhase(IntEnum):
     """The group is broken, and the rank waits for an assignment to the next group."""
     FINISH = 8
     FORMING = 9
-    """All ranks have met and are connecting to each other. If there is no rendezvous, this is part
-    of `JOINING`."""
+    """All ranks have met and are connecting to each other. If there is no rendezvous, this phase is
+    part of `JOINING`."""
 
 
 class TimeCategory(StrEnum):

@@ -53,8 +53,8 @@ class DataPolicy:
 
 @dataclass(frozen=True)
 class EnvironmentPolicy:
-    """The operator's settings for environments. They contain no secrets, only the path of the
-    folder of secret files."""
+    """The operator's settings for environments. The settings contain no secrets, only the path of
+    the folder of secret files."""
 
     secrets_dir: str | None
     """Folder on each node with a file for each name that `environment.secrets` may contain."""

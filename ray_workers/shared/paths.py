@@ -1,7 +1,7 @@
 """Paths of a deployment's files on a node, such as the forkserver's socket and the spools.
 
-All of them are under the system's temporary folder. If the path of this folder is long, paths begin
-with a short link to it, because the path of a Unix socket can have at most 107 bytes.
+All of these paths are under the system's temporary folder. If the path of this folder is long,
+paths begin with a short link to it, because the path of a Unix socket can have at most 107 bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def machine_root() -> Path:
     """Return the folder for this user's dray files that need not survive a reboot of this machine.
 
     Every user could have created this folder, because its name can be guessed. Raise
-    UntrustedFolder if another user created it, or if other users can write to it.
+    UntrustedFolder if another user created the folder, or if other users can write to it.
     """
     temporary = os.environ.get(NODE_TMPDIR) or tempfile.gettempdir()
     root = Path(temporary, f"dray-{os.getuid()}")
@@ -94,9 +94,10 @@ def _remove_dead_links(folder: Path) -> None:
 def own_folder(path: Path, setting: str = "TMPDIR") -> None:
     """Create a folder that only this user can enter, or check that an existing folder is private.
 
-    If other users could only read the folder, their permissions are removed. Raise UntrustedFolder
-    if other users could write to it, since removing their permissions would not remove the files
-    that they wrote. The error names `setting`, the variable that moves the folder elsewhere.
+    If other users can read the folder but not write to it, their permissions are removed. Raise
+    UntrustedFolder if other users could write to it, since removing their permissions would not
+    remove the files that they wrote. The error names `setting`, the variable that moves the folder
+    elsewhere.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -17,13 +17,13 @@ from pathlib import Path
 MAX_BYTES = 64 << 10
 MASK = "***"
 MIN_MASKED = 4
-"""Minimum length, without surrounding spaces, of the values and lines of values that are masked. If
-shorter values were masked, large parts of any output would be hidden."""
+"""A value, or a line of a value, is masked only if it has at least this many characters, not
+counting surrounding spaces. Masking shorter values would hide large parts of any output."""
 OWNERS = "owners"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
-"""Pattern of owner names that can have a folder. Other names could be paths outside of the
-folder."""
+"""Pattern of the names of owners that can have a folder. Other names could be paths outside of the
+folder of secrets."""
 
 
 class SecretUnavailable(Exception):

@@ -56,8 +56,8 @@ class AskedEnd:
         return Outcome.of(Cause.STOPPED, "stopped as requested")
 
     async def left(self) -> Outcome:
-        """When the service requests it, ask the group to leave. Returns when the grace period is
-        over."""
+        """Wait for the service's request, and then ask the group to leave. Returns when the
+        grace period is over."""
         await self._leave.wait()
         await self._group.ask_to_leave()
         await asyncio.sleep(self._grace_s)  # earlier exits are handled like any exit

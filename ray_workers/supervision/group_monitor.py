@@ -214,7 +214,7 @@ class GroupMonitor:
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Restart ranks that form no process group. Return whether they were restarted."""
+        """Restart ranks that form no process group. Return whether the ranks were restarted."""
         report = await self._standalone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
@@ -283,8 +283,8 @@ class GroupMonitor:
                 await self._await_root_cause()
 
     async def _await_root_cause(self) -> None:
-        """Wait for another rank of a script to fail while all failed ranks report only the loss of
-        a peer, because the peer might close its connections long before it reports its error."""
+        """If all failed ranks of a script report only the loss of a peer, wait for another rank to
+        fail. The peer might close its connections long before it reports its error."""
         deadline = time.monotonic() + self._speed.stretched(self._timings.root_cause_s)
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]
@@ -322,8 +322,8 @@ class GroupMonitor:
                 return outcome
 
     def _is_expected_to_stand(self) -> bool:
-        """Whether it is normal that ranks wait for each other, because hanging ranks are being
-        ended or the group recovers."""
+        """Whether ranks are expected to wait for each other, because hanging ranks are being ended
+        or the group is recovering."""
         return bool(self._hung) or self._recovery.state.regrouping is not None
 
     def _pause_s(self) -> float:
@@ -336,8 +336,8 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether the monitor can detect only stopped processes. This is true for a script that has
-        not called `train.prepare` and does not have to."""
+        """Whether the monitor can detect only stopped processes. True for a script that has not
+        called `train.prepare` and does not have to."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
         return self._traits.is_script and not is_elastic and not prepared

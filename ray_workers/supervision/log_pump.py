@@ -119,8 +119,8 @@ class LogPump:
         self._tail_bytes -= len(line.text) + LOG_LINE_COST_BYTES
 
     def _drain(self, *, vital: bool = False) -> None:
-        """Write the lines that are kept in memory to the spool. If `vital` is true, they can exceed
-        the limit of the spool."""
+        """Write the lines that are kept in memory to the spool. If `vital` is true, these lines can
+        exceed the limit of the spool."""
         while self._tail and self._append(*self._tail[0], vital=vital):
             self._forget_oldest()
 
@@ -147,7 +147,7 @@ class LogPump:
     def finish(self) -> None:
         """Read the remaining output in the pipe after the process has ended.
 
-        A process that escaped its session can keep the pipe open and continue to write. Its later
+        A process that escaped its session can keep the pipe open and continue to write, but later
         output is ignored.
         """
         left = _num_readable(self._output) if self._output >= 0 else 0

@@ -83,8 +83,8 @@ class NodeClients:
 
     async def are_given_up(self, node_ids: Set[str]) -> bool:
         """Whether to give up waiting for the last reports of these unresponsive nodes, because the
-        nodes are dead or have been silent for too long. Agents that are restarting are not given
-        up, because their reports are not lost."""
+        nodes are dead or have been silent for too long. Return False for agents that are
+        restarting, because their reports are not lost."""
         longest_s = self._limits.last_reports_s
         if all(self._silence.seconds(node_id) > longest_s for node_id in node_ids):
             return True
@@ -162,7 +162,8 @@ class NodeClients:
         return _joined(await self._all("errors"))
 
     async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
-        """Like `errors`, but wait until every node has responded or has been given up."""
+        """Like `errors`, but wait until every node has responded, or `are_given_up` returns True
+        for the remaining nodes."""
         answers: dict[str, list[Frame]] = {}
         while missing := set(self._agents) - answers.keys():
             answers |= await self._answers(missing, "errors")

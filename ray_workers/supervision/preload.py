@@ -1,8 +1,9 @@
 """Imports modules into Ray's idle worker processes (`RAY_preload_python_modules`).
 
 When a worker unpacks its first argument, Ray registers serializers, for which it imports numpy,
-pyarrow, pydantic and starlette if they are installed. This takes 0.15 s of CPU time for each actor
-when a job starts. This module imports these packages in advance, while the process is idle.
+pyarrow, pydantic and starlette if they are installed. These imports take 0.15 s of CPU time for
+each actor when a job starts. This module imports these packages in advance, while the process is
+idle.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 The processes import the code of the actors in advance. They also prevent Ray from registering
 serializers that dray's actors do not need. Normally, when a worker unpacks its first argument, Ray
 registers serializers, for which it imports numpy, pyarrow, pydantic and starlette if they are
-installed. This would take a quarter of a second of CPU time and 50 MB for each actor of a job. On a
-shared cluster, the actors of other programs might need the serializers, so
+installed. These imports would take a quarter of a second of CPU time and 50 MB for each actor of a
+job. On a shared cluster, the actors of other programs might need the serializers, so
 `ray_workers.supervision.preload` is used instead.
 
-Each process also starts its own session. If Linux divides CPU time among sessions
-(sched_autogroup), all of Ray's processes together, if they are in one session, get only as much of
-an overloaded CPU as any other program. A supervisor would have to share that time with a dozen
+Each process also starts its own session. Linux may divide CPU time among sessions
+(sched_autogroup). In a single session, all of Ray's processes together would get only as much of an
+overloaded CPU as any other program, and a supervisor would have to share that time with a dozen
 processes of Ray's dashboard.
 """
 
@@ -26,7 +26,8 @@ import ray_workers.supervision.supervisor  # noqa: F401 (also imports the rank a
 
 
 def _register_nothing(context: Any) -> None:
-    """Do nothing. This replaces Ray's function, which Ray looks up by name in each call."""
+    """Do nothing. This function replaces Ray's own function, which Ray looks up by name in each
+    call."""
 
 
 serialization_addons.apply = _register_nothing

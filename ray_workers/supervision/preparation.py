@@ -35,7 +35,7 @@ class Preparation:
         speed: MachineSpeed,
         timings: Timings,
     ) -> None:
-        """`prepare` is a function that prepares nodes for ranks. It can raise CodeUnavailable or
+        """`prepare` is a function that prepares nodes for ranks, and can raise CodeUnavailable or
         CodeUnfetchable."""
         self._group = group
         self._nodes = nodes

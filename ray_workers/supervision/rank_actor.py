@@ -43,7 +43,7 @@ from ray_workers.supervision.rules.timings import Timings
 
 @ray.remote(max_restarts=0)
 class RankActor:
-    """One rank of an attempt. Its methods run concurrently on one event loop."""
+    """One rank of an attempt, whose methods run concurrently on one event loop."""
 
     def __init__(self, name: str, job_name: str, timings: Timings) -> None:
         self._name = name

@@ -97,8 +97,8 @@ class RecoveryController:
         """Continue without the lost members, or with new processes for them. Returns False if the
         group does not recover.
 
-        `lost` contains the members whose processes have exited. If it is empty, the living ranks
-        reconnect in another round. `began_at` is the Unix time of the loss.
+        `lost` contains the members whose processes have exited. If `lost` is empty, the living
+        ranks reconnect in another round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:
             # Ask Ray only if a whole worker vanished, because Ray responds slowly.
@@ -130,7 +130,7 @@ class RecoveryController:
     async def num_holders(self) -> int:
         """Return the number of running ranks that can pass on the state.
 
-        If no such rank has been observed, this waits for nodes that are slow to respond.
+        If no such rank has been observed, wait for nodes that are slow to respond.
         """
         # Use the step recorded at the loss too: a lost node no longer reports the steps of its
         # processes.
@@ -199,7 +199,7 @@ class RecoveryController:
 
     async def _make_ready(self, change: GroupChange) -> tuple[NextRound | str, bool]:
         """Start the processes that the next round needs. Returns the round (or the reason why there
-        is none), and whether workers were given up together with their nodes.
+        is none), and whether workers were abandoned because their nodes are dead.
 
         Each iteration performs the first remaining action, and then determines the roster and the
         remaining actions again, because nodes can die and ranks can exit during the action.
@@ -320,7 +320,7 @@ class RecoveryController:
 
     async def _has_rejoined(self, member: Member) -> bool:
         """Make one attempt to restart the member. Returns True if the member has a rank again, or
-        was given up together with its node."""
+        was abandoned because its node is dead."""
         try:
             dead = await self._preparation.restart_until_ready(member, self.state.round)
         except Exception:  # no caller awaits this task, so the error would be lost

@@ -128,7 +128,7 @@ class Resizing:
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
 
     def _change_batch(self, asked: Grant | Recall) -> None:
-        """Use the batch size of the grant or recall from the next round on."""
+        """Starting with the next round, use the batch size of the grant or recall."""
         if asked.batch_size is not None:
             self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
 

@@ -85,9 +85,9 @@ class ScriptFolders:
     async def _until_answered(
         self, node_id: str, are_given_up: AreGivenUp, method: str, *arguments: Any
     ) -> Any:
-        """Call the agent until it returns a result. Returns None if the node is given up. While the
-        agent has to wait, it returns the reason as a message; the first such message is
-        reported."""
+        """Call the agent until it returns a result. Returns None if `are_given_up` returns True for
+        the node. While the agent has to wait, it returns the reason as a message; the first such
+        message is reported."""
         limit_s = self._timings.files_answer_limit_s
         is_reported = False
         while True:

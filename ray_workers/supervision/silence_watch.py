@@ -68,8 +68,8 @@ class SilenceWatch:
         return self._silence.seconds(name) > self._limits.report_s
 
     def _give_up(self, name: Any) -> bool:
-        """Return whether the process has been silent for too long. If it has, restart the
-        measurement of its silence."""
+        """Return whether the process has been silent for too long, and restart the measurement of
+        its silence if it has."""
         if self._silence.seconds(name) <= self._limits.rank_actor_s:
             return False
         self._silence.answered(name)

@@ -57,8 +57,8 @@ class AttemptSlots:
         """Reserve all slots, in one placement group per slice. Slots with a fraction of a GPU get
         one placement group per worker, each on a different GPU.
 
-        Raises SlotsUnavailable if Ray does not reserve all slots within `start_timeout_s`. `held`
-        then contains the slots that were reserved.
+        Raises SlotsUnavailable if Ray does not reserve all slots within `start_timeout_s`. After
+        this error, `held` contains the slots that were reserved.
         """
         spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
         if not 0 < spec.bundle.get("GPU", 0) < 1:

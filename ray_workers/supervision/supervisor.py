@@ -1,9 +1,9 @@
 """The supervisor is a detached actor that owns the slots and processes of one attempt.
 
-The supervisor occupies no slot. It runs only on control nodes, because the group ends if the
-supervisor is lost. It continues to run if the service is stopped: training continues while the
-service does not poll, and the reports of the ranks are kept in the spools. The supervisor ends when
-the service acknowledges its last reply.
+The supervisor occupies no slot. The supervisor runs only on control nodes, because the group ends
+if the supervisor is lost. If the service is stopped, the supervisor continues to run: training
+continues while the service does not poll, and the reports of the ranks are kept in the spools. The
+supervisor ends when the service acknowledges its last reply.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class Supervisor:
         return answer
 
     async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
-        """Whether to stop waiting for the last reports of the ranks on these nodes. This is always
-        the case if the job is being cancelled."""
+        """Whether to stop waiting for the last reports of the ranks on these nodes. Always true if
+        the job is being cancelled."""
         return self._monitor.asked.is_stopping or await self._nodes.are_given_up(node_ids)
 
     def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:

@@ -9,16 +9,16 @@ from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
 from ray_workers.supervision.reporter import Reporter
 
 EARLY = 0.1
-"""Fraction of the period by which a sample can be early. Without it, a sample would often have to
-wait for another observation."""
+"""Fraction of the period by which a sample can be early. Without this tolerance, a sample would
+often have to wait for another observation."""
 
 Sample = Mapping[int, Mapping[str, float]]
 """Values of the system metrics, by rank and name."""
 
 
 def boot_time() -> float:
-    """Return the number of seconds since boot. Unlike the Unix time, this time can't be set. It
-    also advances while the machine is suspended."""
+    """Return the number of seconds since boot. Unlike the Unix time, this time can't be set. The
+    time also advances while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -333,8 +333,8 @@ class WorkerGroup:
         await self.release_rest()
 
     async def release_rest(self) -> bool:
-        """Release the slots that are marked as going and in which no process is running. Returns
-        whether any slots were released."""
+        """Release the slots that are marked for release (`is_going`) and in which no process is
+        running. Returns whether any slots were released."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
         nodes, indices = {member.node_id for member in going}, [member.index for member in going]
@@ -398,7 +398,8 @@ class WorkerGroup:
             await _end_actors([member for member in running if member.is_running])
 
     async def store_answers(self) -> None:
-        """Wait for the rendezvous store to respond. Raises OSError if it is not listening."""
+        """Wait for the rendezvous store to respond. Raises OSError if the store is not
+        listening."""
         await store_proxy.hear(self._own_address, self._store_port)
 
     def end_store(self) -> None:
@@ -439,7 +440,7 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """Kill rank actors, even stopped ones. Errors are only logged, because a node might be gone."""
+    """Kill rank actors, even stopped actors. Errors are only logged: a node might be gone."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

@@ -24,7 +24,7 @@ from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
-"""The file that commits a checkpoint. It is written last (see
+"""The file that commits a checkpoint, and is therefore written last (see
 `ray_workers.training.checkpoint`)."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """Exceptions that can be raised when a malformed manifest is read."""
@@ -34,8 +34,8 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
-    """Return the number of steps that were complete when the attempt began to train; None if it
-    never began, or if this number is unknown.
+    """Return the number of steps that were complete when the attempt began to train; None if the
+    attempt never began to train, or if the number is unknown.
 
     A script that does not report the step from which it resumed is assumed to begin just before the
     first metric that it reports. Metrics found in the script's output or files are ignored, because
@@ -81,8 +81,8 @@ def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | N
 
 
 def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
-    """Return the newest attempt's checkpoint at this step. Raise CheckpointNotFound if there is
-    none."""
+    """Return the newest attempt's checkpoint at this step. Raise CheckpointNotFound if there is no
+    such checkpoint."""
     rows = counting_checkpoints(session, job_id)
     for row in rows:
         if row.step == step:

@@ -60,8 +60,8 @@ def _files(directory: Path) -> Iterator[str]:
 def _size_of_result(
     path: Path, since_ns: int, copied: Path | None, saved: Collection[Version]
 ) -> int | None:
-    """Return the size of the file in bytes; None if it is not a result. copied: the code's file
-    with the same name."""
+    """Return the size of the file in bytes, or None if it is not a result. copied: the file of the
+    same name in the job's code."""
     try:
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns < since_ns:

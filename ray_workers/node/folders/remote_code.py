@@ -1,8 +1,8 @@
 """Fetches code to a node: a commit of a Git repository, or an archive at a URL.
 
-A separate process fetches the code, so that the time and memory that a hostile server uses up are
-limited to that process. The process reads a RemoteCodeRef from its input and prints its response,
-both as JSON.
+A separate process fetches the code, so that a hostile server can waste only the time and memory of
+that process. The process reads a RemoteCodeRef from its input and prints its response, both as
+JSON.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ray_workers.node.shared_work import Abandoned
 from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
 
 LIMIT_S = 300.0
-"""Time limit for fetching code."""
+"""Time limit in seconds for fetching code."""
 BLOCK_BYTES = 4096
 ASK_AGAIN_S = 0.5
-"""Pause between two checks of whether a job still needs the code."""
+"""Seconds between two checks of whether a job still needs the code."""
 END_S = 5.0
-"""Number of seconds within which the process must end the processes that it started."""
+"""Seconds that the process is given to end its child processes."""
 START_S = 60.0
 """Additional seconds for the process to start and to print its response."""
 

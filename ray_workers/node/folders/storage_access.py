@@ -1,8 +1,8 @@
 """Gives a script access, through its rank actor, to storage that requires the node's credentials.
 
-The training process requests over a socket that files be copied to and from its job's own URLs
-(`dray.train.files`). The rank actor, whose process doesn't run user code, copies them. This is not
-necessary if the storage is a folder."""
+The training process sends requests over a socket to copy files to and from its job's own URLs
+(`dray.train.files`). The rank actor, whose process doesn't run user code, copies the files. Files
+in a storage folder don't have to be copied in this way."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def needs_access(task: RankTask) -> bool:
 
 
 class StorageAccess:
-    """Serves a training process until it closes its end of the socket. Use this in only one event
-    loop."""
+    """Serves a training process until that process closes its end of the socket. Use this in only
+    one event loop."""
 
     def __init__(self, task: RankTask) -> None:
         earlier = [ref.url for ref in task.resume_from]

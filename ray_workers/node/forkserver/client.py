@@ -18,7 +18,8 @@ before its preload is complete."""
 RESTART_LIMIT_S = 120.0
 """Maximum number of seconds to wait for the replacement of a dead forkserver: its node agent starts
 a new forkserver, or Ray starts a new agent. Without the wait, the failure would be charged to this
-attempt and the next. When a group starts, the wait is shorter if the machine isn't overloaded."""
+attempt and the next. When a group starts on a machine that isn't overloaded, the wait is
+shorter."""
 RETRY_S = 0.02
 
 
@@ -27,7 +28,7 @@ class ForkFailed(RuntimeError):
 
 
 class ForkedProcess:
-    """A process that the forkserver started for this client. It is killed when the socket
+    """A process that the forkserver started for this client. The process is killed when the socket
     closes."""
 
     def __init__(
@@ -52,8 +53,8 @@ class ForkedProcess:
     async def start(
         cls, socket_path: str, request: dict[str, Any], given: int | None = None
     ) -> ForkedProcess:
-        """Start a process. given: an additional descriptor for the process, whose meaning is stated
-        by `given` in the request (`forked_child.Given`). The forkserver never reads from it."""
+        """Start a process. given: an additional descriptor for the process. The request's `given`
+        field (`forked_child.Given`) states what it is. The forkserver never reads from it."""
         try:
             connection = await _connect(socket_path)
         except OSError as error:
@@ -98,8 +99,8 @@ class ForkedProcess:
         """Return the exit code (negative: the signal), once the process and its session are gone.
 
         Returns None if the forkserver itself ended, which also ends the process, or if the process
-        survives SIGKILL. `left` then contains the pids of the processes that did not disappear in
-        time.
+        survives SIGKILL. After SIGKILL, `left` contains the pids of the processes that did not
+        disappear in time.
         """
         line = await self._reader.readline()
         if not line:
@@ -152,8 +153,8 @@ async def send_to_rank(
 
 
 async def ask_dump(socket_path: str, job_id: str, attempt: int, rank: int) -> list[int]:
-    """Make a rank print its stack traces. Returns its pid, or an empty list if the
-    rank has no handler for this or isn't running."""
+    """Make a rank print its stack traces. Returns a list with the rank's pid, or an empty list if
+    the rank has no handler for the signal or isn't running."""
     return await _ask_rank(socket_path, "dump", job_id, attempt, rank)
 
 

@@ -35,11 +35,11 @@ RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
 """Pauses before consecutive restarts of a forkserver that ended before it was serving."""
 REAP_BOUND_S = 5.0
 """Maximum number of seconds to wait until the processes of a dead forkserver have ended. Later
-calls of `orphans.reap` continue to kill them."""
+calls of `orphans.reap` kill the remaining processes."""
 
 
 class ForkserverManager:
-    """Runs one forkserver at a time, which lives as long as the pipe that this object holds."""
+    """Runs one forkserver at a time, which exits when the pipe that this object holds is closed."""
 
     def __init__(
         self, directory: Path, socket_path: str, module: str, limits: SilenceLimits
@@ -97,8 +97,8 @@ class ForkserverManager:
         return process
 
     def _kill_predecessor(self) -> None:
-        """Kill a forkserver of this node whose agent is dead. A suspended forkserver doesn't notice
-        that its lifeline has closed, and would keep its ranks forever."""
+        """Kill this node's previous forkserver, whose agent is dead. A suspended forkserver doesn't
+        notice that its lifeline has closed, and would keep its ranks forever."""
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, self._pid_path.read_text().split())
             if started_ticks(pid) == started:

@@ -21,8 +21,8 @@ class Client:
     fds: list[int] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
     session: Session | None = None
-    """The session of the init process (`ray_workers.node.forkserver.rank_init`), until it has
-    reported the pid of the process itself."""
+    """The session of the forked process. Until its pid is known, the session of the init process
+    that reports the pid (`ray_workers.node.forkserver.rank_init`)."""
     init_pid: int = 0
     """Pid of the init process, or 0 once it is gone."""
     reports: int = -1

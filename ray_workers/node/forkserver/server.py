@@ -1,8 +1,8 @@
 """The forkserver: one process per node that has imported torch, and is forked for each rank.
 
-It is run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin that its
-node agent holds: when the agent is gone, the forkserver ends all processes that it started, and
-exits.
+The forkserver is run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin
+that its node agent holds: when the agent is gone, the forkserver ends all processes that it
+started, and exits.
 
 A client connects to SOCKET and sends a request: a line of JSON. To fork a process, it also sends,
 as SCM_RIGHTS, a file descriptor (the write end of a pipe for stdout and stderr) and optionally a
@@ -309,8 +309,8 @@ class ForkServer:
             self._signal(client, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect dead processes, end what remains of their sessions, and report sessions that are
-        empty."""
+        """Collect dead processes, kill the other processes of their sessions, and report empty
+        sessions."""
         self._collect_exit_codes()
         for client in self._clients + self._abandoned:
             if client.pid and client.exit_code is None and started_ticks(client.pid) is None:
@@ -324,7 +324,8 @@ class ForkServer:
                 self._gone(client)
 
     def _press(self, client: Client, left: list[int]) -> None:
-        """End what remains of a client's session. If that takes too long, notify the client."""
+        """Kill the remaining processes of a client's session. If they don't disappear in time,
+        notify the client."""
         send_signal(left, signal.SIGKILL)
         session, since = client.session, client.ending_since
         assert session is not None
@@ -346,7 +347,7 @@ class ForkServer:
         self._remove_record(client)
 
     def _end_init(self, client: Client) -> None:
-        """End an init process that is done or suspended. The forkserver then becomes the parent."""
+        """End an init process that is done or suspended. The forkserver adopts its children."""
         if client.init_pid:
             send_signal([client.init_pid], signal.SIGKILL)
 
@@ -359,7 +360,7 @@ class ForkServer:
             session_records.remove_session(self._directory, record)
 
     def _dismiss(self, client: Client) -> None:
-        """Send a client the last response: how its process ended, and which processes remain."""
+        """Send a client its final response: how its process ended, and which processes remain."""
         for group in (self._clients, self._abandoned):
             if client in group:
                 group.remove(client)

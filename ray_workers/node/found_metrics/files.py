@@ -40,7 +40,7 @@ TOP = "job"
 
 
 class MetricFiles:
-    """Follows files in some folders if the files are written after a given time. From an older
+    """Follows the files in some folders that are written after a given time. From an older
     file, such as a file from an earlier attempt or from the upload, only appended data is read. A
     file that is rewritten is read from its beginning. Links are not followed.
     """
@@ -102,7 +102,8 @@ class MetricFiles:
         return points
 
     def _has_names(self) -> bool:
-        """Return whether the names that earlier processes chose have been loaded or given up."""
+        """Return True once the names that earlier processes chose are loaded, or can't be
+        loaded."""
         if self._stored is None or not self._loads_left:
             return True
         self._loads_left -= 1

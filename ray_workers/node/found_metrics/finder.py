@@ -19,7 +19,7 @@ from ray_workers.shared.contracts import FrameKind, RankTask
 from ray_workers.shared.folders.work_dir import output_dir
 
 STREAM: Final = ".found"
-"""Suffix of this spool, which is next to the spools for reports and the log."""
+"""Suffix of the spool for found metrics, which is next to the spools for reports and the log."""
 FILES: Final = ("tensorboard", "csv")
 """Sources that are read for rank 0 if a job document doesn't name any."""
 MAX_KEYS = 1000
@@ -37,7 +37,7 @@ _METRICS_FRAME = b'{"kind":"metrics"'
 class MetricFinder:
     """Finds the metrics of a rank. Each step of each key is found only once.
 
-    Call its methods in only one event loop. Files are read in a thread.
+    Call its methods from a single event loop. Files are read in a thread.
     """
 
     def __init__(self, task: RankTask, *, since: float) -> None:
@@ -133,7 +133,7 @@ class MetricFinder:
             self._leave(self._guesses.release())
 
     def _report(self, points: Sequence[FoundPoint]) -> None:
-        """Report the script's own metrics. After this, no metrics are guessed."""
+        """Report the script's own metrics, after which no metrics are guessed."""
         if points:
             self._guesses = None
             self._leave(points)

@@ -22,8 +22,8 @@ LINES_PER_S = 1000
 SHARE = 0.05
 """Maximum fraction of each second that guessing may take."""
 MAX_HELD = 5000
-"""Maximum number of points between two calls of `release`. Beyond that, only the newest point of
-each series is kept."""
+"""Maximum number of points between two calls of `release`. Beyond this number, only the newest
+point of each series is kept."""
 
 _WHOLE = r"\d{1,15}(?![ \u00a0\u202f]\d{3}(?!\d))"  # not the first digits of `1 234.5`
 _NUMBER = rf"[-+]?(?:\d{{1,15}}\.\d{{0,20}}|\.\d{{1,20}}|{_WHOLE})(?:[eE][-+]?\d{{1,3}})?"
@@ -54,7 +54,7 @@ _FRACTION = re.compile(
     r"(\d{1,15})[ ]{0,4}(?:/|(?:out[ ])?of)[ ]{0,8}(\d{1,15})(?![\d./])"
     r"(?:[ ]?\([ ]?(\d{1,3}(?:\.\d{1,9})?)[ ]?%)?"
 )
-"""Such as `Accuracy: 9823/10000 (98%)`."""
+"""Matches a count out of a total, such as `Accuracy: 9823/10000 (98%)`."""
 _COUNT = r"""['"]?[ ]?[\[(#=:]{0,2}[ ]{0,8}(\d{1,15})\b(?!\.\d)"""
 _HAS_NUMBER = re.compile(r"\d|(?i:nan|inf)")
 _STEP = re.compile(r"(?i:\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch|update)s?)" + _COUNT)
@@ -78,11 +78,10 @@ _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
 """Metrics that may be printed as a count out of a number of samples."""
 _SETTINGS = frozenset({"lr", "rate"})
-"""Metrics that are settings if the line has no position, such as `lr=0.003` before training
-begins."""
+"""Names of settings, unless their line also contains a step or an epoch: `lr=0.003` may be printed
+before training begins."""
 _NEVER_WHOLE = frozenset({"precision", "error", "err"})
-"""Names that, with a whole number, are usually a setting or a message: `precision=16`,
-`error: 2`."""
+"""Names that aren't metrics if their value is a whole number: `precision=16`, `error: 2`."""
 _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
 
 
@@ -90,9 +89,9 @@ class Guesses:
     """Guesses the metrics of a process, line by line, and holds them until `release`.
 
     A number with the name of a metric counts immediately. A number with any other name counts when
-    it appears for the second time, because numbers that are printed once are usually settings. If
-    it appears once before the first line with a position, that occurrence is considered a setting
-    and doesn't count.
+    it appears for the second time, because numbers that are printed once are usually settings. A
+    single occurrence before the first line with a step or an epoch is considered a setting and
+    doesn't count.
     """
 
     def __init__(self, budget: SearchBudget | None = None) -> None:
@@ -113,7 +112,7 @@ class Guesses:
         return [point for point in held if self._series[point.key].is_sure] + self._newest()
 
     def _newest(self) -> list[FoundPoint]:
-        """Return the newest points of the series that had points beyond `MAX_HELD`."""
+        """Return the newest point of each series whose points exceeded `MAX_HELD`."""
         found = [each.left_out for each in self._series.values() if each.left_out and each.is_sure]
         for each in self._series.values():
             each.left_out = None
@@ -198,7 +197,8 @@ class _Series:
 
     @property
     def waits_for_position(self) -> bool:
-        """Whether the only point may be a setting, and was in a line without a position."""
+        """Whether the series' only point may be a setting, because its line had no step or
+        epoch."""
         return self.first is not None and not self.is_sure and not self._kind
 
     def step_at(self, position: _Position) -> int:

@@ -31,8 +31,8 @@ class SearchBudget:
         clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """timer: measures the time of a search. It doesn't advance while the thread waits for a
-        processor, so that no lines are skipped because the machine is overloaded."""
+        """timer: measures the time of a search. The timer doesn't advance while the thread waits
+        for a processor, so that no lines are skipped because the machine is overloaded."""
         self._per_s, self._share = per_s, share
         self._clock, self._timer = clock, timer
         self._left, self._since = per_s, clock()
@@ -74,11 +74,11 @@ class LinePatterns:
         ]
         self._budget = budget or SearchBudget(SEARCHES_PER_S, SEARCH_SHARE)
         self.num_skipped = 0
-        """Number of lines that were not searched, or not for all patterns, because too many were
-        printed at once or a search took too long."""
+        """Number of lines that were not searched for every pattern, because too many were printed
+        at once or a search took too long."""
 
     def take(self, line: str) -> list[FoundPoint]:
-        """The metrics in a line, or in one state of a progress bar."""
+        """Return the metrics in a line, or in one state of a progress bar."""
         found: list[FoundPoint] = []
         if not self._budget.take(len(self._patterns)):
             self.num_skipped += 1
@@ -123,9 +123,9 @@ _BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[")
 class TrainerLines:
     """Metrics from the Trainer of transformers, which prints each record as a dict.
 
-    A record doesn't contain a step, but the Trainer's progress bar does. It is redrawn after each
-    record, so a record waits for the bar. Without a bar, the training records are numbered from 1.
-    If nothing is printed between evaluations, the evaluations are also numbered from 1.
+    A record doesn't contain a step, but the Trainer's progress bar does. The bar is redrawn after
+    each record, so a record waits for the bar. Without a bar, the training records are numbered
+    from 1. If nothing is printed between evaluations, the evaluations are also numbered from 1.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class TrainerLines:
         """The latest step of each metric."""
 
     def take(self, part: str) -> list[FoundPoint]:
-        """The metrics in a line, or in one state of a progress bar."""
+        """Return the metrics in a line, or in one state of a progress bar."""
         return list(self._take(part))
 
     def _take(self, part: str) -> Iterator[FoundPoint]:
@@ -164,7 +164,7 @@ class TrainerLines:
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a training record is waiting for its step. While it waits, no bar of an
+        """Whether a training record is waiting for its step. While a record waits, no bar of an
         evaluation is drawn."""
         return any(key.startswith("train/") for key in self._waiting or ())
 

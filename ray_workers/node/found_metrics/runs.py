@@ -54,7 +54,7 @@ class RunNames:
         self._shared: set[str] = set()
         """Metrics that several runs have."""
         self._forms: dict[Run, str] = {}
-        """The forms of the runs of earlier processes."""
+        """The form (`form_of`) of each run of an earlier process."""
         self._carried_on: dict[Run, Run] = {}
         """For each run of this process, the run whose series it writes."""
         for run, form, key, name in earlier:
@@ -76,7 +76,7 @@ class RunNames:
         self._runs[run] = None
 
     def named(self, read: Sequence[tuple[Run, Sequence[FoundPoint]]]) -> list[FoundPoint]:
-        """Return the points of some runs, which were read together, with their assigned names."""
+        """Return the points of runs that were read at the same time, with their assigned names."""
         runs_of: dict[str, set[Run]] = {}
         for run, points in read:
             self.add(run)
@@ -90,7 +90,7 @@ class RunNames:
         ]
 
     def _series_of(self, run: Run) -> Run:
-        """Return the run whose series a run writes, which is usually the run itself."""
+        """Return the run whose series this run continues, usually the run itself."""
         if run not in self._carried_on:
             taken = set(self._carried_on.values())
             form = form_of(run)

@@ -50,7 +50,7 @@ class RankReading:
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:
         """Return the rates since an earlier reading; empty if that is a reading of a different
-        process. Rates are never negative, even if a process ended whose usage is no longer
+        process. Rates are never negative, even if a process ended and its usage is no longer
         counted."""
         if before.started != self.started:
             return {}

@@ -1,4 +1,4 @@
-"""`ray start` with forked workers. It takes the same arguments as the command `ray`."""
+"""`ray start` with forked workers, with the same arguments as the command `ray`."""
 
 from __future__ import annotations
 

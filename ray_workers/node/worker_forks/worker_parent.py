@@ -1,15 +1,16 @@
 """The process that has imported Ray, and is forked for each worker process of a raylet.
 
-`worker_entry` starts it as `python -P -m ...worker_parent SOCKET LOCK MODULES`, with the socket to
-listen on, a file that stays locked as long as this process lives, and the modules to import in
-addition to Ray. It ends with the raylet. If it is killed, the next worker's entry script starts
-another parent; forked workers no longer need it.
+`worker_entry` starts the parent as `python -P -m ...worker_parent SOCKET LOCK MODULES`, with the
+socket to listen on, a file that stays locked as long as this process lives, and the modules to
+import in addition to Ray. The parent exits when the raylet does. If the parent is killed, the next
+worker's entry script starts another one. Workers that are already forked no longer need their
+parent.
 
 A fork copies only one thread, so this process must not have other threads. Ray draws ids, for
 example for placement groups, from a generator. A fork also copies the generator's state, so two
 supervisors would give their groups the same id. Therefore this process must not have drawn any id
-before the fork. Both conditions are checked before the first fork. If they are not met with the
-installed version of Ray, all workers are started in Ray's usual way, without forks.
+before the fork. Both conditions are checked before the first fork. If the conditions are not met
+with the installed version of Ray, all workers are started in Ray's usual way, without forks.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _receive(connection: socket.socket) -> WorkerStart:
 
 def _become(start: WorkerStart, connection: socket.socket) -> None:
     """Adopt the entry script's properties in the forked process. Exit if the entry script can no
-    longer be notified, or if anything fails before that. In these cases, the entry script becomes
+    longer be notified, or if anything fails before the notification. The entry script then becomes
     the worker itself."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

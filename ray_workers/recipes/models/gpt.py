@@ -48,8 +48,8 @@ class Gpt(nn.Module):
         self.norm: nn.LayerNorm | None = nn.LayerNorm(options.width)
         self.head: Linear | None = Linear(options.width, vocabulary_size, bias=False)
         self.num_sequence_parts = 1
-        """Number of ranks in a tensor group. Outside of the blocks, each of them holds a part of
-        the positions."""
+        """Number of ranks in a tensor group. Outside of the blocks, each of these ranks holds a
+        part of the positions."""
         self.context: Context | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ class TableModel(nn.Module):
     the target are buffers, so that the trained model accepts raw rows. If values can be missing
     (NaN), their replacements are also a buffer.
 
-    If the numbers of a table are large and close together, the model has `offsets`. The rows are
-    then float64, the offsets are subtracted in float64, and all other buffers apply to the result
-    of the subtraction.
+    If the numbers of a table are large and close together, the model has `offsets`. With offsets,
+    the rows are float64, the offsets are subtracted in float64, and all other buffers apply to the
+    result of the subtraction.
     """
 
     mean: Tensor

@@ -56,7 +56,7 @@ def key_of(
     environment: Mapping[str, Any], policy: EnvironmentPolicy | None = None, *, keeps_all: bool
 ) -> str:
     """Return the name of an environment on this node: a hash of the request, the interpreter, the
-    node's own distributions and dray's version. `keeps_all` states that no package of the node may
+    node's own distributions and dray's version. `keeps_all` means that no package of the node may
     be replaced.
 
     The environment is shared by all owners unless its package index requires the secret of one

@@ -59,7 +59,7 @@ def _asked(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | 
     """Ask the kernel for the user and the inode of an established connection's other end
     (sock_diag(7)). Return None if there is no such connection, or if the kernel does not respond.
 
-    This takes microseconds, whereas listing all connections takes milliseconds.
+    The query takes microseconds, whereas listing all connections takes milliseconds.
     """
     try:
         ends = [ipaddress.ip_address(str(end[0])) for end in (theirs, ours)]

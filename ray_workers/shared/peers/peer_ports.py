@@ -21,13 +21,13 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 class ReservedPort:
     """A port on this node that is not given to any other dray job until it is closed.
 
-    Two sockets reserve the port. The first is named after the port number in the kernel's abstract
-    namespace, in which only one process at a time can hold a name, and which frees the name when
-    the process ends. The second is bound to the port but never listens, so that programs other than
-    dray get another port. A server that sets SO_REUSEPORT can listen on the port while it is bound;
-    for other servers, such as TensorFlow's, the port must be unbound first. The port is outside the
-    range that the kernel assigns to connections, so only a program that requests this specific port
-    could then take it.
+    Two sockets reserve the port. The first socket is named after the port number in the kernel's
+    abstract namespace, in which only one process at a time can own a name. The kernel frees the
+    name when the process ends. The second socket is bound to the port but never listens, so that
+    programs other than dray get another port. A server that sets SO_REUSEPORT can listen on the
+    port while it is bound; for other servers, such as TensorFlow's, the port must be unbound first.
+    The port is outside the range that the kernel assigns to connections, so only a program that
+    requests this specific port could take it while it is unbound.
     """
 
     def __init__(self, address: str) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25
-"""Advice for madvise(2), supported since Linux 6.1. Older kernels reject it, and the memory remains
-unchanged."""
+"""Advice for madvise(2), supported since Linux 6.1. Older kernels reject the advice, and the memory
+remains unchanged."""
 HUGE_BYTES = 2 << 20
 
 

@@ -2,10 +2,11 @@
 
 This module works only on Linux.
 
-Processes that a rank starts are found by three signs: their session, which a daemon leaves; a mark
-in the environment, which /proc does not show for a forked process and which a program can drop; and
-a mark in RLIMIT_RSS, a limit that Linux has ignored since 2.4.30 (setrlimit(2)), but which every
-child inherits, even if it changes its session and environment.
+Processes that a rank starts are found by three signs. The first is their session, which a daemon
+leaves. The second is a mark in the environment, which a program can drop, and which /proc does not
+show for a forked process. The third is a mark in RLIMIT_RSS. Linux has ignored this limit since
+2.4.30 (setrlimit(2)), but every child inherits it, even if the child changes its session and
+environment.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def carry_mark(mark: str) -> None:
 
 
 def mark_process(pid: int, mark: str) -> None:
-    """Put the mark on another process, which must not have started any processes yet. Its
-    environment can't be changed from outside, so only the limit carries the mark."""
+    """Put the mark on another process, which must not have started any processes yet. The
+    environment of another process can't be changed, so only the limit carries the mark."""
     limit = _limit_of(mark)
     with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
         resource.prlimit(pid, resource.RLIMIT_RSS, (limit, limit))
@@ -131,7 +132,7 @@ def activity_of(pid: int) -> Activity:
 
 
 def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield these processes and all their descendants, each once, with their `stat_fields`."""
+    """Yield each of these processes and their descendants once, with its `stat_fields`."""
     pids = list(dict.fromkeys(roots))
     seen = set(pids)
     for pid in pids:

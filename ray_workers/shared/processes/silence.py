@@ -1,5 +1,4 @@
-"""Deadlines for responses from dray's own processes: records how long each process has been silent,
-and defines the limits.
+"""Records how long each of dray's own processes has been silent, and defines limits on the silence.
 
 A process that is stopped but not dead closes no connection; the only sign of its state is that it
 does not respond to requests. A process that sends requests to other processes uses a `Silence`, and
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 MAX_GAP_S = 5.0
-"""Maximum number of seconds that are counted between two readings of the clock. Longer than the
-pause of any loop."""
+"""Maximum number of seconds that are counted between two readings of the clock. This is longer than
+the pause in any loop."""
 
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 class Clock(Protocol):
     def time(self) -> float:
-        """Return the seconds since an arbitrary start."""
+        """Return the seconds since an arbitrary point in time."""
         ...
 
 
@@ -94,7 +93,7 @@ class SilenceLimits:
 
 
 class Silence:
-    """Records how long each of several processes has not responded."""
+    """Records how long each of several processes has been silent."""
 
     def __init__(self, clock: Clock | None = None, wall: Callable[[], float] = time.time) -> None:
         self._clock: Clock = clock or AwakeClock()

@@ -1,11 +1,11 @@
 """A signal handler that writes the stacks of a process's threads to a file.
 
 The C code of `faulthandler` writes the main thread's stack immediately, wherever the thread is
-stuck. It must not read the stacks of other threads, because it does not hold the interpreter lock:
-if a thread starts or ends during the dump, the process can crash (1 of 40 dumps, if threads start
-and end all the time). A separate thread, which waits for the signal, acquires the lock and adds the
-other stacks and then the collectives of the process. If the lock is never released, the other
-stacks, the collectives and the last line are missing.
+stuck. The C code must not read the stacks of other threads, because it does not hold the
+interpreter lock: if a thread starts or ends during the dump, the process can crash (in 1 of 40
+dumps, if threads start and end constantly). A separate thread, which waits for the signal, acquires
+the lock and adds the other stacks and then the collectives of the process. If the lock is never
+released, the other stacks, the collectives and the last line are missing.
 """
 
 from __future__ import annotations

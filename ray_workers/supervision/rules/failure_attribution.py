@@ -21,14 +21,14 @@ class RankExit:
     rank: int
     exit_code: int | None
     lost_forkserver: bool
-    """Whether the forkserver on the process's node ended. This can be caused by another job or by
-    the machine."""
+    """Whether the forkserver on the process's node ended, possibly because of another job or the
+    machine."""
     is_stuck: bool
     """Whether the process was killed but still existed after the forkserver's time limit. This
     limit does not depend on the speed of the machine."""
     memory_kills: int
     """Number of processes that the node's kernel killed because of low memory while the process
-    ran. This can include the process itself."""
+    ran. The number can include the process itself."""
     log_lines_lost: int
     """Number of lines at the end of the process's output that were lost because the node's disk was
     full."""
@@ -64,8 +64,8 @@ class RankExit:
 
 
 SEEN_LATE_S = 0.25
-"""Maximum delay with which the exit of a rank that wrote no error is observed. The rank's peers
-might report the loss earlier."""
+"""Maximum delay in seconds until the exit of a rank that wrote no error is observed. The rank's
+peers might report the loss earlier."""
 
 
 def judge(
@@ -83,10 +83,10 @@ def judge(
     it can report an error. `is_script` is true if ranks can fail because another rank has exited
     with code 0 before them.
 
-    When a rank dies, its peers fail too, because it is missing from their collective. The peers
-    report `worker_lost`, so the root cause is a rank that failed for a different reason. If several
-    ranks failed for a different reason, the root cause is the rank that failed first, because the
-    programs of the other ranks might report the loss of a peer as a different error.
+    When a rank dies, its peers fail too, because the dead rank is missing from their collective.
+    The peers report `worker_lost`, so the root cause is a rank that failed for a different reason.
+    If several ranks failed for a different reason, the root cause is the rank that failed first,
+    because the programs of the other ranks might report the loss of a peer as a different error.
 
     Raises ValueError if no rank has ended.
     """
@@ -181,7 +181,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
     """Return the outcome, with a note if overloaded machines might have caused it.
 
     `slowness` is how many times slower than usual the machines were when the group's start or
-    recovery last took too long. It is 1 if neither took too long.
+    recovery last took too long. `slowness` is 1 if neither took too long.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:
@@ -190,7 +190,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
 
 
 def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
-    """Return the outcome. If the rank that caused it has a role, add the role to the message.
+    """Return the outcome, with the role of the rank at fault, if it has one, added to the message.
     `names` contains role names as returned by `dray.ranks.role_names`."""
     role = "" if outcome.rank is None else role_of(outcome.rank, names)
     note = f" (rank {outcome.rank} is {role})" if role else ""

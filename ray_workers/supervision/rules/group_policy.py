@@ -230,8 +230,9 @@ class GroupPolicy:
         return f"the group was still incomplete after {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-        """Return when ranks began to wait for a round although no rank was lost, because their
-        connections broke or a round could not be formed; None if they are not waiting."""
+        """Return the time since which ranks have been waiting for a round although no rank was
+        lost, or None if they are not waiting. The cause is that their connections broke or a round
+        could not be formed."""
         is_any_standby = any(rank.status.phase is RankPhase.STANDBY for rank in seen.ranks)
         may_be = (
             self.traits.recovers_in_place and is_any_standby and seen.num_running == seen.num_placed
@@ -278,8 +279,8 @@ def _newcomers_are(is_so: Callable[[RankStatus], bool], seen: GroupObservation) 
 
 
 def _has_begun(newcomer: RankStatus) -> bool:
-    """Whether the newcomer has joined a round. Its round is never the attempt's first round, which
-    has the number 0."""
+    """Whether the newcomer has joined a round. The newcomer's round is never the attempt's first
+    round, which has the number 0."""
     return newcomer.generation > 0
 
 

@@ -28,8 +28,8 @@ REMEMBERED = 100
 
 PATIENCE = 10.0
 """Factor by which the limits are extended for groups that do not recover in place, and for ranks
-that are all at the same point. In these cases, each false alarm would restart the job from its
-checkpoint. If a phase always takes this long, the job would be restarted again and again."""
+that are all at the same point. For such groups and ranks, each false alarm would restart the job
+from its checkpoint. If a phase always takes this long, the job would be restarted repeatedly."""
 
 STOPPED = ("T", "t")
 
@@ -81,8 +81,8 @@ class StepTimes:
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
         """Return the step times after another observation. `now` is in seconds at the machines'
-        usual speed. `at_own_pace` states whether a slow rank can count several steps for one unit
-        of work; the time of these steps then counts as the time of one step."""
+        usual speed. `at_own_pace` is true if a slow rank may skip step numbers, so that the time
+        between two observed numbers counts as the time of one step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -188,8 +188,8 @@ class Suspicion:
 def hang_report(
     hang: Hang, observations: Sequence[RankObservation], stacks: Mapping[int, str]
 ) -> HangReport:
-    """Return the report of a hang. It contains the ranks that cause the hang, and the phase and
-    stack of every rank."""
+    """Return the report of a hang, with the ranks that cause the hang, and the phase and stack of
+    every rank."""
     blamed = hang.culprits or tuple(observations)
     return HangReport(
         culprits=[one.rank for one in hang.culprits],

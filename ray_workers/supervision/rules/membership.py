@@ -21,14 +21,15 @@ class WorkerState(Enum):
     ACTIVE = auto()
     """The worker has a rank in the group, and its process is running."""
     ENDED = auto()
-    """The worker has a rank. Its process has exited, and the supervisor has not decided yet whether
-    to replace the process."""
+    """The worker has a rank, but its process has exited, and the supervisor has not decided yet
+    whether to replace the process."""
     LOST = auto()
-    """The worker has a rank. Its process has exited and will be replaced."""
+    """The worker has a rank, but its process has exited and will be replaced."""
     STARTING = auto()
-    """The worker has no rank. Its process is being started while the other workers train."""
+    """The worker has no rank yet, because its process is being started while the other workers
+    train."""
     READY = auto()
-    """The worker has no rank. Its process is waiting for a rank."""
+    """The worker has no rank yet, and its process is waiting for a rank."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class NextRound:
     """Number of missing workers. The members wait for these workers before the round begins."""
     is_whole: bool
     """Whether no worker is missing and no member's process has exited. The round is announced only
-    if this is true: otherwise, exited members are first replaced or given up."""
+    if this is true: otherwise, exited members are first replaced or abandoned."""
 
 
 def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:

@@ -30,7 +30,7 @@ counted."""
 STATE_LOST = frozenset(
     {"PartsLostError", "CopiesDifferError", "ScriptDiffersError", "BatchLostError"}
 )
-"""Types of the errors with which all ranks of a group end because the group can't continue from the
+"""Types of the errors that end all ranks of a group, because the group can't continue from the
 state that its ranks hold."""
 
 
@@ -68,8 +68,8 @@ class RecoveryState:
     """Grants of slots in which no workers have been started yet, oldest first."""
     is_adding_workers: bool = False
     batch_size: int | None = None
-    """The global batch size that the service last chose for this attempt. It is announced in every
-    round, so that the ranks get it even if the previous round failed."""
+    """The global batch size that the service last chose for this attempt. The batch size is
+    announced in every round, so that the ranks get it even if the previous round failed."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
         """Return the state of a group that starts to regroup, or starts over after further
@@ -89,9 +89,9 @@ class RecoveryState:
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
-    """Whether the running processes of a script will join the next round with their group. This is
-    true if one process has called `train.prepare`: the other processes run the same program, so
-    they will call it too.
+    """Whether the running processes of a script will join the next round with their group. True if
+    one process has called `train.prepare`: the other processes run the same program, so they will
+    call the function too.
 
     For `observations` and `running`, see `num_holders`.
     """
@@ -114,9 +114,9 @@ def refused(
     `lost` contains the exits of these ranks (none with code 0), and `errors` the ERROR frames that
     they wrote. `num_holders` is the number of other ranks that have the state, and `without_a_step`
     the number of recoveries since the group last took a step. `servers` contains the ranks that
-    each have a different part of the state; only a replica of a server has the same part, and
-    `replicas` maps the rank of each server to the rank of its replica. `recovering` contains ranks
-    that were lost earlier and have not taken a step since.
+    each have a different part of the state. Only a server's replica has the same part as the
+    server; `replicas` maps the rank of each server to the rank of its replica. `recovering`
+    contains ranks that were lost earlier and have not taken a step since.
     """
     gone = {*(rank.rank for rank in lost), *recovering}
     for server in sorted(gone & servers):
@@ -164,9 +164,9 @@ def num_holders(
 ) -> int:
     """Return the number of running ranks that can pass on the state.
 
-    A replacement has no state until it has joined the group. Without the other ranks, it would
-    start from the checkpoint from which the attempt started, and all later steps would be lost.
-    Before the attempt's first step there is nothing to lose, so every rank counts.
+    A replacement has no state until it has joined the group. Without the other ranks, the
+    replacement would start from the checkpoint from which the attempt started, and all later steps
+    would be lost. Before the attempt's first step there is nothing to lose, so every rank counts.
 
     `observations` must include all observable processes of the attempt, even ended ones. `running`
     contains the (worker index, incarnation) of each running process in the group. `furthest_step`

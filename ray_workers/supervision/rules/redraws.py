@@ -96,8 +96,8 @@ class Redraws:
         return self._take()
 
     def due(self, now: float) -> list[Line]:
-        """Return the states of redrawn rows that are due to be logged. This must be called
-        periodically, because a program might write nothing for a long time."""
+        """Return the states of redrawn rows that are due to be logged. Must be called periodically,
+        because a program might write nothing for a long time."""
         self._log_due(now, is_quiet=not 0.0 <= now - self._fed_at < PERIOD_S)
         return self._take()
 
@@ -226,7 +226,7 @@ class Redraws:
                 self._log_state(each, each.text)
 
     def _log_waiting(self, before: int) -> None:
-        """Log the unlogged states of all rows before an index."""
+        """Log the unlogged states of all rows above the row with index `before`."""
         if self._waiting_since is None:
             return
         for row in self._rows[:before]:

@@ -78,8 +78,8 @@ class Signs:
     still_s: float
     limit_s: float
     mute_s: float = 0.0
-    """Seconds since the start of a script that has not reported anything. This is not a sign of a
-    hang, but a reason to look for signs."""
+    """Seconds since the start of a script that has not reported anything. A script without reports
+    is not a sign of a hang, but a reason to look for signs."""
 
     @property
     def is_seen(self) -> bool:
@@ -145,9 +145,10 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
     """Return the hang, with the ranks that differ from the other ranks as culprits.
 
     The culprits are the ranks that, according to torch's flight recorder, have not joined a
-    collective. If there are no such ranks, they are the ranks whose stacks show no collective while
-    other stacks do, or show a different collective than most stacks. Otherwise, they are the ranks
-    that have completed fewer steps. If no rank differs from the others, there are no culprits.
+    collective. If there are no such ranks, the culprits are the ranks whose stacks show no
+    collective while other stacks do, or show a different collective than most stacks. Otherwise,
+    the culprits are the ranks that have completed fewer steps. If no rank differs from the others,
+    there are no culprits.
     """
     collectives = {
         one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks
@@ -190,7 +191,7 @@ def collective_in(stack: str) -> str:
 
 def with_collectives(report: HangReport) -> HangReport:
     """Return the report, with phases derived from the collectives in the ranks' stacks. Scripts do
-    not report phases, so otherwise the phase of every rank would be `compute`."""
+    not report phases, so in the original report the phase of every rank is `compute`."""
     names = {one.rank: collective_in(main_stack(one.stack or "")) for one in report.ranks}
     names = {rank: "backward" if name == _BACKWARD else name for rank, name in names.items()}
     ranks = [replace(one, collective=names[one.rank] or one.collective) for one in report.ranks]

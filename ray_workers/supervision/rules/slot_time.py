@@ -84,8 +84,9 @@ def _of_one(observation: RankObservation) -> Booked:
 
 
 def _completed(observation: RankObservation, booked: Booked, first: Booked) -> Booked:
-    """Return `booked`, with the unreported time divided like the time of the rank that reported
-    first (`first`). The time of that rank before its first report counts as starting."""
+    """Return `booked`, with the unreported time divided among the categories in the same way as the
+    time of the rank that reported first (`first`). The time of that rank before its first report
+    counts as starting."""
     unreported_s = booked[TimeCategory.UNREPORTED]
     was_killed = not observation.state and observation.status.phase is not RankPhase.FINISH
     if was_killed and not observation.status.first_at:  # it never reported how it used its time

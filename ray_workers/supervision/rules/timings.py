@@ -17,8 +17,8 @@ class Timings:
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual speed. Longer than
-    the forkserver's own limit."""
+    """Limit from getting the slots until all processes are running, at the usual speed. This limit
+    is longer than the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
     release_pause_s: float = 1.0
@@ -29,12 +29,12 @@ class Timings:
     ledger_period_s: float = 10.0
     """Time between reports on the use of the slots."""
     speed_period_s: float = 1.0
-    """Age of the known machine speed after which an observation measures it again."""
+    """Age of the known machine speed after which an observation measures the speed again."""
     speed_limit_s: float = 2.5
     """Age after which the speed is measured even if the group is not being observed, such as at its
     start."""
     read_wait_s: float = 1.0
-    """How long a read from a node agent waits for frames. While it waits, frames from other nodes
+    """How long a read from a node agent waits for frames. During the wait, frames from other nodes
     are not returned. A poll consists of several reads."""
     only_read_wait_s: float = 2.5
     """Like `read_wait_s`, if there is only one node. Longer waits save reads, each of which takes
@@ -45,8 +45,9 @@ class Timings:
     """Like `read_slack_s`, but for a silent node, so that frames from other nodes do not have to
     wait for it."""
     poll_slack_s: float = 8.0
-    """Limit for the reply to a poll, in addition to the poll's waiting time. It is not extended on
-    slow machines, because the gateway considers the supervisor itself silent after 10 s."""
+    """Limit for the reply to a poll, in addition to the poll's waiting time. This limit is not
+    extended on slow machines, because the gateway considers the supervisor itself silent after 10
+    s."""
     drop_limit_s: float = 5.0
     """Limit for a node to delete its spools. Spools that are not deleted in time are deleted
     later."""
@@ -68,12 +69,13 @@ class Timings:
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
     secondary_s: float = 1.0
-    """Limit for ranks that lost another rank to fail on their own, at the usual speed."""
+    """Limit within which ranks that lost another rank must fail on their own, at the usual
+    speed."""
     root_cause_s: float = 10.0
     """Limit for a rank of a script to report its error after other ranks have lost their connection
     to it, at the usual speed."""
     drill_grace_s: float = 30.0
-    """Limit for the group to leave when it is preempted by a drill."""
+    """Limit for the group to exit when a drill preempts it."""
 
     # Recovery. These limits are at the usual speed.
     replace_limit_s: float = 30.0
@@ -93,9 +95,9 @@ class Timings:
     release_rest_pause_s: float = 5.0
     """Pause between checks of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
-    """Limit from the announcement of a round to its first step. It is long because a replacement
-    might have to read the data again. The same limit applies to the ranks of the first round from
-    the time when they begin to connect until all are connected."""
+    """Limit from the announcement of a round to its first step. This limit is long because a
+    replacement might have to read the data again. The same limit applies to the ranks of the first
+    round from the time when they begin to connect until all are connected."""
     holders_limit_s: float = 10.0
     """Limit for the nodes to report which ranks have the state, if no such rank has been
     observed."""
@@ -112,8 +114,8 @@ class Timings:
             RankPhase.FINISH: 300.0,
         }
     )
-    """Minimum time in each phase after which a rank counts as hanging. It allows for busy machines,
-    distant storage and slow disks."""
+    """Minimum time in each phase after which a rank counts as hanging. The minimum allows for busy
+    machines, distant storage and slow disks."""
     forming_hang_s: float = 10.0
     """Limit for a rank to join the round and connect to the other ranks."""
     first_step_hang_s: float = 60.0
@@ -126,7 +128,7 @@ class Timings:
     script_look_period_s: float = 5.0
     """Time between observations of the activity of a script's processes."""
     script_stacks_apart_s: float = 30.0
-    """Time between the two times at which the stacks of a possibly hanging script are read."""
+    """Time between the two readings of the stacks of a possibly hanging script."""
     sure_s: float = 1.0
     """How long a rank must be observed hanging before it is killed. When a suspended machine
     resumes, all ranks seem to hang for a moment."""
@@ -159,8 +161,7 @@ class Timings:
 
     # The rank actors.
     page_limit_s: float = 600.0
-    """Limit for a running process to create its heartbeat page. It is long enough for any
-    machine."""
+    """Limit for a running process to create its heartbeat page, long enough for any machine."""
     page_period_s: float = 0.01
     """Pause between tries to write to the page."""
     log_space_limit_s: float = 5.0

@@ -29,8 +29,9 @@ def young_interval_s(cost_s: float, mtbf_s: float) -> float:
 
 
 def interval_s(cost_s: float, write_s: float, mtbf_s: float) -> float:
-    """Return Young's interval, limited to MAX_INTERVAL_S unless saves would then take more than
-    MAX_SHARE of the time, and long enough that each save is written before the next one is due.
+    """Return Young's interval, but at most MAX_INTERVAL_S. A longer interval is returned if saves
+    would otherwise take more than MAX_SHARE of the time, or would not be written before the next
+    one is due.
 
     write_s: the time from the beginning of a save to its commit.
     """

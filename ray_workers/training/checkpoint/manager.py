@@ -25,14 +25,14 @@ from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_fo
 from ray_workers.training.core.errors import BrokenCheckpointError
 
 NICENESS = 19
-"""Niceness of the thread that hashes and writes. It runs when the ranks leave processors idle, for
-example at the end of training, when the loop waits for this thread."""
+"""Niceness of the thread that hashes and writes. The thread runs when the ranks leave processors
+idle, for example at the end of training, when the loop waits for it."""
 
 
 class CheckpointManager:
     """Saves checkpoints, one at a time. The state is copied while the next step runs (`hold` is
-    called before the state changes). A thread then hashes, writes, and commits it, and reports the
-    committed checkpoint. A failed save is logged, and never ends the job."""
+    called before the state changes). A thread then hashes, writes, and commits the copy, and
+    reports the committed checkpoint. A failed save is logged, and never ends the job."""
 
     def __init__(self, base_url: str, *, keep: int, best: str | None) -> None:
         self._base_url = base_url
@@ -157,9 +157,9 @@ class CheckpointManager:
         return time.perf_counter() - began
 
     def tidy(self) -> None:
-        """Delete superseded checkpoints at the end, when no save is in progress. If older
-        checkpoints are kept only until the service has stored the report of the latest checkpoint,
-        waits briefly for the service."""
+        """Delete superseded checkpoints at the end, when no save is in progress. Waits briefly for
+        the service if older checkpoints are kept only until the service has stored the report of
+        the latest checkpoint."""
         if self._superseded(EVERYTHING):
             await_known(self._reported.values(), train.known)
             self._drop_superseded()

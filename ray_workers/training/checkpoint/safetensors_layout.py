@@ -2,8 +2,8 @@
 
 A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. Its tensors
 are stored in a safetensors file, which other programs can read, and the rest, including the
-position of each tensor, in a JSON document. Neither uses pickle, so reading a checkpoint does not
-execute code.
+position of each tensor, in a JSON document. Neither file uses pickle, so reading a checkpoint does
+not execute code.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Layout:
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Return (the tree without its tensors, which can be serialised as JSON; the tensors, by the
-    names that the tree contains)."""
+    """Return (tree, tensors): the tree without its tensors, which can be serialised as JSON, and
+    the tensors by the names that the tree contains."""
     tensors: dict[str, Tensor] = {}
     return _encode(state, "", tensors), tensors
 

@@ -27,8 +27,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 StridedShard = _StridedShard
-"""FSDP's placement of a dimension that is already split along the tensor axis. It is not a subclass
-of `Shard`, and has no public name."""
+"""FSDP's placement of a dimension that is already split along the tensor axis. The class is not a
+subclass of `Shard`, and has no public name."""
 IMPORTED_LATE = ("torch._dynamo",)
 """Modules that torch imports when the first optimizer is created."""
 IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
@@ -51,8 +51,8 @@ def groups() -> Iterator[dist.ProcessGroup]:
 
 
 def store_of_group() -> Store:
-    """Return the store through which the ranks of the default group met. Public functions only
-    accept a store."""
+    """Return the store through which the ranks of the default group met. Public functions accept a
+    store, but don't return one."""
     store: Store = distributed_c10d._get_default_store()
     return store
 
@@ -93,8 +93,8 @@ def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def unhook(module: DistributedDataParallel) -> None:
-    """Stop the module's backward pass from exchanging gradients. A wrapper that is only deleted
-    continues to exchange gradients over the old group as long as the parameters exist."""
+    """Stop the module's backward pass from exchanging gradients. Deleting the wrapper is not
+    enough: it would exchange gradients over the old group as long as the parameters exist."""
     module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
 
@@ -116,8 +116,8 @@ def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
     """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0).
-    This is for callers that decide whether to skip the optimizer step, instead of calling the
-    scaler's `step`, which would decide itself."""
+    For callers that decide whether to skip the optimizer step, instead of calling the scaler's
+    `step`, which would decide itself."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 

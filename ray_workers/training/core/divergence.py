@@ -23,9 +23,9 @@ class Divergence:
     """Monitors the steps of one rank.
 
     The loss and the gradient norm are the same on all ranks, so all of them raise the error at the
-    same step. With local steps, where they differ, the first rank that raises the error ends the
-    attempt. Reading the values costs no time, because the reporter reads them too. On a GPU, they
-    are the values of the previous step.
+    same step. With local steps, the values differ, and the first rank that raises the error ends
+    the attempt. Reading the values costs no time, because the reporter reads them too. On a GPU,
+    the values come from the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:
@@ -73,7 +73,7 @@ class Divergence:
     def check_end(self, val_loss: float) -> None:
         """Raise DivergedError if the weights at the end of the training are unusable.
 
-        With `skip_step`, the last steps may have been skipped; the weights are then those before
+        With `skip_step`, the last steps may have been skipped, and the weights are from before
         these steps.
         """
         if self._rule == "warn":

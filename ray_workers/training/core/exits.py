@@ -20,7 +20,7 @@ from ray_workers.training.core.failure_reason import traceback_from_script
 
 
 class Left(SystemExit):
-    """The process was asked to leave, and is leaving. This is not a subclass of `Exception`, so a
+    """The process was asked to leave, and is leaving. Not a subclass of `Exception`, so that a
     script that handles errors in its steps does not catch it."""
 
     def __init__(self) -> None:

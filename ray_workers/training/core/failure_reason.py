@@ -17,7 +17,7 @@ from ray_workers.training.core.error_chain import chain_of
 
 MAX_CHARS = 2000
 MAX_TEXT_CHARS = 800
-"""Maximum length of the text of one error; the traceback contains the full text."""
+"""Maximum length of the message of one error; the traceback contains the full message."""
 
 _CODE_ROOT = Path(__file__).resolve().parents[3]
 _NOT_THE_USERS = tuple(
@@ -40,8 +40,8 @@ _REMOTE = ("RemoteTraceback", "_RemoteTraceback")
 def reason_of(error: BaseException, masked: Callable[[str], str] = str) -> str:
     """Return `TypeName: message (file, line n)`, followed by the original error, if any.
 
-    dray's own errors are already sentences, and remain unchanged. masked: removes secrets from a
-    text; it must be called before the text is truncated.
+    The messages of dray's own errors are complete sentences, and are returned unchanged. masked:
+    removes secrets from a string, and must be called before the string is truncated.
     """
     if is_ours(error):
         return masked(_text_of(error))[:MAX_CHARS] or type(error).__name__
@@ -115,8 +115,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _last_words(text: str) -> str:
-    """Return the error of the last traceback in a text, which is in the lines after the
-    traceback."""
+    """Return the error of the last traceback in a string, which is in the lines after the stack."""
     lines = text.rstrip().splitlines()
     indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])

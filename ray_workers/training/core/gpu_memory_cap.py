@@ -14,12 +14,13 @@ FRACTION = "DRAY_GPU_MEMORY_FRACTION"
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """When torch initializes the GPU, it reads the first of these variables that is set."""
 _KNOWN_SINCE = (2, 10)
-"""Older versions of torch fail because they do not support the option."""
+"""First version of torch that supports the share as an allocator option; older versions raise an
+error."""
 
 
 def variables(share: float) -> dict[str, str]:
-    """Return the variables that contain the share for the program. XLA, which is used by JAX, reads
-    the second variable."""
+    """Return the variables that contain the program's share of the GPU memory. XLA, which is used
+    by JAX, reads the second variable."""
     return {FRACTION: f"{share:g}", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:g}"}
 
 

@@ -51,7 +51,7 @@ NO_STATE = Progress(NOTHING)
 
 
 FINISHED_KEY: Final = "finished"
-"""Key in the store whose value is the job's last step. It is set once the result of the job is
+"""Key in the store whose value is the job's last step. The key is set once the result of the job is
 stored."""
 
 
@@ -60,8 +60,9 @@ def mark_finished(store: Store, step: int) -> None:
 
 
 def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
-    """Return whether the job is over. If it is, record this on the heartbeat page: a rank that was
-    replaced too late to run another step begins and ends after the last step."""
+    """Return whether the job is over. If the job is over, begin the phase FINISH on the heartbeat
+    page: a rank that was replaced too late to run another step begins and ends after the last
+    step."""
     if not store.check([FINISHED_KEY]):
         return False
     if not page.has_stepped:

@@ -37,8 +37,9 @@ def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> floa
     """Return the learning rate of optimizer step `step` (the first is 1).
 
     Linear warmup reaches `lr` at step `warmup_steps`. The cosine schedule (Loshchilov & Hutter
-    2017, arXiv:1608.03983, one cycle) and the linear schedule then decay from `lr`. Both would
-    reach `lr * final_ratio` one step after the last step, so no step has a learning rate of zero.
+    2017, arXiv:1608.03983, one cycle) and the linear schedule then decay from `lr`. Both schedules
+    would reach `lr * final_ratio` one step after the last step, so no step has a learning rate of
+    zero.
     """
     warmup = schedule.warmup_steps
     if step <= warmup:

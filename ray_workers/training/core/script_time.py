@@ -37,8 +37,8 @@ class ScriptTime:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which to run the script. The time after its last report is recorded if the
-        script ends without an error; if the script fails or is killed, this time is lost."""
+        """A context in which to run the script. The time after the script's last report is recorded
+        if the script ends without an error; if the script fails or is killed, this time is lost."""
         self._enter(self._doing, self._use)
         try:
             yield

@@ -37,8 +37,8 @@ MAX_TRIES = 3
 PIPE_BYTES = 1 << 20
 """The largest pipe size that the system allows without privileges."""
 _starting = threading.Lock()
-"""Lets only one process start at a time. Otherwise, a process could inherit a pipe of another
-loader process, and the pipe would stay open when that process dies."""
+"""Lets only one process start at a time. If two started at once, a process could inherit a pipe of
+another loader process, and the pipe would stay open when that process dies."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -53,7 +53,7 @@ class Loader:
         self._pid, self._requests, self._answers = self._start()
 
     def read(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `take(at)`, or raise the same error."""
+        """Return the result of `take(at)`, or raise its error."""
         with self._reading:
             for _ in range(MAX_TRIES):
                 try:
@@ -148,7 +148,7 @@ def _become_loader(parent: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or a RuntimeError with the same text if the error can't be pickled."""
+    """Return the error, or a RuntimeError with the same message if the error can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -79,7 +79,7 @@ class Feed(Protocol):
         the last one; consecutive steps are fastest."""
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
-        """Make the batch that begins with a step end with the step that `last_of` returns."""
+        """Set `last_of`, which returns the last step of the batch that begins with a given step."""
 
     def close(self) -> None:
         """Stop the threads and processes that read in advance."""
@@ -89,7 +89,7 @@ class Prefetcher:
     """A rank's shares of each global batch, by the first step of the batch.
 
     While the previous step is computed, a thread reads samples that are not in memory. With
-    `loader_workers`, this number of processes reads them (see `Loader`).
+    `loader_workers`, this number of processes reads the samples (see `Loader`).
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Prefetcher:
         return self._read(step) if self._pool is None else self._await(step, self._pool)
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
-        """Make the batch that begins with a step end with the step that `last_of` returns."""
+        """Set `last_of`, which returns the last step of the batch that begins with a given step."""
         self._last_of = last_of
         self._begin(from_step)
 

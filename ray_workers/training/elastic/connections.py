@@ -46,9 +46,9 @@ class Connections:
         """Shut down the sockets, even while the group is still being formed. Can be called
         repeatedly, and is harmless for sockets that gloo itself has closed.
 
-        is_due: returns whether to shut down the sockets. This function is called after the sockets
-        are listed, because in a thread that does not form groups, they may already belong to the
-        next group.
+        is_due: returns whether to shut down the sockets. `is_due` is called after the sockets are
+        listed, because in a thread that does not form groups, they may already belong to the next
+        group.
         """
         before, sockets = self._before, _sockets()
         if not is_due():
@@ -64,7 +64,7 @@ class Connections:
     def sent_bytes(self) -> int | None:
         """Return the number of bytes that this process has sent to other members of its group, as
         counted by the kernel: including message headers, excluding packet headers and
-        retransmissions. None if the kernel does not count them."""
+        retransmissions. None if the kernel does not count the bytes."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         if self._numbers is None:

@@ -103,8 +103,8 @@ class RendezvousHandler:
     def join(self, enter: Callable[[], None]) -> None:
         """Form the group of this round. Raises GroupChanged if a later round is announced first.
 
-        enter: forms the smaller groups within this group. Their connections are cut together with
-        the connections of this group.
+        enter: forms the smaller groups within this group. The connections of the smaller groups are
+        cut together with the connections of this group.
         """
         if self.assignment.generation == AWAITING:
             self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
@@ -229,9 +229,9 @@ class RendezvousHandler:
         return self._connections.sent_bytes()
 
     def finish(self) -> None:
-        """Wait until all ranks of this round have called this method. It is not a collective
-        operation, so a rank that calls it too early does not interfere with operations of other
-        ranks. Raises GroupChanged if another round is announced first."""
+        """Wait until all ranks of this round have called this method. This is not a collective
+        operation, so a rank that calls the method too early does not interfere with operations of
+        other ranks. Raises GroupChanged if another round is announced first."""
         if self.is_alone:
             return
         assert self._store is not None

@@ -202,8 +202,8 @@ class Trainer:
             yield self._last_of(self.progress.step + 1)
 
     def _last_of(self, first: int) -> int:
-        """Return the last step of the batch that begins with a step, which is the same step unless
-        the document specifies a range of batch sizes."""
+        """Return the last step of the batch that begins with the given step. Both are the same step
+        unless the document specifies a range of batch sizes."""
         num_steps = self.state.batch_size // self.options.samples_per_step
         return self.calendar.last_of(first, num_steps)
 
@@ -226,7 +226,7 @@ class Trainer:
 
     def optimizer_steps(self, step: int, batch: Batch) -> Iterator[Batch]:
         """Iterate over the parts of the step that this rank computes, each followed by an optimizer
-        step. There is only one part, unless each rank trains at its own speed."""
+        step. A step has only one part, unless each rank trains at its own speed."""
         for shares in self.strategy.optimizer_steps(step, batch.feed.shares):
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
@@ -356,7 +356,8 @@ class Trainer:
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is due, according to the calendar or because of early stopping. On
-        rank 0, it can also be due because of measurements that the other ranks don't need."""
+        rank 0, a checkpoint can also be due because of measurements that the other ranks don't
+        need."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
         is_due = self.rank == 0 and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due

@@ -29,7 +29,7 @@ class TrainingState:
     """The state of one rank between two steps, except for the strategy's state (weights and
     optimizer).
 
-    It is equal on all ranks of a group, except for `unreported`.
+    The state is equal on all ranks of a group, except for `unreported`.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from ray_workers.training.data.prefetcher import Share
 _DRAWN: Final = "shares-drawn"
 _LEAVES_AFTER: Final = "leaves-after"
 _LEAVING: Final = 1 << 48
-"""Added to the counter when the ranks must leave, so that every rank notices the request at its
-next draw."""
+"""Number that is added to the counter when the ranks must leave, so that every rank notices the
+request at its next draw."""
 
 
 class DynamicShares:

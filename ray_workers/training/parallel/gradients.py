@@ -87,7 +87,7 @@ class GradientEngine:
     """Whether torch's DDP exchanges the gradients."""
     has_samples = True
     """Whether the last gradient was computed from any samples. Without samples, the rank skips the
-    step, because momentum and weight decay would change its weights even so."""
+    step, because momentum and weight decay would still change its weights."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._world_size, model = 1, parts.model
@@ -97,8 +97,8 @@ class GradientEngine:
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._ddp: DistributedDataParallel | None = None
         self._in_backward = False
-        """Whether a pass over a share is unfinished. If so, the buffers might include samples that
-        the weights don't include yet."""
+        """Whether a pass over a share is unfinished. During a pass, the buffers might include
+        samples that the weights don't include yet."""
 
     def form(self, world_size: int) -> None:
         """Join the current process group."""

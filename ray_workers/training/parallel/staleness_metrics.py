@@ -1,4 +1,4 @@
-"""Staleness metrics. Their names are the same for every kind of `sync` with stale updates."""
+"""Staleness metrics, whose names are the same for every kind of `sync` with stale updates."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class DataPart:
     num_shares: int
     is_on_demand: bool = False
     """Whether the rank gets its shares of a global batch during the step
-    (`Strategy.optimizer_steps`). If so, `shares` applies only to evaluations."""
+    (`Strategy.optimizer_steps`). For such a rank, `shares` applies only to evaluations."""
     is_even: bool = False
     """Whether ranks compute their pieces together, and therefore need the same number of pieces."""
     micro_batch_size: int | None = None
@@ -193,7 +193,8 @@ class Strategy(ABC):
 
     def optimizer_steps(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
         """Iterate over groups of the shares that this rank computes in a step. An optimizer step
-        follows each group. There is only one group unless ranks train at their own speeds."""
+        follows each group. A step has only one group of shares unless ranks train at their own
+        speeds."""
         yield shares
 
     def leave_group(self) -> None:

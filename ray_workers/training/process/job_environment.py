@@ -1,9 +1,9 @@
 """The job's environment in a rank: its packages, variables, and secrets.
 
 A forked rank searches for imports in the environment's folder first. The rank of a script continues
-in a new interpreter (`ray_workers.training.process.fresh_main`) if the folder contains a module
-that the forkserver has already imported from the node's packages, or if a variable must be set when
-the interpreter starts.
+in a new interpreter (`ray_workers.training.process.fresh_main`) in two cases: the forkserver has
+already imported a module of the folder from the node's packages, or a variable must be set when the
+interpreter starts.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from ray_workers.training.scripts import frameworks
 from ray_workers.training.scripts.script import Program, run_script
 
 MAX_RESUME_REFS = 20
-"""Maximum number of checkpoints passed to a script. The older ones are used if newer ones are
+"""Maximum number of checkpoints passed to a script. Older checkpoints are used if newer ones are
 damaged."""
 
 

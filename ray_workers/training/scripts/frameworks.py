@@ -58,8 +58,8 @@ def _of_role(task: RankTask, script: Script) -> dict[str, str]:
 
 
 def tf_config(task: RankTask, script: Script) -> dict[str, object]:
-    """Return TensorFlow's description of the cluster. It does not include the evaluator, which only
-    reads files written by other ranks."""
+    """Return TensorFlow's description of the cluster. The description does not include the
+    evaluator, which only reads files written by other ranks."""
     if not script.roles:
         return {
             "cluster": {"worker": list(task.peers)},

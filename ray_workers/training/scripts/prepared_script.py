@@ -172,7 +172,7 @@ class _Unobserved:
     """Ignores the script's calls, because the group's phases already record the script's time."""
 
     def stepped(self, step: int) -> None:
-        """Do nothing, because the optimizer's step records it."""
+        """Do nothing, because the optimizer records its own steps."""
 
     def storing(self) -> AbstractContextManager[None]:
         return nullcontext()

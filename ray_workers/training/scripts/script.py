@@ -143,7 +143,7 @@ WHY_NO_MPI4PY = (
 
 
 class _Mpi4pyRefused:
-    """A module finder that raises an error for mpi4py. It comes before all finders that would find
+    """A module finder that raises an error for mpi4py, and precedes all finders that would find
     mpi4py."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -35,7 +35,7 @@ Gradients = torch.futures.Future[Tensor]
 
 
 def takes_momentum(options: spec.Compression | None) -> bool:
-    """Whether the compressor applies the momentum instead of the optimizer. topk accumulates the
+    """Whether the compressor, rather than the optimizer, applies the momentum. topk accumulates the
     gradients that it sends later, and the optimizer's momentum would count these gradients
     twice."""
     return options is not None and options.name == "topk"
@@ -47,8 +47,7 @@ class CompressedGradientEngine(GradientEngine):
     def __init__(
         self, parts: EngineParts, options: spec.Compression, *, momentum: float, seed: int
     ) -> None:
-        """momentum: the optimizer's momentum, which topk applies instead of the optimizer
-        (`takes_momentum`)."""
+        """momentum: the optimizer's momentum, which topk itself applies (`takes_momentum`)."""
         super().__init__(parts)
         self._options = options
         self._hook_momentum = momentum

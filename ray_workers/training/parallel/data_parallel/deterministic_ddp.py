@@ -24,7 +24,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class DeterministicGradientEngine(GradientEngine):
-    """Divides a batch into `num_shares` shares. Each rank computes a contiguous range of them."""
+    """Divides a batch into `num_shares` shares. Each rank computes a contiguous range of shares."""
 
     uses_ddp = False
 

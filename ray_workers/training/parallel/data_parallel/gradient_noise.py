@@ -1,10 +1,10 @@
 """Measures the gradient noise scale of a job during training.
 
 The noise scale is tr(S) / |G|^2, where G is the gradient and S is the covariance of a sample's
-gradient. It is the size of a batch whose mean gradient is half noise (McCandlish et al. 2018,
-https://arxiv.org/abs/1812.06162, section 2.2). It is estimated from two batch sizes (appendix A.1):
-the share of each rank, and the global batch. To compute the squared norms, each rank makes one pass
-over its gradient before the exchange, and exchanges one additional number.
+gradient. The noise scale is the size of a batch whose mean gradient is half noise (McCandlish et
+al. 2018, https://arxiv.org/abs/1812.06162, section 2.2). The estimate uses two batch sizes
+(appendix A.1): the share of each rank, and the global batch. To compute the squared norms, each
+rank makes one pass over its gradient before the exchange, and exchanges one additional number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ mean of their ratio would be biased."""
 def estimates(
     own_squares: float, global_square: float, parts: Sequence[float], batch_size: int
 ) -> tuple[float, float]:
-    """Return unbiased estimates of (|G|^2, tr(S)) from one global batch. Either can be negative.
+    """Return unbiased estimates of (|G|^2, tr(S)) from one global batch. Either estimate can be
+    negative.
 
     own_squares: the sum over the ranks of |h|^2, where h is a rank's contribution to the gradient
     of the global batch: the mean gradient of its samples, multiplied by its fraction of the
@@ -73,8 +74,8 @@ class NoiseMeasuringGradientEngine(GradientEngine):
         super().__init__(parts)
         self._noise = GradientNoise()
         self._num_steps = 0
-        """Number of steps in this group. All ranks use it to decide when to measure, so they
-        measure in the same steps."""
+        """Number of steps in this group. All ranks use this number to decide when to measure, so
+        they measure in the same steps."""
         self._own_square: Tensor | None = None
         """During a measurement: |h|^2 of the buckets that have already been exchanged."""
         self._is_measured = False

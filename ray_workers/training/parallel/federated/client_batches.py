@@ -17,7 +17,7 @@ from ray_workers.training.parallel.federated.rounds import Participant, RoundPla
 
 @dataclass(frozen=True)
 class RoundShare(Share):
-    """A rank's part of a round. Its batch contains no samples, because the clients have the
+    """A rank's part of a round. The part contains no samples, because the clients have the
     samples."""
 
     plan: RoundPlan

@@ -29,9 +29,9 @@ class Participant:
 
     client: int
     num_samples: int
-    """Number of its training samples."""
+    """Number of the client's training samples."""
     num_steps: int
-    """Number of its local steps in the round."""
+    """Number of the client's local steps in the round."""
     attacks: bool = False
     """Whether the client sends a poisoned update."""
     lost_in: MaskingPhase | None = None
@@ -160,15 +160,15 @@ class Collection:
     accepted: Set[int]
     """Clients whose updates count."""
     refused: Set[int]
-    """Clients whose updates don't count. They can't send another update in this round."""
+    """Clients whose updates don't count, and who can't send another update in this round."""
 
 
 def next_of(collection: Collection, *, is_late: bool) -> Next:
     """Return the next action for an open round. is_late: whether the deadline has passed.
 
     A round ends when all updates have arrived, or at its deadline if there is a quorum. Without a
-    quorum, it continues after the deadline and ends with the update that completes the quorum, so
-    that no round is lost if, for example, all clients are switched off during the night.
+    quorum, the round continues after the deadline and ends with the update that completes the
+    quorum, so that no round is lost if, for example, all clients are switched off during the night.
     """
     is_enough = len(collection.accepted) >= collection.quorum
     all_came = collection.asked <= collection.accepted | collection.refused

@@ -12,8 +12,8 @@ own copies, in the order of the requests. No rank sends a request to an active r
 is impossible. A slow rank responds as quickly as other ranks, but computes fewer shares of the
 batch.
 
-Each of the two ranks adds half of the difference between the two sent copies to its own copy. This
-keeps the sum of all copies unchanged, even if a gradient was added in the meantime.
+Each of the two ranks adds half of the difference between the two sent copies to its own copy. The
+sum of all copies thus stays the same, even if a gradient was added in the meantime.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ class Averaging:
             self._check()
 
     def meet(self) -> None:
-        """Wait until every rank has called this method. An active rank must not call it while it is
-        waiting for a response, because the response never arrives if the passive rank's thread has
-        failed."""
+        """Wait until every rank has called this method. An active rank must not call this method
+        while the rank is waiting for a response, because the response never arrives if the passive
+        rank's thread has failed."""
         came = dist.all_reduce(torch.ones(()), group=self._group, async_op=True)
         while not came.is_completed():
             self._check()
@@ -256,7 +256,7 @@ class Averaging:
 
 class AveragedStep(OptimizerStep):
     """An optimizer step on weights that were read from a shared copy. The step's changes are then
-    added to that copy."""
+    added to the shared copy."""
 
     def __init__(
         self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy

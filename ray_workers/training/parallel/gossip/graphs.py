@@ -87,8 +87,8 @@ class OnePeerExponential(Graph):
 
 
 class RandomPairs(Graph):
-    """Each step divides the ranks into random pairs, which average. If the number of ranks is odd,
-    one rank has no partner."""
+    """Each step divides the ranks into random pairs, which average their copies. If the number of
+    ranks is odd, one rank has no partner."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)

@@ -68,7 +68,7 @@ class Mixing:
         """The step after which all ranks leave; None if this rank is not aware of one."""
         self._copy = copy
         self.own = copy.empty()
-        """The copy that is sent. `apply` mixes it with the received copies in place."""
+        """The copy that is sent. `apply` mixes this copy with the received copies in place."""
         self._others: list[list[Tensor]] = []
         """Memory for received copies, large enough for every step so far."""
         self._graph: Graph | None = None

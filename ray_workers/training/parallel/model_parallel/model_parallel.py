@@ -87,8 +87,8 @@ class ModelParallel(Strategy):
         self._is_built = False
         """Whether this rank's part of the model for the current group exists."""
         self._is_torn = False
-        """Whether a group broke during an update. In that case, this rank's state is invalid until
-        a peer sends its state."""
+        """Whether a group broke during an update, so that this rank's state is invalid until a peer
+        sends its state."""
 
     @abstractmethod
     def divide(

@@ -107,7 +107,7 @@ class Pipeline:
     def train(
         self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float | Tensor
     ) -> Tensor:
-        """Compute the gradients of `weight` times the sum of the losses. Returns this product, or 0
+        """Compute the gradients of `weight` times the sum of the losses. Returns the product, or 0
         on a rank without the last stage. inputs, targets: up to `num_pieces * piece_size`
         samples."""
         size = self.num_pieces * self.piece_size
@@ -167,8 +167,8 @@ class PipelineGradientEngine(ShardedGradientEngine):
 
 
 def num_pieces(micro_batch_size: int | None, share: int, num_ranks: int) -> int:
-    """Return the number of micro-batches of a share. It is a multiple of the number of ranks, as
-    required by the interleaved schedules."""
+    """Return the number of micro-batches of a share. The number is a multiple of the number of
+    ranks, as required by the interleaved schedules."""
     wanted = PER_STAGE * num_ranks if micro_batch_size is None else -(-share // micro_batch_size)
     return _multiple(wanted, num_ranks)
 

@@ -42,7 +42,7 @@ class ShardedGradientEngine(GradientEngine):
         self._is_asked_to_leave = is_asked_to_leave
         self._shares: dict[tuple[float, ...], Tensor] = {}
         self.preemption_requested = False
-        """Whether any rank was asked to leave before the last step. If so, all ranks save a
+        """Whether any rank was asked to leave before the last step, so that all ranks save a
         checkpoint together."""
 
     def backward(self, work: Pass) -> None:

@@ -119,8 +119,8 @@ class Lamb(_Layerwise):
             parameter.sub_(update * rate, alpha=group["lr"])
 
     def _count(self, group: dict[str, Any], parameters: list[Tensor]) -> list[int]:
-        """Return the step number of each parameter. It is stored per parameter, because a rank
-        might have the state of only some parameters."""
+        """Return the step number of each parameter. Step numbers are stored per parameter, because
+        a rank might have the state of only some parameters."""
         once_counted = group.get("step", 0)  # per group in states of older versions of dray
         for parameter in parameters:
             state = self.state[parameter]

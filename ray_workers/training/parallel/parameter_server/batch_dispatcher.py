@@ -140,7 +140,7 @@ class SharedBatchDispatcher(BatchDispatcher):
     def __init__(
         self, last_batch: int, next_batch: int, again: Iterable[int], max_staleness: int | None
     ) -> None:
-        """again: batches below `next_batch` that are still have to be computed; they are assigned
+        """again: batches below `next_batch` that still have to be computed, and are assigned
         first."""
         super().__init__(last_batch)
         self._next = next_batch

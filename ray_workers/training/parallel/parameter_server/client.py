@@ -240,7 +240,7 @@ class Servers:
         return ServersState(tensors, done, dict(headers[0]["staleness"]), moved_bytes)
 
     def note(self, notes: Mapping[str, Any]) -> None:
-        """Store the chief's state except for the weights on server 0."""
+        """On server 0, store the chief's state except for the weights."""
         self._links[0].ask({"op": "note", "notes": dict(notes)})
 
     def stop(self) -> None:

@@ -56,7 +56,7 @@ class Outbox:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def put(self, answer: ShardAnswer) -> None:
-        """Queue a reply. It is sent once the replica has all messages that this server has
+        """Queue a reply, which is sent once the replica has all messages that this server has
         processed so far. Does not block."""
         number = 0 if self._log is None else self._log.newest
         with self._changed:
@@ -106,7 +106,7 @@ class ShardServer:
         self, index: int, num_workers: int, document: spec.JobSpec, *, generation: int = 0
     ) -> None:
         """index: index of the server. generation: the rendezvous round in which this process
-        started. If it is above 0, this process replaces a lost process."""
+        started. If `generation` is above 0, this process replaces a lost process."""
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
         self._generation = generation

@@ -47,7 +47,7 @@ class Pushed:
     staleness: int
     """Number of batches that were applied between the worker's pull and its push."""
     counts: bool
-    """Whether the shard did not have the batch before."""
+    """Whether the batch was new to the shard."""
     lr: float
     """Learning rate of the update, after the correction for its staleness."""
 
@@ -58,7 +58,7 @@ class Weights:
 
     version: int
     values: Tensor
-    """A view of the shard's memory. Copy it before the next message is processed."""
+    """A view of the shard's memory. Copy the view before the next message is processed."""
     loss: float
     """Loss of the last batch."""
     squares: float
@@ -154,9 +154,9 @@ class ParameterShard:
 
     def push(self, push: Push) -> Pushed:
         """Process a gradient. In synchronous mode, the shard keeps the gradient until all workers
-        have pushed their gradients to all servers. This is certain when a worker first pulls the
-        next version. If a worker didn't receive the reply and pushes the batch again, it gets the
-        same reply."""
+        have pushed their gradients to all servers. All pushes are certain to be complete when a
+        worker first pulls the next version. If a worker didn't receive the reply and pushes the
+        batch again, it gets the same reply."""
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push

@@ -100,8 +100,8 @@ class ParameterServerWorker(Strategy):
         self._sync = sync
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
-        """The servers' state in the form of a checkpoint; None if the model has other weights than
-        this state."""
+        """The servers' state in the form of a checkpoint; None if the model's weights are not the
+        weights of this state."""
         self.settled = 0
         """The step up to which all evaluations and checkpoints were complete when this worker
         joined."""
@@ -110,8 +110,8 @@ class ParameterServerWorker(Strategy):
         self.version = 0
         """Number of optimizer steps that the servers had completed at the last reply."""
         self.counted = False
-        """Whether the last push was applied. It is not applied if another worker has already pushed
-        the same batch."""
+        """Whether the last push was applied. A push is not applied if another worker has already
+        pushed the same batch."""
         self.applied_lr = 0.0
         """Learning rate with which the servers applied the last push."""
         self._staleness: Mapping[int, int] = {}
@@ -217,7 +217,7 @@ class ParameterServerWorker(Strategy):
 
         In synchronous mode, this method waits until the servers have received the gradients of all
         workers, and loads the weights after the step into the model. At the end of the training,
-        only the chief does so. Other workers don't wait for the step, because the chief might have
+        only the chief waits. Other workers don't wait for the step, because the chief might have
         stopped the training before it.
         """
         assert self.batch is not None

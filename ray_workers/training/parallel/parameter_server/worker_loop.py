@@ -1,5 +1,5 @@
-"""The training loop of a worker that uses parameter servers. `Trainer` has the stages of the
-loop."""
+"""The training loop of a worker that uses parameter servers. The stages of the loop are in
+`Trainer`."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
 
 def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> int:
     """Perform the evaluations and checkpoints that have become due since the step `settled`, and
-    return the step up to which all of them are complete. If both are due, they use the same
-    weights."""
+    return the step up to which all of them are complete. If an evaluation and a checkpoint are both
+    due, they use the same weights."""
     calendar = trainer.calendar
     step = trainer.progress.step if strategy.batch is not None else calendar.total_steps
     passed = range(settled + 1, step + 1)

@@ -18,8 +18,7 @@ from dray.spec.federated.parts import Aggregator
 from ray_workers.training.elastic import process_group
 
 BITS = 61
-"""Number of bits of a sum, without the sign bit and without one bit that is reserved for
-rounding."""
+"""Number of bits of a sum, not counting the sign bit and one bit that is reserved for rounding."""
 SORTED_AT_ONCE = 2**24
 """Number of elements, over all updates, that are sorted at the same time."""
 
@@ -87,8 +86,8 @@ def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
 
 
 def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
-    """Return the indices of the `keep` updates that are closest to their nearest neighbours. There
-    are len(rows) - malicious - 2 neighbours (Blanchard et al. 2017, equation 1)."""
+    """Return the indices of the `keep` updates that are closest to their nearest neighbours. Each
+    update has len(rows) - malicious - 2 neighbours (Blanchard et al. 2017, equation 1)."""
     exact = rows.double()
     distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
     num_neighbours = len(rows) - malicious - 2

@@ -146,8 +146,8 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
 
 
 class AdaptiveServerOptimizer(Optimizer):
-    """FedAdam and FedYogi. Unlike Adam, they have no bias correction, and their variances start at
-    the square of `tau`."""
+    """FedAdam and FedYogi. Unlike Adam, these optimizers have no bias correction, and their
+    variances start at the square of `tau`."""
 
     def __init__(self, groups: Any, options: ServerOptimizer, *, yogi: bool) -> None:
         super().__init__(groups, {"lr": options.lr, "betas": options.betas, "tau": options.tau})

@@ -99,7 +99,7 @@ def check_statistics(model: nn.Module) -> None:
 
 
 class ClippingNorm:
-    """The norm to which updates are clipped. It can be adapted to a quantile of the updates'
+    """The norm to which updates are clipped. The norm can be adapted to a quantile of the updates'
     norms."""
 
     def __init__(self, federated: spec.Federated, privacy: Privacy, seed: int) -> None:

@@ -76,7 +76,8 @@ class ReceivedUpdates:
         return last if (found := mean(losses)) is None else found
 
     def metrics(self, *, counts: bool) -> dict[str, float]:
-        """Return the metrics of the round. counts: whether the round counts."""
+        """Return the metrics of the round. counts: whether enough updates arrived for the round to
+        count."""
         accepted, plan = self.accepted, self.plan
         found: dict[str, float] = {
             "federated/updates": len(accepted) if counts else 0,

@@ -1,9 +1,9 @@
 """Checks that prevent malicious or faulty clients from corrupting the mean update of a round, and
 functions that average the figures that clients report about themselves.
 
-The aggregator can't verify the loss that a client reports. Instead, it applies two limits: an
-absolute limit, so that sums remain finite, and a limit relative to the figures of the other clients
-in the round.
+The aggregator can't verify the loss that a client reports. Instead, the aggregator applies two
+limits: an absolute limit, so that sums remain finite, and a limit relative to the figures of the
+other clients in the round.
 """
 
 from __future__ import annotations

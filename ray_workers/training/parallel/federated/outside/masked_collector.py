@@ -124,8 +124,8 @@ class MaskedCollector(UpdateCollector):
         model: Callable[[], dict[str, Tensor]],
         liars: set[int],
     ) -> None:
-        """liars: clients that have lied in a round of the job. This collector adds new liars to
-        it."""
+        """liars: clients that have lied in a round of the job, to which this collector adds new
+        liars."""
         super().__init__(given, num_elements, model)
         self._liars = liars
         self._oldest_version = 1
@@ -162,7 +162,7 @@ class MaskedCollector(UpdateCollector):
         """Open the round to clients that have not lied.
 
         resting: clients that made an earlier attempt at this round fail, perhaps without lying.
-        They are asked again in this round only if too few other clients remain.
+        Such clients are asked again in this round only if too few other clients remain.
         """
         options = self._options
         least = max(options.least_updates, LEAST_CLIENTS)
@@ -199,8 +199,9 @@ class MaskedCollector(UpdateCollector):
         return server.aggregate()
 
     def _check(self, found: Aggregate) -> None:
-        """Raise RoundBrokenError if no set of updates that the document allows has this sum. In
-        that case, a client has masked an invalid update, but the masks hide which client it was."""
+        """Raise RoundBrokenError if no set of updates that the document allows has this sum. The
+        cause is a client that has masked an invalid update, but the masks hide which client it
+        was."""
         assert self._options.http is not None
         most = len(found.clients) * self._options.http.max_samples
         limit = self._options.max_update_norm * (1 + TOLERANCE)

@@ -28,8 +28,8 @@ DATA_OF_CLIENTS = (
 
 
 class RoundPublisher:
-    """Publishes the model for each round, and once the form (see `form_of`), which all rounds
-    share."""
+    """Publishes the model for each round and, only once, the form that all rounds share (see
+    `form_of`)."""
 
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
@@ -50,8 +50,8 @@ class RoundPublisher:
         """Write the files of the round to the storage, and delete the files of older rounds.
 
         clients: the clients to ask; None for all. nonce: a string that makes the round's name
-        unique, so that no other attempt can continue the round; empty if other attempts may
-        continue it.
+        unique, so that no other attempt can continue the round, or an empty string if other
+        attempts may continue it.
         """
         with TemporaryDirectory(prefix="dray-round-") as scratch:
             path = Path(scratch, round_files.MODEL)

@@ -105,7 +105,7 @@ class UpdateCollector(RoundFeed):
         self._candidates: list[int] | None = None
         """The clients that may take part; None for all clients of the job."""
         self._failing_since: float | None = None
-        """Time since which the storage has not responded; None while it responds."""
+        """Time at which the storage stopped responding; None while it responds."""
         self._look_s = LOOK_S if files.local_path(self._url) is not None else REMOTE_LOOK_S
 
     def at(self, step: int) -> Feeding:

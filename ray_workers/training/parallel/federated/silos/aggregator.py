@@ -52,7 +52,7 @@ class SiloEngine(FederatedEngine):
     """The updates of the current round, by silo."""
 
     def round_start(self, number: int) -> RoundStart:
-        """Return the weights and corrections of the next round. Neither changes during the
+        """Return the weights and corrections of the next round, neither of which changes during the
         round."""
         every = self._options.evaluate_every
         return RoundStart(
@@ -131,8 +131,8 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """The strategy of the aggregating rank. It has the server's weights and state, but no data of a
-    silo, and is in no process group with silos."""
+    """The strategy of the aggregating rank, which has the server's weights and state, but no data
+    of a silo, and is in no process group with silos."""
 
     _engine: SiloEngine
 

@@ -18,7 +18,7 @@ class SiloUpdate:
     """A silo's contribution to a round."""
 
     num_samples: int
-    """Number of its training samples."""
+    """Number of the silo's training samples."""
     num_steps: int
     update: Tensor
     """float32 (elements,)."""
@@ -58,7 +58,7 @@ class RoundCollector:
         self._awaited.add(silo)
 
     def lost(self, silo: int) -> None:
-        """Record that a silo is gone. An update that it has already sent still counts."""
+        """Record that a silo is gone. An update that the silo has already sent still counts."""
         self._awaited.discard(silo)
 
     def wants(self, silo: int) -> int | None:
@@ -92,7 +92,7 @@ class RoundCollector:
         return self._ends_at - now if is_enough else math.inf
 
     def state(self, now: float) -> SiloRoundReport:
-        """Return a report about the open round and the silos that have not answered."""
+        """Return a report about the open round and the silos that have not responded."""
         assert self.number is not None
         missing = sorted(self._all - self.updates.keys())
         ends_in_s = None if math.isinf(self._ends_at) else max(0.0, self._ends_at - now)
@@ -110,9 +110,9 @@ reported."""
 
 
 class RoundNotices:
-    """Reports long rounds, so that users see which silos the job is waiting for. It first reports
-    the round, then each change in the set of silos that have not answered, and finally the end of
-    the round."""
+    """Reports long rounds, so that users see which silos the job is waiting for. The first report
+    is about the round, the next ones about changes in the set of silos that have not responded, and
+    the last one about the end of the round."""
 
     def __init__(self, report: Callable[[SiloRoundReport], object]) -> None:
         self._report = report

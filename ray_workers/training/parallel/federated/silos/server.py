@@ -1,7 +1,7 @@
 """The aggregator's side of the connections to silos. Each connection has its own thread.
 
 Silos and their aggregator don't form a process group, so that a broken connection affects only two
-processes. The same applies to workers and parameter servers.
+processes. For the same reason, workers and parameter servers don't form a process group.
 """
 
 from __future__ import annotations
