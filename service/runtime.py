@@ -265,8 +265,8 @@ class Runtime:
                 await woken.wait(1.0)
 
     async def _leave(self) -> int:
-        """Ask every live attempt to save its state and leave its slots. Returns the number of live
-        attempts."""
+        """Ask every live attempt to save its state and release its slots. Returns the number of
+        live attempts."""
 
         def work(session: Session) -> int:
             now = self.database.time(session)

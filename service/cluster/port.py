@@ -49,7 +49,7 @@ class ClusterNode:
     """The node's Ray labels, such as `ray.io/market-type`, except for the label with the node's
     id."""
     is_starting: bool
-    """Whether the node is not accepted only because it is starting."""
+    """Whether the node is not accepted for the sole reason that it is still starting."""
     is_released: bool
     """Whether `Cluster.request_nodes` has removed dray's processes from the node. Such a node is
     not accepted."""
@@ -140,12 +140,13 @@ class Cluster(Protocol):
         """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
-        """Return a node's progress in preparing the needs of a job, and start the preparation if
+        """Return how far a node has prepared what a job needs, and start the preparation if
         necessary. Idempotent."""
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
-        """Stop preparing these needs on a node, because no job of the owner is waiting for them any
-        longer. If jobs of other owners need them, the preparation continues. Idempotent."""
+        """Withdraw the owner's request to prepare `needs` on a node, because none of the owner's
+        jobs is waiting for them any longer. The preparation continues if jobs of other owners need
+        the same. Idempotent."""
 
     async def kept_jobs(self) -> list[str]:
         """Return the jobs that have a working directory on some node."""

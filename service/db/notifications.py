@@ -157,7 +157,8 @@ class Signals:
 class PostgresAnnouncer:
     """A thread that uses NOTIFY to send the topics published in this process to other processes.
 
-    The thread starts with the first topic. While the database does not respond, topics are queued.
+    The thread is started when the first topic is queued. While the database does not respond,
+    topics are queued.
     """
 
     def __init__(self, conninfo: str) -> None:

@@ -144,8 +144,8 @@ class NodeAgents:
         *,
         wants_news: Callable[[float], bool],
     ) -> None:
-        """Create agents for these nodes, and forget all other nodes. On released nodes, agents are
-        created only if the nodes are heads. `wants_news` returns whether to ask an agent again,
+        """Create agents for these nodes, and forget all other nodes. On a released node, an agent
+        is created only if the node is a head. `wants_news` returns whether to ask an agent again,
         given the time (`time.monotonic`) at which the agent was last asked."""
         self._heads = frozenset(heads)
         self._nodes = {
@@ -237,7 +237,8 @@ class NodeAgents:
 
 
 def _answer(ref: Any) -> asyncio.Future[Any]:
-    """Await an agent's answer. If its node is gone, nothing else may look at the error."""
+    """Return a future of an agent's answer. If the agent's node is gone, possibly no code reads the
+    exception, which asyncio would then report."""
     answer = asyncio.ensure_future(result(ref))
     answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return answer

@@ -36,7 +36,8 @@ class WaitingJob:
     """Seconds since the job was submitted, excluding time in which it ran, was held, or waited for
     other jobs to end or for its array."""
     yields: bool = False
-    """Whether the job saves its state and later resumes from it when asked to leave its slots."""
+    """Whether the job saves its state when asked to release its slots, and later resumes from this
+    state."""
     ends_within_s: float | None = None
     """Maximum runtime in seconds."""
     queue: str = DEFAULT
@@ -147,7 +148,7 @@ class Grow:
 
 @dataclass(frozen=True)
 class Preempt:
-    """Ask a running job to save its state and leave its slots."""
+    """Ask a running job to save its state and release its slots."""
 
     job_id: str
     reason: Reason
