@@ -179,8 +179,8 @@ def least_run_s(min_run_s: float, num_left: int) -> float:
     gain more.
 
     num_left: number of times that the job has released its slots. Each time, the period for which
-    the job can keep its slots becomes longer. Within t seconds, it therefore leaves at most sqrt(2
-    t / min_run_s) times, even if the estimates are wrong.
+    the job can keep its slots becomes longer. Within t seconds, the job therefore releases its
+    slots at most sqrt(2 t / min_run_s) times, even if the estimates are wrong.
     """
     return min_run_s * (1 + num_left)
 
@@ -310,7 +310,8 @@ def _by_gain(
     bounds = [each.held if each.has_shrunk else capacity for each in jobs]
 
     def offer(index: int) -> None:
-        """Push the job's next size: the size with the largest gain per additional worker."""
+        """Push the job's next size, which is the size with the largest gain per additional worker,
+        onto the heap."""
         name = jobs[index].job_id
         of_job, at = worth[name], given[name]
         bound = min(at + left, bounds[index])

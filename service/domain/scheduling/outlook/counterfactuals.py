@@ -93,7 +93,7 @@ class Counterfactual:
 
 
 def refuses_all(job: WaitingJob, change: Change) -> WaitingJob | None:
-    """Refuse every change. This is the `Resubmit` of a job whose document can't be submitted
+    """Refuse every change. Used as the `Resubmit` of jobs whose documents can't be submitted
     again."""
     return None
 

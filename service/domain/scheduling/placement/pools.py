@@ -110,8 +110,8 @@ class Pool:
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. This is fast if they don't fit: unless resources were added
-        later, an earlier count is an upper bound."""
+        """Whether `num_workers` fit. The check is fast if they don't fit: unless resources were
+        added later, an earlier count is an upper bound."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:

@@ -149,9 +149,9 @@ def _without_leaving(gpus: Sequence[Gpu], parts: Parts) -> list[Gpu]:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(sizes: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[Gpu, ...] | None:
-    """Return the GPUs of some packing of these (fraction of a GPU, number of workers); None if none
-    was found. The search starts with the largest fractions; among equal fractions, with the jobs
-    that have the most workers."""
+    """Return the GPUs of any packing of these pairs (fraction of a GPU, number of workers); None if
+    no packing was found. The search starts with the largest fractions; among equal fractions, with
+    the jobs that have the most workers."""
     in_units = [(round(size * UNIT), number, at) for at, (size, number) in enumerate(sizes)]
     jobs = sorted([each for each in in_units if each[1]], key=lambda each: (-each[0], -each[1]))
     if sum(size * number for size, number, _ in jobs) > num_gpus * UNIT:

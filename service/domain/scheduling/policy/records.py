@@ -21,7 +21,7 @@ from service.domain.scheduling.rules.queues import DEFAULT, Queue
 class WaitingJob:
     job_id: str
     attempt: int
-    """Number of the job's latest attempt. A claim fails if it has changed."""
+    """Number of the job's latest attempt. A claim fails if this number has changed."""
     priority: int
     seq: int
     """Order of submission."""
@@ -62,10 +62,9 @@ class Growing:
     seq: int
     request: Request
     slices: tuple[Slice, ...]
-    """The slots that the group holds. A grant fails if they have changed."""
+    """The slots that the group holds. A grant fails if the group's slots have changed."""
     lacking: int = 0
-    """Number of missing workers. The group waits for them, or continues without them if `trains` is
-    set."""
+    """Number of missing workers. The group waits for these workers unless `trains` is set."""
     queue: str = DEFAULT
     owner: str = "default"
     trains: bool = False
@@ -89,9 +88,9 @@ class Snapshot:
     """Message that is set if the storage is full. No job can then start, even if slots are free."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
-    """Running jobs that can be asked to leave their slots."""
+    """Running jobs that can be asked to release their slots."""
     min_run_s: float = eviction.MIN_RUN_S
-    """Minimum time in seconds that a job holds its slots before it can be asked to leave."""
+    """Minimum time in seconds that a job holds its slots before it can be asked to release them."""
     queues: tuple[Queue, ...] = ()
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
     """Recent usage in cluster-seconds, by queue and user."""

@@ -232,8 +232,8 @@ class Round:
     def _promise(
         self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
     ) -> Wait | None:
-        """Keep slots for a job, including slots that other jobs are about to leave. Returns None if
-        there are too few such slots."""
+        """Keep slots for a job, including slots that other jobs are about to release. Returns None
+        if there are too few such slots."""
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
         if slices is None:
             return None

@@ -97,8 +97,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a group must release its spare slots for a job with the rank `coming`. It must,
-    unless the group's tier, priority and user rank before the job's."""
+    """Whether a group must release its spare slots for a job with the rank `coming`. The group need
+    not release slots if it precedes the job by tier, priority and user."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.tier, coming.falling_priority, coming.user_is_ahead
@@ -248,7 +248,7 @@ class SlotCheck:
         return max(self._capacities.values(), default=0)
 
     def release(self, ask: Ask, sign: int = 1) -> None:
-        """Return these slots, or take them back if `sign` is -1."""
+        """Add these slots to the pool's free slots, or remove them again if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
