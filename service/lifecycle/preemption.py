@@ -1,5 +1,5 @@
-"""Asks attempts to save and leave their slots, because a user requested it, a node is being
-drained, or the service is stopping its cluster.
+"""Asks attempts to save their state and release their slots, because a user requested it, a node is
+being drained, or the service is stopping its cluster.
 
 The request is stored in the attempt's row, and the reconciler sends it as a command. When the
 attempt ends, its job returns to the queue, and no retry is charged.
