@@ -44,8 +44,8 @@ FOR_SLOTS = frozenset(
         *("queue_limit", "user_limit"),
     }
 )
-"""Reasons why jobs wait that might start immediately in another queue, with fewer resources, or
-with a higher priority."""
+"""Reasons for waiting of jobs that might start immediately in another queue, with fewer resources,
+or with a higher priority."""
 MAX_KEPT = 4096
 
 

@@ -125,7 +125,7 @@ def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
 
 def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
     """Return the commands for the attempt of this row. A job that is being cancelled only gets
-    `Stop`, and a group that is leaving its slots is not resized."""
+    `Stop`, and a group that is releasing all its slots is not resized."""
     if row.job_state is JobState.CANCELLING:
         return (Stop(),)
     if row.preempt_grace_s is not None:
