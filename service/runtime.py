@@ -413,8 +413,8 @@ def tune_interpreter() -> None:
     A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
     request releases the interpreter at each database statement. With Python's default, it would
     have to wait 5 ms each time to get the interpreter back. The garbage collector is configured to
-    skip existing objects, most of which belong to modules. Otherwise it would traverse them
-    whenever the loops have read many jobs.
+    skip existing objects, most of which belong to modules. Otherwise, the collector would traverse
+    these objects whenever the loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

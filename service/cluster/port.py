@@ -41,7 +41,7 @@ class ClusterNode:
     run on the node in either case."""
     quarantined: tuple[Quarantined, ...] | None
     """Slots of ended attempts that are not available yet, because they have not been cleaned up.
-    None before the node has reported."""
+    None until the node has reported."""
     drained_by: float | None
     """Unix time at which the node will leave; `math.inf` if the time is unknown, and None if the
     node won't leave. A node that will leave is not accepted."""
@@ -63,8 +63,8 @@ class ClusterSnapshot:
     """The state of the cluster at a point in time."""
 
     session: str
-    """Identifies the session of the cluster. It changes when the cluster is restarted. Processes of
-    an earlier session are never alive."""
+    """Identifies the session of the cluster. A restarted cluster has a new session. Processes of an
+    earlier session are never alive."""
     address: str
     dashboard_url: str | None
     shared: bool
@@ -90,7 +90,7 @@ class Cluster(Protocol):
         """Start connecting. Does not wait for the connection."""
 
     async def stop(self) -> None:
-        """Disconnect from the cluster. Its attempts continue, unless the cluster is embedded."""
+        """Disconnect from the cluster. The attempts continue, unless the cluster is embedded."""
 
     async def snapshot(self) -> ClusterSnapshot:
         """Return the nodes and their resources, and prepare new nodes for running ranks."""

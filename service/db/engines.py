@@ -14,8 +14,8 @@ from service.db.types import from_json
 THREADS = 8
 BUSY_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 30_000
-"""Time after which PostgreSQL aborts an idle transaction. Otherwise, a process that is suspended
-during a transaction would hold its locks indefinitely."""
+"""Time after which PostgreSQL aborts an idle transaction. Without this limit, a process that is
+suspended during a transaction would hold its locks indefinitely."""
 
 
 VANISHED_HOST = {

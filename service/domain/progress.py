@@ -27,8 +27,8 @@ FEW = 4.0
 uncertain."""
 MARGIN = 0.1
 """Fraction by which each side of the range is widened for each doubling from the number of measured
-steps to the job's total number of steps. This margin covers evaluations, checkpoints and
-neighbouring jobs that have not occurred yet."""
+steps to the job's total number of steps. The margin covers evaluations, checkpoints and
+neighbouring jobs that the measured steps don't include."""
 MAX_TREND = 2.0
 """Maximum factor by which an extrapolated trend can change the pace."""
 

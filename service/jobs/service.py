@@ -59,8 +59,8 @@ class _CheckedDocument:
 
     resolved: Resolved
     unfit: CodeUnfit | None
-    """The error to raise if the document's code can't run. It is raised only after the errors of
-    the job itself."""
+    """The error to raise if the document's code can't run. Errors of the job itself are raised
+    first."""
     trials: Trials | None
     """The trials of a sweep."""
     silo_sources: list[str | None] | None

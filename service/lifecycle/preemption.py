@@ -39,7 +39,7 @@ def ask(
     because: str = "",
     actor: str | None = None,
 ) -> bool:
-    """Ask an attempt to release its slots. Its job must be locked. Return False if the attempt was
+    """Ask an attempt to release its slots. The job must be locked. Return False if the attempt was
     already asked; the first grace period then remains valid."""
     if attempt.preempt_asked_at is not None:
         return False

@@ -37,7 +37,8 @@ from service.outlook.step_times import EarlierRuns, Runs
 from service.outlook.waiting_jobs import waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
-"""Maximum age of a usable situation. If it is older, no process is running the loops."""
+"""Maximum age of a usable situation. An older situation means that no process is running the
+loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),

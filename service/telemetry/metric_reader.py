@@ -40,8 +40,8 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 Piece = tuple[MetricChunk, int]
 """A chunk, and its last valid step."""
 Recent = Mapping[int, tuple[MetricChunk, bytes]]
-"""Points that are not yet in chunks. They are represented by one artificial chunk per series and
-attempt, with a negative id."""
+"""Points that are not yet in chunks, represented by one artificial chunk per series and attempt,
+with a negative id."""
 
 
 def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:

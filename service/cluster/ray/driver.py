@@ -1,6 +1,5 @@
-"""Implements the port's methods with a Ray driver in this process.
-
-This runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
+"""Implements the port's methods with a Ray driver in this process, the gateway, which is a child of
+the service because a Ray driver exits when Ray's GCS is lost.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class RayCluster:
         """Return the reply for an attempt whose supervisor doesn't respond.
 
         If Ray itself responds, the supervisor is killed once it has been silent for longer than its
-        time limit, which is longer on slow machines. Its ranks then end, too.
+        time limit, which is longer on slow machines. Killing the supervisor also ends its ranks.
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)

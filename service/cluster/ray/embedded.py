@@ -80,8 +80,8 @@ class Daemon:
 
     pid: int
     started_ticks: int
-    """Start time of the process in clock ticks since boot. It is recorded because pids are
-    reused."""
+    """Start time of the process in clock ticks since boot, which identifies the process because
+    pids are reused."""
     instance: str
     address: str
     dashboard_url: str

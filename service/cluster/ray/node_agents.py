@@ -67,7 +67,7 @@ class JoinedNode:
     agent."""
     has_answered: bool = False
     ending: asyncio.Future[None] | None = None
-    """The task that ends an agent that was silent for too long. This reference prevents the task
+    """The task that ends an agent that was silent for too long. The reference prevents the task
     from being garbage-collected."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None

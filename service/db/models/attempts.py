@@ -160,7 +160,7 @@ class DrillRow(Base):
     rank: Mapped[int]
     at_step: Mapped[int | None]
     resumes: Mapped[bool]
-    """Whether the drill ends the attempt. If so, the effect is observed in the next attempt."""
+    """Whether the drill ends the attempt, so that its effect is observed in the next attempt."""
     state: Mapped[str] = mapped_column(String(16))
     step: Mapped[int | None]
     recovery_s: Mapped[float | None]

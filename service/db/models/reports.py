@@ -91,8 +91,8 @@ class SystemMetricsRow(Base):
 
 
 class LogChunkRow(Base):
-    """Consecutive log lines of one rank. They are stored in `text` while the chunk is open, and
-    afterwards in the storage."""
+    """Consecutive log lines of one rank, stored in `text` while the chunk is open, and afterwards
+    in the storage."""
 
     __tablename__ = "log_chunks"
     __table_args__ = (

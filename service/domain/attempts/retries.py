@@ -95,9 +95,9 @@ def decide(
     budgets.
 
     cause: why an unsuccessful attempt ended. A stopped attempt counts as preempted. by_drill: the
-    fault was injected on purpose, so the retry is free. by_overload: the machines were too slow. It
-    is unknown how long this will last, so the number of retries is unlimited, and their delays
-    increase.
+    fault was injected on purpose, so the retry is free. by_overload: the machines were too slow.
+    The number of retries is then unlimited, with increasing delays, because it is unknown how long
+    the overload will last.
     """
     if cause is Cause.CANNOT_RUN:
         return GiveUp(cause, RetryBudget.USER, "a retry would not fix the code")

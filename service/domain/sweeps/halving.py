@@ -2,9 +2,9 @@
 stops trials instead of pausing them: no trial waits for other trials to reach its rung.
 
 A rung is a number of steps. A trial is judged once at each rung: the value in its first report at
-the rung is compared with the values of all trials that have already been judged there. Reports can
-be late or missing. A trial that passes several rungs between two reports is judged only at the
-highest of them, because its value does not apply to the lower rungs.
+the rung is compared with the values of all trials that have already been judged at that rung.
+Reports can be late or missing. A trial that passes several rungs between two reports is judged only
+at the highest of them, because its value does not apply to the lower rungs.
 """
 
 from __future__ import annotations

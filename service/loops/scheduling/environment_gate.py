@@ -1,4 +1,4 @@
-"""The environment gate. It ensures that jobs only start on nodes on which their environment and
+"""The environment gate, which ensures that jobs start only on nodes on which their environment and
 code are ready.
 
 A job whose environment or code is not ready on every node of its plan waits without holding slots,
@@ -131,8 +131,8 @@ class EnvironmentGate(Stage):
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """Return why jobs of these decisions can't start or grow yet, by job. This includes jobs
-        for which other jobs must release slots first."""
+        """Return why jobs of these decisions can't start or grow yet, by job. The result includes
+        jobs for which other jobs must release slots first."""
         due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:

@@ -1,8 +1,8 @@
 """The forecaster: a loop that predicts when jobs will start and end, and measures the errors of its
 predictions.
 
-It simulates the policy, starting from the scheduler's last round. Simulating a long queue takes
-seconds, so the simulation runs step by step, with pauses in which the other loops can run.
+The loop simulates the policy, starting from the scheduler's last round. Simulating a long queue
+takes seconds, so the simulation runs step by step, with pauses in which the other loops can run.
 """
 
 from __future__ import annotations

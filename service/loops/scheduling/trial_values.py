@@ -107,9 +107,9 @@ class TrialValues(Stage):
         """Call the samplers for all of these jobs that could not be claimed because they lack
         values.
 
-        The results wake the scheduler. This method never raises an exception, because other jobs
-        are about to be launched. If the sampler of a job is not called now, it will be called after
-        the job's next failed claim.
+        The results wake the scheduler. Never raises an exception, because other jobs are about to
+        be launched. If the sampler of a job is not called now, it will be called after the job's
+        next failed claim.
         """
         asked = list(job_ids)
         try:

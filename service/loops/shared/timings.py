@@ -40,12 +40,12 @@ class LoopTimings:
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
-    """Seconds after the claim of an attempt in which another process might still launch it. This is
-    longer than the time for which the gateway waits for a response."""
+    """Seconds after the claim of an attempt in which another process might still launch it. Longer
+    than the time for which the gateway waits for a response."""
     last_launches_s: float = 5.0
-    """Seconds for which a stopping service waits until its current launches have finished. If it
-    cancelled a launch, the next leader could not determine whether the attempt was launched, and
-    would have to wait for `launch_grace_s`."""
+    """Seconds for which a stopping service waits until its current launches have finished. If the
+    service cancelled a launch, the next leader could not determine whether the attempt was
+    launched, and would have to wait for `launch_grace_s`."""
     storage_limit_s: float = 20.0
     """Seconds for which the end of an attempt waits until the storage has listed the attempt's
     checkpoints."""

@@ -97,15 +97,15 @@ class Sized:
     held: int
     """Number of workers that the job has; 0 if it is waiting."""
     stays: bool = False
-    """Whether the job keeps its workers. It may still get more workers."""
+    """Whether the job keeps its workers. The job may still get more workers."""
     comes_first: bool = False
     """Whether the job gets its minimum size before other jobs are enlarged."""
     has_grown: bool = False
-    """Whether the job got slots recently. It must release them for jobs that start, but not for
-    running jobs."""
+    """Whether the job got slots recently. The job must release these slots for jobs that start, but
+    not for running jobs."""
     has_shrunk: bool = False
-    """Whether the job recently released slots to jobs that gain more from these slots. It gets more
-    slots only if no other job wants them."""
+    """Whether the job recently released slots to jobs that gain more from these slots. The job gets
+    more slots only if no other job wants them."""
 
 
 @functools.lru_cache(maxsize=4096)

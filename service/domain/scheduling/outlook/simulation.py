@@ -2,9 +2,9 @@
 
 The simulation steps from the end of one job to the end of the next. At each of these times, it
 calls `policy.plan` as the scheduler does, and applies the plan: jobs start, or they leave or shrink
-to release slots for other jobs. It assumes that nothing else happens: no job is submitted or fails,
-groups don't grow, nodes and their use by other programs don't change, and dependencies on the
-success of a job are satisfied.
+to release slots for other jobs. The simulation assumes that nothing else happens: no job is
+submitted or fails, groups don't grow, nodes and their use by other programs don't change, and
+dependencies on the success of a job are satisfied.
 
 The distant future is simulated in coarse steps, because the assumptions about it are even coarser:
 if jobs end at nearly the same time, relative to how far away this time is, they are treated as

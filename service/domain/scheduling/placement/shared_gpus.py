@@ -1,7 +1,7 @@
 """Shared GPUs: counts how many GPUs of a node are not shared, and how many have room for another
 fraction.
 
-Ray does not report which GPU a fraction is on. It puts each fraction on the fullest GPU that has
+Ray does not report which GPU a fraction is on, but puts each fraction on the fullest GPU that has
 room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
 first, followed by the fractions of the current plan, with workers of the same job on different
 GPUs. Workers that are asked to leave are on their GPUs until jobs start in their place, so other

@@ -1,4 +1,4 @@
-"""The scheduling policy. It decides which jobs start, and where; which jobs wait, make room or
+"""The scheduling policy, which decides which jobs start, and where; which jobs wait, make room or
 grow; and why.
 
 A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to

@@ -3,9 +3,9 @@
 A running job is asked to leave for a job with a higher priority, or for a job whose slots are
 guaranteed by its queue's quota. A job that saves its state on request and resumes from it is also
 asked to leave for a job whose queue or user has used less than its share, or for a job that clearly
-has less work left. No job leaves before it has held its slots for a minimum run time. This limits
-how often two jobs can alternately evict each other, because a job is evicted at most once in the
-minimum run time. Jobs that lose the least work leave first.
+has less work left. No job leaves before it has held its slots for a minimum run time. A job is
+therefore evicted at most once in this time, which limits how often two jobs can alternately evict
+each other. Jobs that lose the least work leave first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """
@@ -44,7 +44,7 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """Seconds for which the job could train. Its startup time counts only if the startup takes very
+    """Seconds for which the job could train. The startup of the job counts only if it takes very
     long."""
     left_s: float | None = None
     """Remaining seconds of the job; None if unknown."""

@@ -57,7 +57,7 @@ Ahead = tuple[tuple[str, ...], int]
 
 
 class _Seen:
-    """The obstacles for all gangs with equal requests. They are valid until the next job starts."""
+    """The obstacles for all gangs with equal requests, valid until the next job starts."""
 
     __slots__ = ("explanation", "free", "num_holders")
 

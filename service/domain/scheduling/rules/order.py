@@ -77,8 +77,8 @@ class Fronts:
 
 
 def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """Return the remaining work. It is lowest for a job that has waited for `LONGEST_WAIT_S`, and
-    next lowest for jobs whose remaining time is unknown, because running them shows how long they
+    """Return the remaining work: lowest for a job that has waited for `LONGEST_WAIT_S`, and next
+    lowest for jobs whose remaining time is unknown, because running such jobs shows how long they
     take. `left_s` is the remaining time in seconds on the job's slots, or None if unknown. `weight`
     is the job's share of the cluster to the power of `gangs.SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:

@@ -49,8 +49,8 @@ class Queue:
     max_priority: int = 100
     """The highest priority that users can set."""
     budget: float | None = None
-    """Maximum total cost of the queue's jobs, in the currency of the prices. Once it is reached, no
-    job starts."""
+    """Maximum total cost of the queue's jobs, in the currency of the prices. Once the budget is
+    used up, no job starts."""
     monthly_budget: float | None = None
     """Maximum cost of the queue's jobs per month (UTC)."""
 

@@ -33,7 +33,7 @@ Account = tuple[str, str]
 
 
 class Used:
-    """Cluster-seconds that accounts have used. They decay by half every `HALF_LIFE_S`."""
+    """Cluster-seconds that accounts have used. The values decay by half every `HALF_LIFE_S`."""
 
     def __init__(self) -> None:
         self._seconds: dict[Account, float] = {}
