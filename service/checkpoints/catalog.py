@@ -117,8 +117,8 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
 
 
 def files_of(manifest: Any) -> list[views.CheckpointFile]:
-    """Return the files that a manifest lists. Raise an exception in `MALFORMED` if the manifest is
-    malformed."""
+    """Return the files that a manifest lists. Raise one of the exceptions in `MALFORMED` if the
+    manifest is malformed."""
     return [
         views.CheckpointFile(
             path=check_file_name(entry["path"]),

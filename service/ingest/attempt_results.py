@@ -214,8 +214,8 @@ class _Recorder:
             measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
-        """Return a worker's time, or now if the time is outside of the attempt's life because of a
-        wrong clock."""
+        """Return a worker's time, or the current time if a wrong clock puts the worker's time
+        outside of the attempt's life."""
         if seconds is None:
             return self.now
         return within(seconds, self.row.started_at or self.row.created_at, self.now)

@@ -4,7 +4,7 @@ Granted slots are immediately recorded as held in the attempt's row, and recalle
 recorded as held. Therefore, no other job gets these slots while the grant or the recall is being
 sent to the group. A grant or recall is sent repeatedly until the group reports the slots that it
 holds. A recall to which the group does not respond in time is withdrawn: the group is assumed to
-keep its slots, and can be asked to leave all of them instead.
+keep its slots, and can be asked to release all of them instead.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ unavailable."""
 
 
 MAX_RUNS = 10
-"""Maximum number of runs of a transaction. A transaction usually needs two, or one more after a
+"""Maximum number of runs of a transaction. A transaction usually needs two runs, or three after a
 concurrent change."""
 
 

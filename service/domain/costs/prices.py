@@ -16,8 +16,8 @@ from service.domain.attempts.ledger import Ledger, useful_and_unreported
 SLOT = "slot"
 """Resource name for a flat price per worker, regardless of the worker's bundle."""
 UNIT = {"memory": float(2**30)}
-"""Amount of a resource to which its price refers: memory is priced per GiB, and resources that are
-not listed are priced per unit."""
+"""Amount for which a resource's price is set: memory is priced per GiB, and resources that are not
+listed are priced per unit."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ class EnvironmentGate(Stage):
         self._preparations = Preparations(context.cluster, context.signals)
         self._settings = context.settings
         self._needs: dict[str, NodeNeeds | None] = {}
-        """The needs of each job that was about to start and is still waiting or growing."""
+        """The environment and code of each job that was about to start and is still waiting or
+        growing."""
         self._awaited: dict[str, _Awaited] = {}
         """The nodes for which each held job or group waits."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}

@@ -258,8 +258,8 @@ class Preparations:
 
     async def _ask(self, question: _Question) -> None:
         """Ask until the node is ready or has failed, or until no job needs the response. If no job
-        needs it, the node is notified only after its last response, so that no request can arrive
-        after the notification."""
+        needs the response, the node is notified only after its last response, so that no request
+        can arrive after the notification."""
         loop = asyncio.get_running_loop()
         while question.jobs:
             try:

@@ -50,8 +50,8 @@ class LoopTimings:
     """Seconds for which the end of an attempt waits until the storage has listed the attempt's
     checkpoints."""
     lease_held_for: timedelta = timedelta(seconds=7)
-    """Time for which the lease is valid. Together with `lease_retry_s`, it ensures that a suspended
-    holder is replaced within 10 s."""
+    """Time for which the lease is valid. Together with `lease_retry_s`, this time ensures that a
+    suspended holder is replaced within 10 s."""
     lease_renewal_s: float = 2.0
     """Seconds between two renewals of the lease. The lease is kept even if two renewals in a row
     fail."""

@@ -55,7 +55,7 @@ from service.domain.tracking.search_tree import (
 
 LIMIT_S = 5.0
 """Time limit of a search. A combination of many conditions that nearly all jobs match can exceed
-it."""
+this limit."""
 _STEPS = 10_000
 """Number of instructions after which SQLite checks the clock."""
 _CANCELLED = "57014"

@@ -33,8 +33,8 @@ class WaitingJob:
     left_s: float | None = None
     """Remaining runtime in seconds once the job has started; None if unknown."""
     waited_s: float = math.inf
-    """Seconds since the job was submitted, excluding time in which it ran, was held, or waited for
-    other jobs to end or for its array."""
+    """Seconds since the job was submitted, excluding the time in which it ran, was held, or waited
+    for its array or for the end of other jobs."""
     yields: bool = False
     """Whether the job saves its state when asked to release its slots, and later resumes from this
     state."""
@@ -126,7 +126,7 @@ class Wait:
     error."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
-    """Slots that are kept for the job while other jobs are leaving them."""
+    """Slots that are kept for the job while other jobs are releasing them."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ class Round:
         return stay
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
-        """Decide what to do with a waiting job. `position` is its place in the queue, from 1."""
+        """Decide what to do with a waiting job. `position` is the job's place in the queue,
+        starting at 1."""
         kept_back = self._kept_back(job, gang, position)
         return kept_back or self._find_slots(job, gang, rank, position)
 
