@@ -187,7 +187,7 @@ class Obstacles:
         return f"{number} within one {level}{where}"
 
     def _counted(self, kind: WorkerKind) -> _Reach:
-        """Return the `_Reach` of these nodes, updated with the newest holders."""
+        """Return the `_Reach` of this kind, updated with the newest holders."""
         reach = self._reach(kind)
         if reach.num_holders == len(self._holders):
             return reach
