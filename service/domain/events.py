@@ -10,7 +10,7 @@ ACTOR = "actor"
 ANONYMOUS = "anonymous"
 """The actor on a server without tokens."""
 SYNC_PLAN = "sync_plan"
-"""Key, in the data of the event `submitted`, for the `sync` that `sync: auto` selected."""
+"""Key, in the data of the event `submitted`, for the plan by which `sync: auto` was resolved."""
 
 REMARKS: Final[Mapping[str, str]] = {
     "budget": "The budget of the queue is exhausted, or is available again.",
