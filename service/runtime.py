@@ -265,8 +265,8 @@ class Runtime:
                 await woken.wait(1.0)
 
     async def _leave(self) -> int:
-        """Ask every live attempt to save its state and leave its slots. Returns the number of live
-        attempts."""
+        """Ask every live attempt to save its state and release its slots. Returns the number of
+        live attempts."""
 
         def work(session: Session) -> int:
             now = self.database.time(session)
@@ -413,8 +413,8 @@ def tune_interpreter() -> None:
     A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
     request releases the interpreter at each database statement. With Python's default, it would
     have to wait 5 ms each time to get the interpreter back. The garbage collector is configured to
-    skip existing objects, most of which belong to modules. Otherwise it would traverse them
-    whenever the loops have read many jobs.
+    skip existing objects, most of which belong to modules. Otherwise, the collector would traverse
+    these objects whenever the loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

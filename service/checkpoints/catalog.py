@@ -117,8 +117,8 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
 
 
 def files_of(manifest: Any) -> list[views.CheckpointFile]:
-    """Return the files that a manifest lists. Raise an exception in `MALFORMED` if the manifest is
-    malformed."""
+    """Return the files that a manifest lists. Raise one of the exceptions in `MALFORMED` if the
+    manifest is malformed."""
     return [
         views.CheckpointFile(
             path=check_file_name(entry["path"]),
@@ -155,10 +155,10 @@ def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
 
 
 def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
-    """Yield a report of each committed checkpoint, newest first. Each report is identical to the
-    rank's report. Blocking. Raise StorageUnavailable. A checkpoint counts as committed if its
-    manifest names the same step as its folder, and every file has the size in the manifest. Hashes
-    are compared when ranks load the checkpoint.
+    """Yield a report for each committed checkpoint, newest first, identical to the report that the
+    rank sent. Blocking. Raise StorageUnavailable. A checkpoint counts as committed if its manifest
+    names the same step as its folder, and every file has the size in the manifest. Hashes are
+    compared when ranks load the checkpoint.
     """
     base = f"{attempt_prefix(job_id, attempt)}/checkpoints"
     folders = [name for name in storage.names(base) if name.startswith("step-")]

@@ -102,7 +102,8 @@ def refuse_if_needed(session: Session, job_id: str) -> None:
 
 
 def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
-    """Raise InitFromDiffers unless `spec` can start from the source job's state after this step."""
+    """Raise InitFromDiffers unless `spec` can start from the state that the source job saved at
+    `step`."""
     assert spec.init_from is not None
     is_whole = spec.init_from.take == "everything"
     try:

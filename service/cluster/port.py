@@ -41,7 +41,7 @@ class ClusterNode:
     run on the node in either case."""
     quarantined: tuple[Quarantined, ...] | None
     """Slots of ended attempts that are not available yet, because they have not been cleaned up.
-    None before the node has reported."""
+    None until the node has reported."""
     drained_by: float | None
     """Unix time at which the node will leave; `math.inf` if the time is unknown, and None if the
     node won't leave. A node that will leave is not accepted."""
@@ -49,7 +49,7 @@ class ClusterNode:
     """The node's Ray labels, such as `ray.io/market-type`, except for the label with the node's
     id."""
     is_starting: bool
-    """Whether the node is not accepted only because it is starting."""
+    """Whether the node is not accepted for the sole reason that it is still starting."""
     is_released: bool
     """Whether `Cluster.request_nodes` has removed dray's processes from the node. Such a node is
     not accepted."""
@@ -63,8 +63,8 @@ class ClusterSnapshot:
     """The state of the cluster at a point in time."""
 
     session: str
-    """Identifies the session of the cluster. It changes when the cluster is restarted. Processes of
-    an earlier session are never alive."""
+    """Identifies the session of the cluster. A restarted cluster has a new session. Processes of an
+    earlier session are never alive."""
     address: str
     dashboard_url: str | None
     shared: bool
@@ -90,7 +90,7 @@ class Cluster(Protocol):
         """Start connecting. Does not wait for the connection."""
 
     async def stop(self) -> None:
-        """Disconnect from the cluster. Its attempts continue, unless the cluster is embedded."""
+        """Disconnect from the cluster. The attempts continue, unless the cluster is embedded."""
 
     async def snapshot(self) -> ClusterSnapshot:
         """Return the nodes and their resources, and prepare new nodes for running ranks."""
@@ -140,12 +140,13 @@ class Cluster(Protocol):
         """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
-        """Return a node's progress in preparing the needs of a job, and start the preparation if
+        """Return how far a node has prepared what a job needs, and start the preparation if
         necessary. Idempotent."""
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
-        """Stop preparing these needs on a node, because no job of the owner is waiting for them any
-        longer. If jobs of other owners need them, the preparation continues. Idempotent."""
+        """Withdraw the owner's request to prepare `needs` on a node, because none of the owner's
+        jobs is waiting for them any longer. The preparation continues if jobs of other owners need
+        the same. Idempotent."""
 
     async def kept_jobs(self) -> list[str]:
         """Return the jobs that have a working directory on some node."""

@@ -1,2 +1,2 @@
-"""Uploaded code of jobs. Uploaded code. It is stored in parts by hash, separately for each
-owner."""
+"""The uploaded code of jobs. Code is stored in parts that are identified by their hashes,
+separately for each owner."""

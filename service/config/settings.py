@@ -128,8 +128,9 @@ class Settings(BaseSettings):
     """Keys of Ray node labels that describe the topology, widest level first, such as
     `zone,rack,nvlink`. The workers of a job are placed close to each other in this topology."""
     silo_source: str | None = Field(None, repr=False)
-    """URL of a silo's data, set on the silo's node of a cluster. A service with the embedded Ray
-    does not start with this setting, because its only node could then run only ranks of silos."""
+    """URL of a silo's data. Set it on the cluster node that belongs to the silo. A service with the
+    embedded Ray does not start with this setting, because its only node could then run only ranks
+    of silos."""
     local_slots: int | None = Field(None, ge=1)
     """Number of one-CPU workers for which the embedded Ray has slots on a machine without a GPU.
     The default is the number of CPUs."""
@@ -170,10 +171,10 @@ class Settings(BaseSettings):
 
     rank_env: VariableNames = ()
     """Names of environment variables that are passed to ranks in addition to the allow-list.
-    Only for the embedded Ray, because the nodes of a cluster have their own environments."""
+    Applies only to the embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
     """Folders on the nodes from which `file://` data may be read. If unset, all folders are allowed
-    without a tokens file, and no folders with a tokens file."""
+    on a server without a tokens file, and no folders on a server with one."""
     data_private_hosts: Hosts = None
     """Private names, addresses and networks (CIDR) from which data may be fetched."""
     data_cache_dir: Path | None = None

@@ -1,4 +1,4 @@
-"""Errors that prevent startup. Their messages state the error, its location, and what to do."""
+"""Errors that prevent startup. Each message states what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -21,5 +21,6 @@ class StartRefused(Exception):
 
 
 def reason_of(error: OSError) -> str:
-    """Return the system's error as a phrase that follows the name of a file."""
+    """Describe the system's error as a predicate, such as "can't be used", for a message that
+    begins with a file's name."""
     return _REASONS.get(error.errno or 0) or f"can't be used ({error.strerror or error})"

@@ -45,7 +45,8 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """Return the reason why no job starts in each queue whose budget is used up."""
+        """Return, by name of each queue whose budget is used up, the reason why none of its jobs
+        starts."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:

@@ -42,9 +42,8 @@ def sentence(url: URL, error: DBAPIError) -> str:
 def refuse_emptied(url: URL, used_storage: Path | None) -> None:
     """Raise DatabaseUnusable if the SQLite file was emptied.
 
-    SQLite opens an empty file as a new database. But the database is really new only if the service
-    has never used it. In that case, `used_storage`, a file that the service writes to its storage,
-    is also missing.
+    SQLite opens an empty file as a new database. The database is really new only if `used_storage`,
+    a file that the service writes to its storage, is also missing.
     """
     if url.get_backend_name() != "sqlite" or used_storage is None:
         return

@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, configured for the sessions."""
+"""Creates the SQLAlchemy engines for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from service.db.types import from_json
 THREADS = 8
 BUSY_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 30_000
-"""Time after which PostgreSQL aborts an idle transaction. Otherwise, a process that is suspended
-during a transaction would hold its locks indefinitely."""
+"""Time after which PostgreSQL aborts an idle transaction. Without this limit, a process that is
+suspended during a transaction would hold its locks indefinitely."""
 
 
 VANISHED_HOST = {
@@ -25,8 +25,9 @@ VANISHED_HOST = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
-"""Parameters of libpq that limit how long a thread waits for a database host that has vanished from
-the network, to about a minute. Without them, it can take hours. The URL can set other values."""
+"""Parameters of libpq that make a thread give up after about a minute if the database host has
+vanished from the network. Without them, the thread can wait for hours. The URL can set other
+values."""
 
 
 def normalise_url(url: str) -> URL:
@@ -45,7 +46,8 @@ def normalise_url(url: str) -> URL:
 
 
 def with_limits(url: URL) -> URL:
-    """Return a URL of PostgreSQL with the parameters in `VANISHED_HOST` that it does not set."""
+    """Add the parameters in `VANISHED_HOST` to a PostgreSQL URL, unless the URL already sets
+    them."""
     limits = {name: value for name, value in VANISHED_HOST.items() if name not in url.query}
     return url.update_query_dict(limits)
 

@@ -36,7 +36,8 @@ def events_of(job_id: str) -> str:
     """Return the topic of a job's events.
 
     The job id itself is the topic for everything about the job, including metrics and log lines.
-    This separate topic prevents tasks that wait for an event from being woken for each stored step.
+    The separate topic for events prevents tasks that wait for an event from being woken for each
+    stored step.
     """
     return f"{job_id}/events"
 
@@ -63,8 +64,8 @@ signal, because a process might have been killed before it sent the signal."""
 
 
 class Subscription:
-    """A subscription to topics. It receives every signal that is published after the subscription
-    was opened."""
+    """A subscription to topics, which receives every signal that is published after the
+    subscription was opened."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
         self._signals = signals
@@ -72,8 +73,8 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._is_woken = False
-        """Whether the event is set or about to be set. This avoids unnecessary system calls to wake
-        the loop."""
+        """Whether the event is set or about to be set. The flag avoids unnecessary system calls to
+        wake the loop."""
 
     async def wait(self, timeout_s: float | None) -> bool:
         """Wait until a topic is published. Returns True if a topic was published since the last
@@ -157,7 +158,8 @@ class Signals:
 class PostgresAnnouncer:
     """A thread that uses NOTIFY to send the topics published in this process to other processes.
 
-    The thread starts with the first topic. While the database does not respond, topics are queued.
+    The thread is started when the first topic is queued. While the database does not respond,
+    topics are queued.
     """
 
     def __init__(self, conninfo: str) -> None:

@@ -71,8 +71,7 @@ _MEASURED = "measured"
 
 
 def notify(session: Session, *topics: str) -> None:
-    """Publish these topics when the transaction is committed. If it is rolled back, they are not
-    published."""
+    """Publish these topics when, and only if, the transaction is committed."""
     session.info.setdefault(_TOPICS, {}).update(dict.fromkeys(topics))
 
 
@@ -89,8 +88,7 @@ def at_end(session: Session, work: Callable[[Session], None]) -> None:
 
 
 def measure(session: Session, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
-    """Add to a metric of this process when the transaction is committed. If it is rolled back,
-    nothing is added."""
+    """Add to a metric of this process when, and only if, the transaction is committed."""
     measured = session.info.setdefault(_MEASURED, [])
     measured.append(cells_of(metric, amount, label))
 
@@ -281,8 +279,8 @@ class Database:
         """Perform as many writes in one transaction as fit within MAX_SHARED_S, and put the
         remaining writes back into the queue.
 
-        Returns False after a database error. In that case, all writes of the transaction are rolled
-        back, and each write must run in its own transaction.
+        Returns False after a database error, which rolls back all writes of the transaction; each
+        write must then run in its own transaction.
         """
         until = time.monotonic() + MAX_SHARED_S
         written: list[tuple[_Queued[Any], Any, Session]] = []
@@ -342,8 +340,8 @@ class _Queued(Generic[T]):
         self.answer: Future[T] = Future()
 
     def is_wanted(self) -> bool:
-        """Return whether the caller is still waiting. If it is, it can no longer cancel the
-        write."""
+        """Return whether the caller is still waiting. From then on, a waiting caller can't cancel
+        the write."""
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
 
     def settle(self, write: Callable[[Work[T]], T]) -> None:
@@ -354,7 +352,7 @@ class _Queued(Generic[T]):
 
 
 class _OneTransaction(Session):
-    """A session for a single transaction. It looks up its connection only once."""
+    """A session for a single transaction, which looks up its connection only once."""
 
     _found: Connection | None = None
 

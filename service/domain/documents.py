@@ -58,8 +58,8 @@ class CheckedDocument:
 MAX_SEED = 2**63
 """Exclusive upper bound of seeds."""
 MAX_REMEMBERED = 256
-"""Maximum number of cached validations. They are cached because validating a document takes longer
-than everything else in a claim."""
+"""Maximum number of cached validations. Validations are cached because validating a document takes
+longer than everything else in a claim."""
 
 
 def checked(spec: Mapping[str, Any]) -> CheckedDocument:

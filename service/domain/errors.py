@@ -1,4 +1,4 @@
-"""The errors that use cases raise. They don't depend on HTTP.
+"""The errors that use cases raise, independent of HTTP.
 
 Each class has a stable `code` for programs; `dray.errors` documents the codes. `message` describes
 the error, `hint` suggests what to do, and `pointer` is the JSON pointer of the invalid field. An

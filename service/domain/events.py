@@ -10,7 +10,7 @@ ACTOR = "actor"
 ANONYMOUS = "anonymous"
 """The actor on a server without tokens."""
 SYNC_PLAN = "sync_plan"
-"""Key for the choice of `sync: auto` in the event `submitted`."""
+"""Key, in the data of the event `submitted`, for the plan by which `sync: auto` was resolved."""
 
 REMARKS: Final[Mapping[str, str]] = {
     "budget": "The budget of the queue is exhausted, or is available again.",

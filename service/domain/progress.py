@@ -26,9 +26,9 @@ FEW = 4.0
 """The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
 uncertain."""
 MARGIN = 0.1
-"""Fraction by which each side of the range is widened for each doubling from the number of measured
-steps to the job's total number of steps. This margin covers evaluations, checkpoints and
-neighbouring jobs that have not occurred yet."""
+"""Each side of the range is widened by this fraction for every factor of two between the number of
+measured steps and the job's total number of steps. The margin covers evaluations, checkpoints and
+neighbouring jobs that the measured steps don't include."""
 MAX_TREND = 2.0
 """Maximum factor by which an extrapolated trend can change the pace."""
 

@@ -16,7 +16,7 @@ from ray_workers.shared.frame_fields import TIMES as TIMES
 CHUNK_POINTS = 1024
 """Maximum number of points in a chunk."""
 BLOCK_POINTS = 64
-"""Block size of an outline, which contains the extremes of each block."""
+"""Number of points per block of an outline, which contains the extremes of each block."""
 _BLOCK = struct.Struct("<qdqdq")
 """Step and value of the minimum, step and value of the maximum, first step with a NaN. A step is -1
 if there is no such value."""

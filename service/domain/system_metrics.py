@@ -133,8 +133,8 @@ def _mean(values: Sequence[float]) -> float:
 def of_report(
     time: int, columns: Iterable[tuple[Sequence[int], Mapping[str, Sequence[float]]]]
 ) -> dict[int, SystemSamples]:
-    """Return one sample for each row, keyed by the row's first rank. `columns` contains pairs of
-    ranks and values; the values map each metric to one value for each rank."""
+    """Return one sample for each row, keyed by the row's first rank. Each item of `columns` is
+    (ranks, values), where `values` maps each metric to one value for each rank."""
     found: dict[int, dict[Series, list[float]]] = {}
     for ranks, values in columns:
         for index, rank in enumerate(ranks):

@@ -165,9 +165,9 @@ def why_disabled(failing_since: datetime, now: datetime, answer: Answer) -> tupl
 def why_unauthorized(
     owner: str, enabled_by: str | None, all_users: bool, admins: Mapping[str, bool]
 ) -> tuple[str, str] | None:
-    """Return (code, message) if messages must not be sent to a webhook. None if its owner, or the
-    admin who enabled it, has the necessary rights. `admins` maps each user who has a token to
-    whether the user is an admin."""
+    """Return (code, message) if messages must not be sent to a webhook; None if the webhook's
+    owner, or the admin who enabled it, has the necessary rights. `admins` maps each user who has a
+    token to whether the user is an admin."""
     if enabled_by is not None and admins.get(enabled_by):
         return None
     if owner not in admins:

@@ -1,8 +1,8 @@
 """Stores the replies of supervisors: each reply atomically, several attempts in one transaction.
 
-Two checks fence a reply. Its attempt must be the job's live attempt, so replies from the supervisor
-of an abandoned attempt are ignored. Its cursor must be beyond the stored cursor, so a reply that
-arrives twice is stored once.
+Two checks fence a reply. The attempt must be the job's live attempt, so replies from the supervisor
+of an abandoned attempt are ignored. The reply's cursor must be beyond the stored cursor, so a reply
+that arrives twice is stored once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Received:
     reply: PollReply
     asked: Mapping[str, int] | None = None
     """The cursor of the poll, set if two processes can poll the same attempt at the same time. If
-    it is older than the stored cursor, the reply is ignored."""
+    this cursor is older than the stored cursor, the reply is ignored."""
     in_storage: Sequence[Frame] = ()
     """Reports of the attempt's checkpoints from `service.checkpoints.catalog`, if the reply has an
     outcome. Checkpoints that no rank reported are stored together with the outcome."""
@@ -214,8 +214,8 @@ class _Recorder:
             measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
-        """Return a worker's time, or now if the time is outside of the attempt's life because of a
-        wrong clock."""
+        """Return a worker's time, or the current time if a wrong clock puts the worker's time
+        outside of the attempt's life."""
         if seconds is None:
             return self.now
         return within(seconds, self.row.started_at or self.row.created_at, self.now)

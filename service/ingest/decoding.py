@@ -109,8 +109,8 @@ def seconds_of(frame: Frame, now: datetime) -> float:
 
 
 def within(seconds: float, first: datetime, last: datetime) -> datetime:
-    """Return a node's time (Unix seconds) if it is between `first` and `last`. Otherwise, the
-    node's clock is wrong, and the result is `last`."""
+    """Return a node's time (Unix seconds) if it is between `first` and `last`. If the time is
+    outside this range, the node's clock is wrong, and the result is `last`."""
     at = _as_time(seconds)
     return at if at is not None and first <= at <= last else last
 

@@ -14,7 +14,8 @@ from service.db.repositories import faults as repository
 from service.domain.attempts import ledger
 
 UNREPORTED = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
-"""Causes of ends after which no supervisor can report how the last seconds were used."""
+"""If an attempt ended for one of these causes, no supervisor can report how its last seconds were
+used."""
 
 
 def book(
@@ -40,7 +41,8 @@ def close(
 
 
 def view(slot_seconds: Mapping[str, float] | None) -> views.Goodput | None:
-    """Return the ledger, rounded to milliseconds. The total is the sum of the rounded classes."""
+    """Return the ledger, rounded to milliseconds. The total is the sum of the rounded
+    categories."""
     if slot_seconds is None:
         return None
     shown = {name: round(seconds, 3) for name, seconds in ledger.checked(slot_seconds).items()}

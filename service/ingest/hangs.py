@@ -24,8 +24,8 @@ def bounded(report: HangReport, num_ranks: int) -> HangReport:
 
 
 def _bounded(ranks: Sequence[RankWhereabouts], culprits: Sequence[int]) -> list[RankWhereabouts]:
-    """Return the ranks in order. If the stacks exceed MAX_BUNDLE_BYTES, some are dropped; the
-    stacks of culprits are kept first."""
+    """Return the ranks in order. If the stacks exceed MAX_BUNDLE_BYTES, some are dropped, but the
+    stacks of the ranks in `culprits` are kept if possible."""
     kept, left = [], MAX_BUNDLE_BYTES
     for one in sorted(ranks, key=lambda one: one.rank not in culprits):
         stack = None if one.stack is None else shortened(one.stack, MAX_STACK_BYTES)

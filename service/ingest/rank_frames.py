@@ -1,6 +1,6 @@
 """Stores the reports of ranks: metrics, log lines, checkpoints, artifacts, errors.
 
-`decoding` checks the form of a frame. This module also refuses URLs outside of the attempt's own
+`decoding` checks the form of a frame; this module also refuses URLs outside of the attempt's own
 folder. `supervisor_frames` stores the frames of supervisors.
 """
 

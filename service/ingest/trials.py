@@ -57,7 +57,7 @@ def _goes_on(
     now: datetime,
     may_stop: bool,
 ) -> bool:
-    """Judge the trial on a rung. Return False if the trial is stopped."""
+    """Judge the trial at a rung. Return False if the trial is stopped."""
     assert sweep.early_stopping is not None
     eta = sweep.early_stopping.eta
     repository.lock(session, trial.array_id)  # trials are judged one at a time

@@ -1,5 +1,5 @@
-"""Changes to a waiting job: holds and releases it, or moves it to another queue or to the front.
-Also changes the priority of any job that has not ended."""
+"""Changes a waiting job: holds or releases it, or moves it to another queue or to the front. Also
+changes the priority of any job that has not ended."""
 
 from __future__ import annotations
 

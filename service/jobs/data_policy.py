@@ -73,8 +73,8 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
 
 
 async def _check_packages(environment: Environment, allowed: AllowedHosts) -> None:
-    """Check each package host once. A host without encryption must be listed in the operator's
-    settings."""
+    """Check each package host once. A host that is contacted without encryption must be listed in
+    the operator's settings."""
     checked: set[tuple[str, bool]] = set()
     for pointer, address in environment.addresses:
         url = urlsplit(address)

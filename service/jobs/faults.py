@@ -52,7 +52,7 @@ class FaultService:
     async def preempt(
         self, job_id: str, grace_s: float | None = None, *, actor: str = ANONYMOUS
     ) -> views.Job:
-        """Ask the job to save a checkpoint, leave its slots and wait in its queue again.
+        """Ask the job to save a checkpoint, release its slots and wait in its queue again.
 
         A repeated call does not change the first grace period. Raises JobNotRunning if the job
         holds no slots.

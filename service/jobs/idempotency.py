@@ -60,11 +60,10 @@ def reserve(
     *,
     drill_id: str | None = None,
 ) -> str | None:
-    """Bind the key to the job (or its drill) that is about to be written. If it is already bound,
-    return the id of that job or drill instead.
-
-    Raises IdempotencyMismatch if it is bound to another request, and IdempotencyInFlight while
-    another process is about to bind it.
+    """Bind the key to the job (or its drill) that is about to be written. If the key is already
+    bound, return the id of the job or drill to which it is bound. Raises IdempotencyMismatch if the
+    key is bound to another request, and IdempotencyInFlight while another process is about to bind
+    the key.
     """
     if not repository.try_lock(session, _lock_number(owner, idempotency.key)):
         raise _in_flight()

@@ -57,7 +57,7 @@ def refuse_impossible(
     session: Session, spec: JobSpec, request: policy.Request, settings: Settings
 ) -> None:
     """Raise Unsatisfiable if the known cluster could not run the job even if the cluster were empty
-    and had all nodes of the autoscaler, or if the topology lacks the requested level."""
+    and the autoscaler had added all its nodes, or if the topology lacks the requested level."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
     is_spread = bool(request.homes) or bool(request.roles)
     is_placed = has_labels or is_spread or request.required_level is not None

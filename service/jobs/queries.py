@@ -349,7 +349,7 @@ def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
 
 
 def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:
-    """Return the choice that was made for `sync: auto`, which the job's first event contains."""
+    """Return the plan by which `sync: auto` was resolved, as recorded in the job's first event."""
     first = events_repository.events_after(session, job_id, 0, 1)
     found = first[0].data.get(SYNC_PLAN) if first else None
     return None if found is None else views.SyncPlan.model_validate(found)

@@ -59,8 +59,8 @@ class _CheckedDocument:
 
     resolved: Resolved
     unfit: CodeUnfit | None
-    """The error to raise if the document's code can't run. It is raised only after the errors of
-    the job itself."""
+    """The error to raise if the document's code can't run. Errors of the job itself are raised
+    first."""
     trials: Trials | None
     """The trials of a sweep."""
     silo_sources: list[str | None] | None
@@ -120,7 +120,8 @@ class Jobs:
             Unsatisfiable: The queue's limits or the known cluster could never let the job run.
             OutOfMemory: The job needs more memory than its workers have.
             InitFromNotFound, InitFromDiffers: The checkpoint from which the job starts does not
-                exist, or is from another model or, if it is restored completely, another training.
+                exist, or is from a different model or, if it is restored completely, from a
+                different kind of training.
             QuotaExceeded: The storage is full.
             CodeUnfit: The job's code was not uploaded, or lacks the program.
             ArrayTooLarge, InvalidTrial, SamplerUnavailable: The array or sweep can't be created.

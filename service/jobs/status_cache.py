@@ -1,9 +1,9 @@
 """A cache of responses about jobs. A response remains cached until its job changes.
 
 Most requests to a training service ask for the state of a job, and most responses equal the
-previous one. On SQLite, one process makes all writes. It caches responses, and removes a response
-when a change of the job is committed, so it never returns a stale response. On PostgreSQL, other
-processes write too, so every response is read from the database.
+previous one. On SQLite, one process makes all writes. This process caches responses, and removes a
+response when a change of the job is committed, so it never returns a stale response. On PostgreSQL,
+other processes write too, so every response is read from the database.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class StatusCache:
         return answer
 
     def _forget(self, changed: frozenset[str] | None) -> None:
-        """Drop the responses about the jobs that a commit changed. If `changed` is None, these jobs
-        are unknown, and all responses are dropped."""
+        """Drop the responses about the jobs that a commit changed. If `changed` is None, it is
+        unknown which jobs changed, and all responses are dropped."""
         with self._lock:
             self._changes += 1
             if changed is None:

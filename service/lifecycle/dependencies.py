@@ -39,7 +39,7 @@ class Ended:
     array_id: str | None
     state: JobState
     is_stopped_early: bool = False
-    """Whether the job is a trial that was stopped because other trials are better. Its sweep can
+    """Whether the job is a trial that was stopped because other trials are better. The sweep can
     still succeed.
     """
 

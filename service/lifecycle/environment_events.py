@@ -59,7 +59,8 @@ def sentence_of(failure: NodeEnvironment) -> str:
 def fail(
     session: Session, job_id: str, attempt_seen: int, answer: NodeEnvironment, now: datetime
 ) -> bool:
-    """Fail a waiting job whose needs a node can't prepare; return False if the job has changed."""
+    """Fail a waiting job for which a node can't be prepared; return False if the job has
+    changed."""
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
         return False

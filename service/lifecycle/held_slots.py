@@ -17,7 +17,8 @@ from service.domain.costs.prices import HeldOnNode
 
 
 def on_nodes(slices: Sequence[Slice], labels: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Return `AttemptRow.held` for an attempt that gets these slices. `labels` are by node id."""
+    """Return `AttemptRow.held` for an attempt that gets these slices. `labels` maps node ids to
+    labels."""
     return {
         part.node_id: {"labels": labels.get(part.node_id, {}), "slot_seconds": 0.0}
         for part in slices

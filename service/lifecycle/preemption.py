@@ -1,5 +1,5 @@
-"""Asks attempts to save and leave their slots, because a user requested it, a node is being
-drained, or the service is stopping its cluster.
+"""Asks attempts to save their state and release their slots, because a user requested it, a node is
+being drained, or the service is stopping its cluster.
 
 The request is stored in the attempt's row, and the reconciler sends it as a command. When the
 attempt ends, its job returns to the queue, and no retry is charged.
@@ -39,7 +39,7 @@ def ask(
     because: str = "",
     actor: str | None = None,
 ) -> bool:
-    """Ask an attempt to leave its slots. Its job must be locked. Return False if the attempt was
+    """Ask an attempt to release its slots. The job must be locked. Return False if the attempt was
     already asked; the first grace period then remains valid."""
     if attempt.preempt_asked_at is not None:
         return False

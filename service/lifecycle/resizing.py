@@ -4,7 +4,7 @@ Granted slots are immediately recorded as held in the attempt's row, and recalle
 recorded as held. Therefore, no other job gets these slots while the grant or the recall is being
 sent to the group. A grant or recall is sent repeatedly until the group reports the slots that it
 holds. A recall to which the group does not respond in time is withdrawn: the group is assumed to
-keep its slots, and can be asked to leave all of them instead.
+keep its slots, and can be asked to release all of them instead.
 """
 
 from __future__ import annotations
@@ -124,9 +124,8 @@ def spare(
     they should be released.
 
     Only groups that recover in place can release slots, because they continue in the same
-    processes. Groups on GPUs can't recover in place. It is not recorded whether a script has called
-    `train.prepare`. A script that has not called this function keeps its slots when it is asked to
-    release them.
+    processes. Groups on GPUs can't recover in place. A script can also be asked if it has not
+    called `train.prepare`, because such calls are not recorded; it then keeps its slots.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
@@ -338,7 +337,8 @@ def close(attempt: AttemptRow) -> None:
 
 def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tuple[str, list[str]]:
     """Return a sentence that explains why a group is smaller than requested or keeps its size, and
-    the jobs that block it. Both are empty if there is no reason to show."""
+    the jobs that block it. The sentence and the list of jobs are empty if there is no reason to
+    show."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
     if attempt.granted == []:

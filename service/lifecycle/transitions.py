@@ -33,8 +33,8 @@ KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
 
 
 class Ends:
-    """Jobs that end in one transaction. Their events, and the effects of their ends on other jobs,
-    are stored together."""
+    """Jobs that end in one transaction. The events of these jobs, and the effects of their ends on
+    other jobs, are stored together."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[JobRow, JobState]] = []
@@ -197,8 +197,8 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
 
 
 def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
-    """Return the waits that `note_waiting` would store. This avoids reading a long queue in a write
-    transaction."""
+    """Return the waits that `note_waiting` would store, so that a long queue need not be read in a
+    write transaction."""
     queued = planned_jobs.waiting_notes(session)
     return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
 
@@ -216,7 +216,7 @@ def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store the reason and the position of each waiting job; return the number of changed jobs.
 
-    Adds no events, since plans are made often. The exception is a used-up budget, which blocks jobs
+    Adds no events, since plans are made often, except for an exhausted budget, which blocks jobs
     for a long time. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}

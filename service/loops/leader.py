@@ -98,9 +98,9 @@ class Leader:
                 await woken.wait(wait_s)
 
     async def _ask(self) -> None:
-        """Take the lease if it is free. A cancelled call still waits for the response. Otherwise,
-        this process might have taken a lease without recording it. It would then never release the
-        lease, and other processes would have to wait until the lease expires.
+        """Take the lease if it is free. A cancelled call still waits for the response. If it
+        didn't, this process might take a lease without recording it, and never release the lease,
+        so that other processes would have to wait until the lease expires.
         """
         asking = asyncio.ensure_future(self._database.write(self._take))
         try:
@@ -178,8 +178,8 @@ class Leader:
         return self.lease is not None
 
     def _extend(self, session: Session, lease: Lease) -> Lease | None:
-        """Return the renewed lease, or None if it was lost. This method takes no lock that a write
-        could hold for a long time."""
+        """Return the renewed lease, or None if it was lost. Takes no lock that a write could hold
+        for a long time."""
         touch(session)
         now = self._database.time(session)
         then = leases.renewed(lease, now, self._timings.lease_held_for)

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 CALL_LIMIT_S = 120.0
 """Time limit for a call to MLflow, in addition to the time for its points or its file."""
 POINTS_PER_S = 30.0
-"""Minimum rate at which MLflow must accept points. If it is slower, the call is given up."""
+"""Minimum rate at which MLflow must accept points. If MLflow is slower, the call is abandoned."""
 UPLOAD_BYTES_PER_S = 1 << 20
-"""Minimum rate at which artifacts must be uploaded. If the upload is slower, the call is given
-up."""
+"""Minimum rate at which artifacts must be uploaded. If the upload is slower, the call is
+abandoned."""
 NEW_JOBS = 500
 """Maximum number of new jobs that one round adds to the export."""
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -104,8 +104,8 @@ class MlflowExporter:
         return has_more and not self.is_away
 
     async def _export_from(self, waiting: Iterator[str], now: Mapping[str, Any]) -> bool:
-        """Export a part of each job that no other task has started. Returns whether any job has
-        more."""
+        """Export one part of each job in `waiting`, which several tasks share. Returns whether any
+        of the jobs has more parts."""
         has_more = False
         for job_id in waiting:
             try:

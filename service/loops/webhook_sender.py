@@ -106,8 +106,8 @@ class WebhookSender:
         self._last_served: dict[str, float] = {}
         """The time at which each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}
-        """Time, by the same clock, until which a webhook rests after a failure in this process.
-        Without this rest, the message would be sent again immediately if the database can't store
+        """Time, by the same clock, until which a webhook pauses after a failure in this process.
+        Without this pause, the message would be sent again immediately if the database can't store
         the response."""
         self._sweep_at = 0.0
         """The time at which old messages will next be deleted, by the same clock."""
@@ -160,9 +160,8 @@ class WebhookSender:
         return (min(later) - now).total_seconds() if later else self._timings.webhook_period_s
 
     async def _unauthorized(self) -> Collection[str] | None:
-        """Return the webhooks that were not created or enabled by a user with a token; None if the
-        tokens file can't be read. A webhook that has been without such a user for too long is
-        disabled."""
+        """Return the webhooks to which no messages may be sent (`why_unauthorized`); None if the
+        tokens file can't be read. A webhook that has been unauthorized for too long is disabled."""
         hooks, now = await self._database.read(lambda s, now: (repository.enabled(s), now))
         if self._tokens is None:
             if not self._has_warned and any(hook.owner != LOCAL_OWNER for hook in hooks):

@@ -100,8 +100,9 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 def _unless_refused(
     session: Session, nodes: tuple[policy.Node, ...]
 ) -> tuple[policy.Node, ...] | None:
-    """Return None if there are no nodes, or if all of them accept only ranks of silos while the
-    other nodes of the cluster are refused, since these can be accepted again."""
+    """Return `nodes`, or None if it is unknown what jobs can use: if there are no nodes, or if all
+    of them accept only ranks of silos, but the cluster has other nodes, which are refused at the
+    moment."""
     if any(is_open(node.total) for node in nodes):
         return nodes
     refused = (row for row in repository.nodes(session) if row.alive and not row.accepted)

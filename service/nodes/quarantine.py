@@ -1,4 +1,4 @@
-"""Quarantined slots. They can't be used, because a process of an ended job is still alive on
+"""Quarantined slots, which can't be used because a process of an ended job is still alive on
 them."""
 
 from __future__ import annotations

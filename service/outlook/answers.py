@@ -37,15 +37,16 @@ from service.outlook.step_times import EarlierRuns, Runs
 from service.outlook.waiting_jobs import waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
-"""Maximum age of a usable situation. If it is older, no process is running the loops."""
+"""Maximum age of a usable situation. An older situation means that no process is running the
+loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
         *("queue_limit", "user_limit"),
     }
 )
-"""Reasons why jobs wait that might start immediately in another queue, with fewer resources, or
-with a higher priority."""
+"""Reasons for waiting of jobs that might start immediately in another queue, with fewer resources,
+or with a higher priority."""
 MAX_KEPT = 4096
 
 

@@ -173,7 +173,7 @@ def _sync_option(option: SyncCandidate) -> views.SyncOption:
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
-    """Whether, according to the document, the workers' memory could be known."""
+    """Whether the document requests resources from which the workers' memory can be known."""
     resources = spec.resources
     return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
 
@@ -258,8 +258,8 @@ def _auto(spec: JobSpec) -> str:
 
 
 def _cannot_fit(best: Candidate, known: WorkerMemory, shapes: Shapes) -> bool:
-    """Whether the job certainly can't fit, because the plan makes no assumptions, and the job
-    exceeds the memory by more than TOLERANCE."""
+    """Whether the job certainly can't fit: the plan makes no assumptions, and the job exceeds the
+    memory by more than TOLERANCE."""
     available = known.most_bytes
     if available is None or shapes.assumed:
         return False

@@ -51,7 +51,7 @@ class BackupMetadata:
     """Revision of the schema. An older schema is upgraded when the service starts."""
     storage_url: str
     has_files: bool
-    """Whether the archive contains the storage's files. It contains them only if the storage is a
+    """Whether the archive contains the storage's files, which is the case only if the storage is a
     folder."""
     database_sha256: str
     num_jobs: int

@@ -4,7 +4,7 @@ commit.
 A slow storage must not block SQLite's only writer. Therefore such a transaction runs twice. The
 first run determines which files are needed, and is rolled back. Then the files are written, and the
 second run stores the rows that name them. If there is no second run, for example because the
-service was killed, the files remain without rows. They are replaced when the transaction runs
+service was killed, the files remain without rows. Such files are replaced when the transaction runs
 again, and deleted with the folder of their job.
 """
 
@@ -25,7 +25,7 @@ unavailable."""
 
 
 MAX_RUNS = 10
-"""Maximum number of runs of a transaction. A transaction usually needs two, or one more after a
+"""Maximum number of runs of a transaction. A transaction usually needs two runs, or three after a
 concurrent change."""
 
 

@@ -1,9 +1,9 @@
 """The storage of logs, checkpoints and artifacts: a folder, or an fsspec file system.
 
-A *key* is a relative path with `/` between its parts. Its first two parts name its owner, as in
-`jobs/ID`. A key, or a URL that a rank reports, can't refer to a file outside the storage or outside
-its owner's folder. Parts such as `..` are refused. If the storage is a folder, links are resolved
-before the check.
+A *key* is a relative path with `/` between its parts. The first two parts of a key name its owner,
+as in `jobs/ID`. A key, or a URL that a rank reports, can't refer to a file outside the storage or
+outside its owner's folder. Parts such as `..` are refused. If the storage is a folder, links are
+resolved before the check.
 """
 
 from __future__ import annotations

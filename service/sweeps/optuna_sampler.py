@@ -123,7 +123,7 @@ def _value(parameter: Parameter, drawn: Any) -> Any:
 
 
 def _drawn(parameter: Parameter, value: Any) -> Any:
-    """Return the number in the distribution for a value of the parameter. This is the inverse of
+    """Return the number in the distribution for a value of the parameter. The inverse of
     `_value`."""
     if parameter.choices is not None:
         texts = [json.dumps(choice) for choice in parameter.choices]  # true is not 1

@@ -88,7 +88,8 @@ class LogStore:
         self._bound_refused()
 
     def close(self, lost: Mapping[int, int | None]) -> None:
-        """Join the open chunks of each rank, and add a note about missing lines to its log's end.
+        """Join the open chunks of each rank, and add a note about missing lines to the end of its
+        log.
 
         `lost` is the number of lines that never arrived, by rank; None if the number is unknown.
         """

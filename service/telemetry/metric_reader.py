@@ -40,8 +40,8 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 Piece = tuple[MetricChunk, int]
 """A chunk, and its last valid step."""
 Recent = Mapping[int, tuple[MetricChunk, bytes]]
-"""Points that are not yet in chunks. They are represented by one artificial chunk per series and
-attempt, with a negative id."""
+"""Points that are not yet in chunks, represented by one artificial chunk per series and attempt,
+with a negative id."""
 
 
 def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
@@ -302,7 +302,8 @@ def _choose_detail(
     only the outline is needed to `in_blocks`.
 
     If the series has far more points than the response, a block or even a chunk falls into one or
-    two buckets, so that only its extremes are needed. A cut chunk is always read in full.
+    two buckets, so that only its extremes are needed. A chunk of which only a part is returned is
+    always read in full.
     """
     count = sum(chunk.count for chunk, _ in pieces)
     for chunk, end in pieces:

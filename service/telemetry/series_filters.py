@@ -1,5 +1,5 @@
-"""The selection of series and points in a request. The API parses it, and the service applies it to
-SQL."""
+"""The selection of series and points in a request. The API parses the selection, and the service
+applies it in SQL."""
 
 from __future__ import annotations
 

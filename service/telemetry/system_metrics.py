@@ -1,8 +1,8 @@
 """Stores samples of jobs' system metrics, later averages them, and reads series from both.
 
-System metrics are stored separately from the metrics that ranks report. They are recorded over time
-instead of steps, so no attempt replaces values of another attempt, and their number is bounded no
-matter how long a job runs.
+System metrics are stored separately from the metrics that ranks report. System metrics are recorded
+over time instead of steps, so no attempt replaces values of another attempt, and the number of
+samples is bounded no matter how long a job runs.
 """
 
 from __future__ import annotations

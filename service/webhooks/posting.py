@@ -36,8 +36,9 @@ MAX_BODY_BYTES = 1000
 """Maximum bytes of a response that are kept."""
 
 MAX_RECEIVED_BYTES = 256 * 1024
-"""A connection is treated as closed after this many bytes. Otherwise a receiver could send any
-number of interim responses (100 Continue), each of which the service's event loop would read."""
+"""A connection is treated as closed after this many bytes. Without this limit, a receiver could
+send any number of interim responses (100 Continue), each of which the service's event loop would
+read."""
 
 # A separate thread pool, because lookups of host names that no server resolves can block all
 # threads of a pool.

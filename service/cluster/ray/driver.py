@@ -1,6 +1,5 @@
-"""Implements the port's methods with a Ray driver in this process.
-
-This runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
+"""Implements the port's methods with a Ray driver in this process, the gateway, which is a child of
+the service because a Ray driver exits when Ray's GCS is lost.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ AGENT_WAIT_S = 20.0
 SLIVER = 0.001
 """Amount of a marker resource that actors request so that they run on a node with this resource."""
 SUPERVISOR_SLACK_S = 10.0
-"""Seconds that a supervisor has to ask its nodes, in addition to the poll's waiting time."""
+"""Seconds, beyond the wait of a poll, that a supervisor has to query its nodes."""
 ANSWER_LIMIT_S = 5.0
 """Maximum number of seconds that the driver waits for a response from any other process."""
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
@@ -83,7 +82,8 @@ class RayCluster:
         self._looking_since: dict[tuple[str, int], float] = {}
         """When the search for frames from dead nodes began (`time.monotonic`), by attempt."""
         self._ended: dict[tuple[str, int], float] = {}
-        """For each attempt whose silent supervisor was ended, the slowness of its machines."""
+        """For each attempt whose silent supervisor was ended, how much slower than usual its
+        machines are."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 
@@ -105,7 +105,7 @@ class RayCluster:
         await asyncio.to_thread(ray.shutdown)
 
     async def ping(self) -> None:
-        """Do nothing. The caller detects a suspended gateway by the missing response."""
+        """Do nothing. If the gateway is suspended, the caller gets no response."""
 
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
@@ -204,7 +204,7 @@ class RayCluster:
         """Return the reply for an attempt whose supervisor doesn't respond.
 
         If Ray itself responds, the supervisor is killed once it has been silent for longer than its
-        time limit, which is longer on slow machines. Its ranks then also end.
+        time limit, which is longer on slow machines. Killing the supervisor also ends its ranks.
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)
@@ -250,7 +250,7 @@ class RayCluster:
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
         """Return the reply for an attempt without a supervisor: its unread frames or, once all of
-        its processes are known to be gone, its end."""
+        its processes are known to be gone, its outcome."""
         attempt = (ref.job_id, ref.attempt)
         await self.snapshot()  # to update the live nodes and their agents
         agents = self._agents.of(ref.node_ids)

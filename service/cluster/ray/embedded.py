@@ -42,7 +42,7 @@ WORKER_NICENESS = "RAY_worker_niceness"
 """Ray's setting for the niceness of its workers (15 by default)."""
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's setting for whether other machines can reach its nodes. Despite its name, it has an effect
-on every operating system: false keeps a node at 127.0.0.1."""
+on every operating system: false binds a node to 127.0.0.1."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
 """Maximum start timeout in seconds. The timeout is doubled after each start that timed out,
@@ -67,7 +67,7 @@ MEMORY_LIMITS = {
 its dashboard. With Ray's defaults, such as 100,000 actors, the GCS would keep growing for months.
 Ray has no such limit for removed placement groups, which take a few kB each."""
 PID_NAMESPACE = "place"
-"""File in Ray's temp-dir that contains the host and the container on which it runs."""
+"""File in Ray's temp-dir that names the host and the container in which Ray runs."""
 
 
 class EmbeddedRayError(RuntimeError):
@@ -80,8 +80,8 @@ class Daemon:
 
     pid: int
     started_ticks: int
-    """Start time of the process in clock ticks since boot. It is recorded because pids are
-    reused."""
+    """Start time of the process in clock ticks since boot, which identifies the process because
+    pids are reused."""
     instance: str
     address: str
     dashboard_url: str

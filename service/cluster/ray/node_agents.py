@@ -67,7 +67,7 @@ class JoinedNode:
     agent."""
     has_answered: bool = False
     ending: asyncio.Future[None] | None = None
-    """The task that ends an agent that was silent for too long. This reference prevents the task
+    """The task that ends an agent that was silent for too long. The reference prevents the task
     from being garbage-collected."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None
@@ -144,8 +144,8 @@ class NodeAgents:
         *,
         wants_news: Callable[[float], bool],
     ) -> None:
-        """Create agents for these nodes, and forget all other nodes. On released nodes, agents are
-        created only if the nodes are heads. `wants_news` returns whether to ask an agent again,
+        """Create agents for these nodes, and forget all other nodes. On a released node, an agent
+        is created only if the node is a head. `wants_news` returns whether to ask an agent again,
         given the time (`time.monotonic`) at which the agent was last asked."""
         self._heads = frozenset(heads)
         self._nodes = {
@@ -237,7 +237,8 @@ class NodeAgents:
 
 
 def _answer(ref: Any) -> asyncio.Future[Any]:
-    """Await an agent's answer. If its node is gone, nothing else may look at the error."""
+    """Return a future of an agent's answer. The future's exception is marked as retrieved, because
+    no other code may read it if the agent's node is gone."""
     answer = asyncio.ensure_future(result(ref))
     answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return answer

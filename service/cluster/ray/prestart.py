@@ -60,8 +60,8 @@ class Prestarter:
         self._used_at = time.monotonic()
 
     def awaits_news(self, asked_at: float) -> bool:
-        """Whether a new count is needed: the last launch was more than `CALM_S` ago, and
-        `asked_at`, when the latest count was requested, was before the end of this time."""
+        """Whether a new count is needed: more than `CALM_S` have passed since the last launch, but
+        the latest count was requested (at `asked_at`) before they had passed."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:

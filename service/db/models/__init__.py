@@ -1,4 +1,4 @@
-"""The database tables. The statements that read and write them are in `repositories`."""
+"""The database tables. The SQL that reads and writes the tables is in `repositories`."""
 
 from service.db.models.attempts import *
 from service.db.models.base import *

@@ -94,7 +94,7 @@ class AttemptRow(Base):
     growth: Mapped[dict[str, Any] | None]
     """The reason why the group does not grow, with the keys `code`, `message` and `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
-    """When the attempt was asked to leave its slots."""
+    """When the attempt was asked to release its slots."""
     silent: Mapped[list[Any] | None]
     """Processes of the attempt that do not respond, each with `kind`, `node_id` and `since`."""
     preempt_grace_s: Mapped[float | None]
@@ -160,7 +160,7 @@ class DrillRow(Base):
     rank: Mapped[int]
     at_step: Mapped[int | None]
     resumes: Mapped[bool]
-    """Whether the drill ends the attempt. If so, the effect is observed in the next attempt."""
+    """Whether the drill ends the attempt, so that its effect is observed in the next attempt."""
     state: Mapped[str] = mapped_column(String(16))
     step: Mapped[int | None]
     recovery_s: Mapped[float | None]

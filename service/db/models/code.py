@@ -11,7 +11,7 @@ from service.db.models.base import Base
 
 
 class CodeRow(Base):
-    """Code that was uploaded completely. Its manifest is in the storage."""
+    """Code that was uploaded completely. The manifest of the code is in the storage."""
 
     __tablename__ = "code"
     owner: Mapped[str] = mapped_column(String(255), primary_key=True)

@@ -138,7 +138,8 @@ class JobRow(Base):
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
     yields: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether the job saves its state when asked to leave its slots, and later resumes from it."""
+    """Whether the job saves its state when asked to release its slots, and later resumes from this
+    state."""
     event_seq: Mapped[int]
     """Number of the latest event."""
 

@@ -51,8 +51,8 @@ class MetricChunkRow(Base):
 
 
 class RecentMetricsRow(Base):
-    """The points of all series of an attempt in one reply. The points are kept in this table until
-    they are moved to chunks.
+    """The points that one reply contained, for all series of an attempt. The points are kept in
+    this table until they are moved to chunks.
 
     The first points of a series are always in a chunk. Rows are ordered by `id`.
     """
@@ -82,7 +82,7 @@ class SystemMetricsRow(Base):
     """Whether the row contains a single original sample, and will be merged with other such
     rows."""
     mean_of: Mapped[int]
-    """Number of original samples whose mean is one sample of this row."""
+    """Number of original samples that are averaged into each sample of this row."""
     num_samples: Mapped[int]
     last_time: Mapped[int]
     """Unix time of the latest sample, in seconds."""
@@ -91,8 +91,8 @@ class SystemMetricsRow(Base):
 
 
 class LogChunkRow(Base):
-    """Consecutive log lines of one rank. They are stored in `text` while the chunk is open, and
-    afterwards in the storage."""
+    """Consecutive log lines of one rank, stored in `text` while the chunk is open, and afterwards
+    in the storage."""
 
     __tablename__ = "log_chunks"
     __table_args__ = (

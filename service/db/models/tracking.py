@@ -114,7 +114,7 @@ class MlflowExportRow(Base):
     revision: Mapped[int] = mapped_column(server_default=text("0"))
     """Revision of the job's tags and notes that has been exported."""
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
-    """Points with higher steps have not been exported yet."""
+    """The step up to which all points have been exported."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     """The last exported step of each metric, by name."""
     artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))

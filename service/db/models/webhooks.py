@@ -50,7 +50,8 @@ class WebhookRow(Base):
 
 
 class WebhookDeliveryRow(Base):
-    """A message for a webhook. It is written in the same transaction as the change that it reports.
+    """A message for a webhook, written in the same transaction as the change that the message
+    reports.
 
     `webhook_id` is not a foreign key, so that a transaction that changes a job neither waits for a
     webhook to be deleted nor fails because the webhook was deleted. Messages without a webhook are
@@ -74,8 +75,8 @@ class WebhookDeliveryRow(Base):
     """Unset for test messages."""
     type: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
-    """Content of the message. It is stored because the job can change or be deleted before the
-    message is sent."""
+    """Content of the message, stored because the job can change or be deleted before the message is
+    sent."""
     status: Mapped[str] = mapped_column(String(16))
     tries: Mapped[int]
     created_at: Mapped[datetime]

@@ -203,7 +203,7 @@ def _step_times() -> Select[Any]:
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
-    """Return (owner, name, num_workers, runtime_used_s) of the last `most` jobs that succeeded,
+    """Return (owner, name, num_workers, runtime_used_s) of the latest `most` jobs that succeeded,
     newest first."""
     c = JobRow.__table__.c
     query = (

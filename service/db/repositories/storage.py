@@ -77,7 +77,7 @@ def _disposable() -> Select[str, str]:
 
 
 def _needed() -> ColumnElement[bool]:
-    """Return the condition that an unfinished job starts from the job's checkpoint."""
+    """Return a condition that is true if an unfinished job starts from a checkpoint of the job."""
     user = aliased(JobRow)
     return (
         select(user.id)

@@ -1,4 +1,4 @@
-"""A single query for facts that nearly every change to a job needs."""
+"""A single query for the data that nearly every change to a job needs."""
 
 from __future__ import annotations
 

@@ -80,11 +80,11 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
 
 
 BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
-"""Causes for which a group can end if it doesn't recover in place from an injected fault."""
+"""Possible causes of a group's end if the group doesn't recover in place from an injected fault."""
 
 
 BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE, Cause.SUPERVISOR_LOST})
-"""Causes for which a group can end if it starts or recovers too slowly, or if its supervisor
+"""Possible causes of a group's end if the group starts or recovers too slowly, or if its supervisor
 responds too slowly."""
 
 
@@ -94,10 +94,10 @@ def decide(
     """Decide whether to retry. User errors, infrastructure faults and preemptions have separate
     budgets.
 
-    cause: the cause for which an unsuccessful attempt ended. A stopped attempt counts as
-    preempted. by_drill: the fault was injected on purpose, so the retry is free. by_overload: the
-    machines were too slow. It is unknown how long this will last, so the number of retries is
-    unlimited, and their delays increase.
+    cause: why an unsuccessful attempt ended. A stopped attempt counts as preempted. by_drill: the
+    fault was injected on purpose, so the retry is free. by_overload: the machines were too slow.
+    The number of retries is then unlimited, with increasing delays, because it is unknown how long
+    the overload will last.
     """
     if cause is Cause.CANNOT_RUN:
         return GiveUp(cause, RetryBudget.USER, "a retry would not fix the code")

@@ -1,8 +1,8 @@
 """The price of a slot, and the cost of the slots that an attempt used.
 
-A slot is one worker's bundle of resources on one node. Its price per hour is the sum of amount *
-price over its resources. The price of a resource is set by the first rule for the resource whose
-labels match the node.
+A slot is one worker's bundle of resources on one node. The hourly price of a slot is the sum of
+amount * price over its resources. The price of a resource is set by the first rule for the resource
+whose labels match the node.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from service.domain.attempts.ledger import Ledger, useful_and_unreported
 SLOT = "slot"
 """Resource name for a flat price per worker, regardless of the worker's bundle."""
 UNIT = {"memory": float(2**30)}
-"""Amount of a resource to which its price refers: memory is priced per GiB, and resources that are
-not listed are priced per unit."""
+"""Amount for which a resource's price is set: memory is priced per GiB, and resources that are not
+listed are priced per unit."""
 
 
 @dataclass(frozen=True)

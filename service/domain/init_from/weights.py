@@ -106,8 +106,8 @@ def _classes(spec: JobSpec) -> _Size | None:
 
 
 def _given(option: str) -> Callable[[JobSpec], str]:
-    """Return the pointer of the field that sets the size; if the field is not set, of the
-    source."""
+    """Return a function that returns the pointer of the data field `option`, which sets the size,
+    or the pointer of the source if the field is not set."""
     return lambda spec: f"/data/{option if getattr(spec.data, option) else 'source'}"
 
 

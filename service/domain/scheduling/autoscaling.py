@@ -47,7 +47,7 @@ WAITING_FOR_SLOTS = (
     "waiting_for_nodes",
 )
 ABOUT_TO_START = ("preparing_environment", "backing_off")
-"""Reasons for which jobs wait without requesting nodes. The nodes on which such jobs may start are
+"""Reasons for waiting for which no nodes are requested. The nodes on which such jobs may start are
 kept."""
 COUNTED = ("CPU", "GPU")
 """Resources that identify a whole node in a request. Memory is not included, because a node never
@@ -76,8 +76,8 @@ NOTHING = Demand()
 def memory_seen(
     types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the largest memory of any node of each type so far, by the index of the type. came:
-    new nodes. before: the result of the previous call."""
+    """Return the largest memory that any node of each type has had so far, by the index of the
+    type. came: new nodes. before: the result of the previous call."""
     most = dict(before)
     for node in came:
         number = _type_of(node, types)

@@ -1,10 +1,10 @@
 """Asynchronous successive halving (ASHA, Li et al. 2020, arXiv:1810.05934), in the variant that
 stops trials instead of pausing them: no trial waits for other trials to reach its rung.
 
-A rung is a number of steps. A trial is judged once on each rung: the value in its first report on
-the rung is compared with the values of all trials that have already been judged on the rung.
+A rung is a number of steps. A trial is judged once at each rung: the value in its first report at
+the rung is compared with the values of all trials that have already been judged at that rung.
 Reports can be late or missing. A trial that passes several rungs between two reports is judged only
-on the highest of them, because its value does not apply to the lower rungs.
+at the highest of them, because its value does not apply to the lower rungs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TrialStanding:
     last_step: int | None = None
     """Highest reported step."""
     rung: int | None = None
-    """Index of the highest rung on which the trial was judged."""
+    """Index of the highest rung at which the trial was judged."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _is_better(sweep: Sweep, number: float | None, than: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The rank of a trial among all trials that were judged on a rung, including the trial
+    """The rank of a trial among all trials that were judged at a rung, including the trial
     itself."""
 
     num_judged: int

@@ -1,5 +1,5 @@
-"""The parameter values of trials in a grid or random search. They depend only on the sweep and the
-index of the trial, so the same document always creates the same trials."""
+"""The parameter values of trials in a grid or random search. The values depend only on the sweep
+and the index of the trial, so the same document always creates the same trials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dray.spec import Parameter, Sweep
 
 
 def values_of(sweep: Sweep, index: int) -> dict[str, Any]:
-    """Return a trial's values by parameter name. They are random unless the sampler is `grid`."""
+    """Return a trial's values by parameter name: random values unless the sampler is `grid`."""
     return _of_grid(sweep, index) if sweep.sampler == "grid" else _at_random(sweep, index)
 
 

@@ -58,7 +58,7 @@ class Autoscaler(Stage):
         self._idle = timedelta(seconds=settings.autoscale_idle_s)
         self._timings = timings
         self._wanted: _Wanted | None = None if self._types else _Wanted()
-        """None before the first plan. Until then, the request of the previous leader remains."""
+        """None before the first plan, while the request of the previous leader remains."""
         self._is_asking = False
         """Whether Ray might have a request from this term."""
         self._stored: autoscaling.Demand | None = None
@@ -69,7 +69,7 @@ class Autoscaler(Stage):
         """The time at which nodes were first requested, by job."""
         self._session = ""
         self._first_nodes: frozenset[str] = frozenset()
-        """Nodes of the session's first plan. They can include the head node and nodes of other
+        """Nodes of the session's first plan, which can include the head node and nodes of other
         types."""
         self._memory: Mapping[int, float] = {}
         """For each node type, by its index in the setting, the largest memory of the nodes that

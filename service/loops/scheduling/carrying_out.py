@@ -137,8 +137,8 @@ class Grants(Stage):
 
 
 class BatchChanges(Stage):
-    """Changes the batch size of groups that keep their number of workers if this clearly increases
-    their speed of progress."""
+    """Changes the batch size of a group that keeps its number of workers if the new size clearly
+    speeds up its progress."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database, self._halted = context.database, context.halted

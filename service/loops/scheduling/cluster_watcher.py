@@ -51,7 +51,7 @@ class ClusterWatcher:
             await asyncio.sleep(timings.watch_period_s if is_steady else timings.joining_period_s)
 
     async def run_once(self) -> None:
-        """Poll the cluster, store changes, wake the scheduler, and clear nodes that are being
+        """Poll the cluster, store changes, wake the scheduler, and vacate nodes that are being
         drained."""
         before = (self.latest, self.problem)
         try:
@@ -69,8 +69,8 @@ class ClusterWatcher:
         await self._clear_drained()
 
     async def _clear_drained(self) -> None:
-        """Ask the attempts on drained nodes to save their state and leave while the nodes still
-        run."""
+        """Ask the attempts on drained nodes to save their state and release their slots while the
+        nodes still run."""
         latest, grace_s = self.latest, self._settings.preempt_grace_s
         if latest is not None and any(node.drained_by is not None for node in latest.nodes):
             await self._database.write(lambda s, at: preemption.leave_nodes(s, latest, grace_s, at))

@@ -1,8 +1,8 @@
-"""The environment gate. It ensures that jobs only start on nodes on which their environment and
+"""The environment gate, which ensures that jobs start only on nodes on which their environment and
 code are ready.
 
-A job whose needs are not ready on every node of its plan waits without holding slots, and the round
-makes another plan without this job.
+A job whose environment or code is not ready on every node of its plan waits without holding slots,
+and the round makes another plan without this job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.loops.shared.term import LoopContext
 logger = logging.getLogger(__name__)
 
 MAX_PLANS = 5
-"""Maximum number of plans in a round. Each plan excludes the jobs whose needs were not ready in the
+"""Maximum number of plans in a round. Each plan excludes the jobs that were not ready in the
 previous plans. If the last plan still starts jobs that are not ready, these jobs wait for the next
 round, whose first plan excludes all jobs that were not ready in this round."""
 PLANNED_ANEW_S = 30.0
@@ -45,14 +45,16 @@ _PLACED = (policy.Start, policy.Wait, policy.Grow)
 
 
 class EnvironmentGate(Stage):
-    """Runs the policy, and only starts jobs whose needs are ready on every node of their plan."""
+    """Runs the policy, and starts only jobs whose environment and code are ready on every node of
+    their plan."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
         self._preparations = Preparations(context.cluster, context.signals)
         self._settings = context.settings
         self._needs: dict[str, NodeNeeds | None] = {}
-        """The needs of each job that was about to start and is still waiting or growing."""
+        """The environment and code of each job that was about to start and is still waiting or
+        growing."""
         self._awaited: dict[str, _Awaited] = {}
         """The nodes for which each held job or group waits."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
@@ -76,8 +78,8 @@ class EnvironmentGate(Stage):
         self._preparations.keep(kept)
 
     async def plan(self, seen: SchedulerRound) -> None:
-        """Decide with `policy.plan`. A job whose needs are not ready waits without taking slots,
-        and a job whose environment can't be installed or whose code can't be fetched fails."""
+        """Decide with `policy.plan`. A job that is not ready waits without taking slots, and a job
+        whose environment can't be installed or whose code can't be fetched fails."""
         snapshot, cluster = seen.snapshot, seen.cluster
         names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
@@ -130,8 +132,8 @@ class EnvironmentGate(Stage):
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """Return why jobs of these decisions can't start or grow yet, by job. This includes jobs
-        for which other jobs must release slots first."""
+        """Return why jobs of these decisions can't start or grow yet, by job. The result includes
+        jobs for which other jobs must release slots first."""
         due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:

@@ -1,8 +1,8 @@
 """The forecaster: a loop that predicts when jobs will start and end, and measures the errors of its
 predictions.
 
-It simulates the policy, starting from the scheduler's last round. Simulating a long queue takes
-seconds, so the simulation runs step by step, with rests in which the other loops can run.
+The loop simulates the policy, starting from the scheduler's last round. Simulating a long queue
+takes seconds, so the simulation runs step by step, with pauses in which the other loops can run.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Forecaster(Stage):
         self._forecasts.stored(changes)
 
     async def _restful(self, step: Callable[[], bool]) -> bool:
-        """Run one step in a thread, and then rest. Returns whether there are more steps."""
+        """Run one step in a thread, and then pause. Returns whether there are more steps."""
         goes_on, took_s = await asyncio.to_thread(_timed, step)
         await asyncio.sleep(self._timings.forecast_rest * took_s)
         return goes_on

@@ -1,8 +1,8 @@
 """Prepares nodes for the jobs that are about to start on them: environments and fetched code.
 
-A job whose needs are not ready on all of these nodes waits without holding slots. The nodes are
-asked concurrently with the scheduler's rounds, so a node that doesn't respond delays only jobs that
-would start on it.
+A job whose environment or code is not ready on all of these nodes waits without holding slots. The
+nodes are asked concurrently with the scheduler's rounds, so a node that doesn't respond delays only
+jobs that would start on it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from service.db.notifications import QUEUE, Signals
 logger = logging.getLogger(__name__)
 
 BELIEVED_S = 30.0
-"""Seconds for which a response is valid before the node is asked again. This is much less than the
-time for which a node keeps an unused environment."""
+"""Seconds for which a response is valid before the node is asked again. Much less than the time for
+which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
 """If no job has been about to start on a node for this number of seconds, the node is asked less
 often."""
@@ -60,7 +60,8 @@ IS_PREPARED: Mapping[JobNeed, str] = {
 
 
 def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> NodeNeeds | None:
-    """Return the needs of a job that nodes must prepare, or None if there are none."""
+    """Return the environment and code that nodes must prepare for a job, or None if there is
+    nothing to prepare."""
     script = document.get("script") or {}
     try:
         environment = _environment_of(document.get("environment"))
@@ -127,8 +128,8 @@ class _Question:
 
     @property
     def need(self) -> JobNeed:
-        """The need that the node is preparing: the need in its last response, or else the job's
-        first need."""
+        """The item that the node is preparing, according to its last response; before any response,
+        the first item that the job needs."""
         if self.answer is not None:
             return self.answer.need
         return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
@@ -173,8 +174,8 @@ def _storable(answer: NodeEnvironment) -> NodeEnvironment:
 
 
 class Preparations:
-    """Asks nodes to prepare the needs of jobs, and keeps their responses. Each instance must be
-    used in a single event loop."""
+    """Asks nodes to prepare the environments and code of jobs, and keeps their responses. Each
+    instance must be used in a single event loop."""
 
     def __init__(self, cluster: Cluster, signals: Signals) -> None:
         self._cluster = cluster
@@ -257,8 +258,8 @@ class Preparations:
 
     async def _ask(self, question: _Question) -> None:
         """Ask until the node is ready or has failed, or until no job needs the response. If no job
-        needs it, the node is notified only after its last response, so that no request can arrive
-        after the notification."""
+        needs the response, the node is notified only after its last response, so that no request
+        can arrive after the notification."""
         loop = asyncio.get_running_loop()
         while question.jobs:
             try:

@@ -93,7 +93,7 @@ class TrialValues(Stage):
             seen.decisions = seen.planned = [self._reason(each) for each in seen.planned]
 
     def _reason(self, decision: policy.Decision) -> policy.Decision:
-        """Replace the reason of a trial that is passed over."""
+        """Replace the reason why a trial waits, because the plan passes it over."""
         why = self._passed_over.get(decision.job_id)
         if why is None or not isinstance(decision, policy.Wait):
             return decision
@@ -107,9 +107,9 @@ class TrialValues(Stage):
         """Call the samplers for all of these jobs that could not be claimed because they lack
         values.
 
-        The results wake the scheduler. This method never raises an exception, because other jobs
-        are about to be launched. If the sampler of a job is not called now, it will be called after
-        the job's next failed claim.
+        The results wake the scheduler. Never raises an exception, because other jobs are about to
+        be launched. If the sampler of a job is not called now, it will be called after the job's
+        next failed claim.
         """
         asked = list(job_ids)
         try:

@@ -1,4 +1,4 @@
-"""The loops' access to the database. It provides the database's clock, and accepts writes only
+"""The loops' access to the database, which provides the database's clock and accepts writes only
 under a valid lease."""
 
 from __future__ import annotations

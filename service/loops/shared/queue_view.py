@@ -32,8 +32,8 @@ from service.outlook.step_times import Runs
 from service.outlook.waiting_jobs import left_s, waited_s, waiting_job
 
 SLOW_START_S = 900.0
-"""Number of seconds in which an attempt is expected to reach its first step. If it hangs before
-that step, it can be preempted after this time plus the minimum run time."""
+"""Number of seconds in which an attempt is expected to reach its first step. An attempt that hangs
+before its first step can be preempted after this time plus the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
@@ -125,7 +125,7 @@ def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
 
 def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
     """Return the commands for the attempt of this row. A job that is being cancelled only gets
-    `Stop`, and a group that is leaving its slots is not resized."""
+    `Stop`, and a group that is releasing all its slots is not resized."""
     if row.job_state is JobState.CANCELLING:
         return (Stop(),)
     if row.preempt_grace_s is not None:

@@ -1,4 +1,4 @@
-"""The loops' periods and limits, and their rest after each round."""
+"""The loops' periods and limits, and their pause after each round."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 REST = 4.0
-"""The rest after a round, as a multiple of the round's duration. All threads of a process share one
-interpreter, so requests have to wait while a loop uses it."""
+"""The pause after a round, as a multiple of the round's duration. All threads of a process share
+one interpreter, so requests have to wait while a loop uses it."""
 MAX_REST_S = 0.2
 
 
@@ -40,18 +40,18 @@ class LoopTimings:
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
-    """Seconds after the claim of an attempt in which another process might still launch it. This is
-    longer than the time for which the gateway waits for a response."""
+    """Seconds after the claim of an attempt in which another process might still launch it. Longer
+    than the time for which the gateway waits for a response."""
     last_launches_s: float = 5.0
-    """Seconds for which a stopping service waits until its current launches have finished. If it
-    cancelled a launch, the next leader could not determine whether the attempt was launched, and
-    would have to wait for `launch_grace_s`."""
+    """Seconds for which a stopping service waits until its current launches have finished. If the
+    service cancelled a launch, the next leader could not determine whether the attempt was
+    launched, and would have to wait for `launch_grace_s`."""
     storage_limit_s: float = 20.0
     """Seconds for which the end of an attempt waits until the storage has listed the attempt's
     checkpoints."""
     lease_held_for: timedelta = timedelta(seconds=7)
-    """Time for which the lease is valid. Together with `lease_retry_s`, it ensures that a suspended
-    holder is replaced within 10 s."""
+    """Time for which the lease is valid. Together with `lease_retry_s`, this time ensures that a
+    suspended holder is replaced within 10 s."""
     lease_renewal_s: float = 2.0
     """Seconds between two renewals of the lease. The lease is kept even if two renewals in a row
     fail."""
@@ -61,11 +61,11 @@ class LoopTimings:
     forecast_pause_s: float = 3.0
     """Minimum number of seconds between two forecasts."""
     forecast_rest: float = 4.0
-    """The forecaster's rest after each step, as a multiple of the step's CPU time."""
+    """The forecaster's pause after each step, as a multiple of the step's CPU time."""
     forecast_period_s: float = 15.0
     """Seconds between two forecasts while the queue doesn't change."""
     record_rest: float = 4.0
-    """The decision recorder's rest after each batch, as a multiple of the batch's CPU time."""
+    """The decision recorder's pause after each batch, as a multiple of the batch's CPU time."""
     record_period_s: float = 0.2
     """Minimum number of seconds between two batches. All rounds in this interval are stored in one
     transaction."""
@@ -95,7 +95,7 @@ async def rest_after(began: float) -> None:
     """Sleep for `REST` times the duration of the round, but at most for `MAX_REST_S`.
 
     `began` is the start of the round by the event loop's clock. The next round handles the changes
-    that happen during the rest.
+    that happen during the sleep.
     """
     took_s = asyncio.get_running_loop().time() - began
     await asyncio.sleep(min(REST * took_s, MAX_REST_S))

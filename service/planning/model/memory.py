@@ -79,8 +79,8 @@ def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
 
 
 def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
-    """Whether `memory_of` is at most `available_bytes`. This function is faster than `memory_of` if
-    the job does not fit."""
+    """Whether `memory_of` is at most `available_bytes`. Faster than `memory_of` if the job does not
+    fit."""
     traces = traces_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
     if any(_held(spec, each).total > available_bytes for each in traces):
         return False
@@ -129,7 +129,7 @@ class Held(NamedTuple):
     weights: float
     """All weights of the rank's stages, before they are divided."""
     own: float
-    """The weights that the rank holds. Their gradients have the same size."""
+    """The weights that the rank holds, whose gradients have the same size."""
     stepped: float
     """The weights whose optimizer state is on the rank."""
     largest: float

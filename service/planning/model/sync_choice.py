@@ -2,7 +2,7 @@
 
 Only facts are accepted as reasons: the speeds of ranks that were measured in an earlier job, and a
 bandwidth that was given by the user. Times are also computed from defaults (the bandwidth of the
-network, and always the latency of a message), but a default never decides.
+network, and always the latency of a message), but a default is never a reason for a choice.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ STRAGGLES, LARGE = 1.25, 0.25
 """Thresholds above which an explanation mentions a reason: the time of the slowest rank relative to
 the median rank, and the fraction of a step that is spent sending."""
 LONGEST = 0.05
-"""Ways whose times differ by less than this fraction are considered equal. The one most similar to
-all-reduce is chosen."""
+"""Ways whose times differ by less than this fraction are considered equally fast; the way that is
+most similar to all-reduce is then chosen."""
 _SYNC: TypeAdapter[Sync] = TypeAdapter(Sync)
 
 

@@ -6,8 +6,8 @@ A step is a global batch. With n ranks and weights of W bytes:
 - with gossip, each rank sends W to each neighbour while it computes;
 - with parameter servers, each worker pulls W and pushes W (if asynchronous, once per batch).
 
-If ranks wait for each other, the speed is the speed of the slowest rank. Otherwise it is the mean
-speed of the ranks.
+If ranks wait for each other, the slowest rank determines the speed; otherwise, the speed is the
+mean of the ranks' speeds.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def page(
 ) -> list[JobRow]:
     """Return jobs after `offset` that match all filters and have numbers below `before`.
 
-    They are sorted by `order`, then newest first. Raises InvalidSearch if the search takes too
+    The jobs are sorted by `order`, then newest first. Raises InvalidSearch if the search takes too
     long.
     """
     compile_ = _Compiler(session, names)

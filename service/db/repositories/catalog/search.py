@@ -55,7 +55,7 @@ from service.domain.tracking.search_tree import (
 
 LIMIT_S = 5.0
 """Time limit of a search. A combination of many conditions that nearly all jobs match can exceed
-it."""
+this limit."""
 _STEPS = 10_000
 """Number of instructions after which SQLite checks the clock."""
 _CANCELLED = "57014"
@@ -177,8 +177,8 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
 
 
 def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
-    """Return the condition that the value at the pointer in the job's document matches. The value
-    may be the job's own or shared."""
+    """Return a condition that is true if the value at the pointer in the job's document matches
+    `node`. The value may be the job's own or shared."""
     own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
     if _is_default(session, pointer, node):
         # Most jobs match, so evaluate the condition for each job instead of listing the matching

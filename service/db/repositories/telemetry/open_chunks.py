@@ -1,4 +1,4 @@
-"""SQL for growing chunks. It runs for each reply, so it avoids ORM objects."""
+"""SQL for growing chunks, which runs for each reply and therefore avoids ORM objects."""
 
 from __future__ import annotations
 

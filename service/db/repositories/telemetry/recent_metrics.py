@@ -17,7 +17,7 @@ _TABLE = table_of(RecentMetricsRow)
 
 
 def add(session: Session, job_id: str, attempt: int, last_step: int, points: bytes) -> None:
-    """Add a row. It is written together with other rows when the session is flushed."""
+    """Add a row, which is written together with other rows when the session is flushed."""
     row = RecentMetricsRow(job_id=job_id, attempt=attempt, last_step=last_step, points=points)
     session.add(row)
 

@@ -16,7 +16,7 @@ from service.domain.meter import Cell
 
 
 def add(session: Session, cells: Mapping[Cell, float]) -> None:
-    """Add to the sums. Their rows are always locked in the same order, so that processes can't
+    """Add to the sums. The rows are always locked in the same order, so that processes can't
     deadlock."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert: Any = postgresql.insert if is_postgres else sqlite.insert

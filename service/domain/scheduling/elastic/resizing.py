@@ -13,8 +13,8 @@ from service.domain.scheduling.placement.slots import count
 LACKING_PAUSE = timedelta(seconds=2)
 """Pause before the next grant to a waiting group that could not use the last grant."""
 GROWING_PAUSE = timedelta(seconds=30)
-"""Pause before the next grant to a training group that could not use the last grant. It is longer
-than `LACKING_PAUSE`, because other programs may use the cluster for a long time."""
+"""Pause before the next grant to a training group that could not use the last grant. Longer than
+`LACKING_PAUSE`, because other programs may use the cluster for a long time."""
 RECALL_LIMIT = timedelta(minutes=2)
 """Time limit for a group to report its slots after a recall. A group usually reports within a few
 seconds, unless processes can't be ended or the supervisor doesn't respond."""

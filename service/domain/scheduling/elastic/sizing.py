@@ -97,15 +97,15 @@ class Sized:
     held: int
     """Number of workers that the job has; 0 if it is waiting."""
     stays: bool = False
-    """Whether the job keeps its workers. It may still get more workers."""
+    """Whether the job keeps its workers. The job may still get more workers."""
     comes_first: bool = False
     """Whether the job gets its minimum size before other jobs are enlarged."""
     has_grown: bool = False
-    """Whether the job got slots recently. It must release them for jobs that start, but not for
-    running jobs."""
+    """Whether the job got slots recently. The job must release these slots for jobs that start, but
+    not for running jobs."""
     has_shrunk: bool = False
-    """Whether the job recently released slots to jobs that gain more from these slots. It gets more
-    slots only if no other job wants them."""
+    """Whether the job recently released slots to jobs that gain more from these slots. The job gets
+    more slots only if no other job wants them."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -179,8 +179,8 @@ def least_run_s(min_run_s: float, num_left: int) -> float:
     gain more.
 
     num_left: number of times that the job has released its slots. Each time, the period for which
-    the job can keep its slots becomes longer. Within t seconds, it therefore leaves at most sqrt(2
-    t / min_run_s) times, even if the estimates are wrong.
+    the job can keep its slots becomes longer. Within t seconds, the job therefore releases its
+    slots at most sqrt(2 t / min_run_s) times, even if the estimates are wrong.
     """
     return min_run_s * (1 + num_left)
 
@@ -310,7 +310,8 @@ def _by_gain(
     bounds = [each.held if each.has_shrunk else capacity for each in jobs]
 
     def offer(index: int) -> None:
-        """Push the job's next size: the size with the largest gain per additional worker."""
+        """Push the job's next size, which is the size with the largest gain per additional worker,
+        onto the heap."""
         name = jobs[index].job_id
         of_job, at = worth[name], given[name]
         bound = min(at + left, bounds[index])

@@ -1,4 +1,4 @@
-"""Finds changes with which a waiting job would start: fewer workers, less of a resource, another
+"""Finds changes that would let a waiting job start: fewer workers, less of a resource, another
 queue, a higher priority, or no required topology.
 
 A change is tried out before it is suggested: the policy is called with the changed job and all
@@ -93,7 +93,7 @@ class Counterfactual:
 
 
 def refuses_all(job: WaitingJob, change: Change) -> WaitingJob | None:
-    """Refuse every change. This is the `Resubmit` of a job whose document can't be submitted
+    """Refuse every change. Used as the `Resubmit` of jobs whose documents can't be submitted
     again."""
     return None
 
@@ -115,7 +115,7 @@ class Choices:
 
 
 def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> list[Counterfactual]:
-    """Return the counterfactuals with which the job starts earlier than expected."""
+    """Return the counterfactuals that make the job start earlier than expected."""
     if expected_at is None:
         return list(found)
     latest = expected_at - timedelta(seconds=SOONER_S)
@@ -171,7 +171,7 @@ class JobQuestions:
         return replace(self._situation, snapshot=replace(self._situation.snapshot, queue=with_it))
 
     def answers(self, choices: Choices, why: Reason) -> list[Counterfactual]:
-        """Return the changes with which the job would start. why: the reason why the job is
+        """Return the changes that would let the job start. why: the reason why the job is
         waiting."""
         if why.code == UNSATISFIABLE:
             not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)

@@ -19,8 +19,8 @@ def seconds_left(
     share_done: reported share of completed steps, from 0 to 1; None if the job reports no steps.
     Once such a job has run for longer than similar jobs, its remaining time is expected to equal
     the time that it has already run. ran_s: seconds that the job has run. earlier_s: running times
-    in seconds of similar finished jobs, newest last. Their median is weighted by the share of the
-    job that is not done.
+    in seconds of similar finished jobs, newest last. The median of these times is weighted by the
+    share of the job that is not done.
     """
     if share_done is None:
         usual_s = statistics.median(earlier_s[-NEWEST:]) if earlier_s else 0.0

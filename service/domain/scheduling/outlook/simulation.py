@@ -2,9 +2,9 @@
 
 The simulation steps from the end of one job to the end of the next. At each of these times, it
 calls `policy.plan` as the scheduler does, and applies the plan: jobs start, or they leave or shrink
-to release slots for other jobs. It assumes that nothing else happens: no job is submitted or fails,
-groups don't grow, nodes and their use by other programs don't change, and dependencies on the
-success of a job are satisfied.
+to release slots for other jobs. The simulation assumes that nothing else happens: no job is
+submitted or fails, groups don't grow, nodes and their use by other programs don't change, and
+dependencies on the success of a job are satisfied.
 
 The distant future is simulated in coarse steps, because the assumptions about it are even coarser:
 if jobs end at nearly the same time, relative to how far away this time is, they are treated as
@@ -66,8 +66,8 @@ class Expected:
     """Number of jobs of unknown length on which `at` depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """`earliest` and `latest` are the range of `at`. `latest` is None if it is unknown when the job
-    starts if the other jobs take their longest expected time."""
+    """`earliest` and `latest` are the range of `at`. `latest` is None if the job's start can't be
+    predicted on the assumption that the other jobs take their longest expected time."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Simulation:
         self._unfinished.update(situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
-        """Whether a job has started behind which jobs wait that are not in the situation. Later
-        starts may then be later than predicted."""
+        """Whether a job has started that precedes jobs which the situation leaves out. If so, jobs
+        that the simulation starts later may actually start later than predicted."""
         self._num_assumed = 0
         """Number of jobs of unknown length that have ended in the simulation."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
@@ -278,7 +278,8 @@ class Simulation:
         return _Active(job, self._now, ends_at, is_assumed, shrinks_at=shrinks_at)
 
     def _leftover(self, holder: Holder) -> _Active:
-        """Return an ended job, which is about to release its slots."""
+        """Return the job of an attempt that has ended but still holds its slots, which it is about
+        to release."""
         job = RunningJob(
             *(holder.job_id, 0, 0, holder.request, holder.slices, 0.0),
             is_leaving=True,
@@ -397,8 +398,7 @@ NOTHING_ENDS = Reason(
 
 
 def _without_shares(node: Node) -> dict[str, float]:
-    """Return a node's free resources, except for the counts that depend on which parts of GPUs are
-    in use."""
+    """Return a node's free resources without the pseudo-resources that count shared GPUs."""
     return {
         name: amount
         for name, amount in node.available_to_us.items()

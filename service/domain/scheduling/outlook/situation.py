@@ -27,7 +27,7 @@ class Situation:
     """The initial state of a simulation."""
 
     snapshot: policy.Snapshot
-    """The snapshot. Its queue is in the order of the last plan, as far as this order is known."""
+    """The snapshot, whose queue is in the order of the last plan, as far as this order is known."""
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds until a job with `max_runtime_s` is stopped, by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class Situation:
     """Pairs of a queue and a user with running jobs or with jobs that could run, including jobs
     that were left out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of waiting jobs that are not in the snapshot, by the job behind which they wait. They
-    have the same request and limits as this job."""
+    """Number of waiting jobs that are not in the snapshot, by the id of the job behind which they
+    wait, which has the same request and limits."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""

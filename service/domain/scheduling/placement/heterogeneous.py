@@ -33,8 +33,8 @@ def never_fits(request: Request, free: Free, topology: Topology) -> bool:
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """Return (slices, is_certain). Empty slices are certain if the search has shown that no
-    placement exists."""
+    """Return (slices, is_certain). If `slices` is empty, `is_certain` is whether the search has
+    shown that no placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
@@ -77,8 +77,8 @@ def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple
 
 
 def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[Slice, ...]]:
-    """Place one sort after another, and return the slices of each sort; an empty list if a sort
-    does not fit."""
+    """Place one kind of rank after another, and return the slices of each kind; an empty list if a
+    kind does not fit."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
     for number, bundle in sorts:
@@ -93,7 +93,7 @@ def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[
 
 
 class _Search:
-    """A search that tries every number of ranks of each sort on each node."""
+    """A search that tries every number of ranks of each kind on each node."""
 
     def __init__(self, sorts: Sequence[Sort], free: Free) -> None:
         self._sorts = sorts
@@ -109,7 +109,7 @@ class _Search:
         self.was_given_up = False
 
     def found(self) -> list[tuple[Slice, ...]]:
-        """Return the slices of each sort; an empty list if no placement exists or none was
+        """Return the slices of each kind of rank; an empty list if no placement exists or none was
         found."""
         could = all(number <= self._capacity_of(bundle, 0) for number, bundle in self._sorts)
         if not could or not self._has_enough():
@@ -134,8 +134,8 @@ class _Search:
         return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
 
     def _fill(self, sort: int, at: int, number: int) -> bool:
-        """Choose nodes for `number` ranks of a sort, starting at node `at`, and then for all later
-        sorts. Returns whether that succeeded."""
+        """Choose nodes for `number` ranks of the kind with index `sort`, starting at node `at`, and
+        then for all later kinds. Returns whether that succeeded."""
         if not number:
             last = sort + 1 == len(self._sorts)
             return last or self._fill(sort + 1, 0, self._sorts[sort + 1][0])

@@ -88,8 +88,8 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the place with the most room that can hold their
-        gang."""
+        """Return how many such workers fit in the place that has the most room among the places
+        that can hold their gang."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
@@ -110,8 +110,8 @@ class Pool:
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. This is fast if they don't fit: unless resources were added
-        later, an earlier count is an upper bound."""
+        """Whether `num_workers` fit. The check is fast if they don't fit: unless resources were
+        added later, an earlier count is an upper bound."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
@@ -157,8 +157,8 @@ class Pool:
         return capacity.capacities().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
 
     def _too_many(self, job_id: str, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """Return, for each node, how many of the workers that fit would share a GPU with another
-        worker of their group, which is not allowed."""
+        """Return, for each node, how many of the workers that fit must not be added, because they
+        would share a GPU with another worker of their group."""
         most = self.stock.most_more(self._when, job_id, kind, held)
         if not most:
             return {}

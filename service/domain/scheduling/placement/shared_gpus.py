@@ -1,10 +1,10 @@
 """Shared GPUs: counts how many GPUs of a node are not shared, and how many have room for another
 fraction.
 
-Ray does not report which GPU a fraction is on. It puts each fraction on the fullest GPU that has
+Ray does not report which GPU a fraction is on, but puts each fraction on the fullest GPU that has
 room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
 first, followed by the fractions of the current plan, with workers of the same job on different
-GPUs. Workers that are asked to leave are on their GPUs until jobs start in their place, so other
+GPUs. Workers that are asked to leave occupy their GPUs until jobs start in their place, so other
 fractions are packed around them. If this packing needs more GPUs than the node has, a search looks
 for another packing. If Ray packs the fractions differently, a job can fail to start; the start is
 then retried.
@@ -149,9 +149,9 @@ def _without_leaving(gpus: Sequence[Gpu], parts: Parts) -> list[Gpu]:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(sizes: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[Gpu, ...] | None:
-    """Return the GPUs of some packing of these (fraction of a GPU, number of workers); None if none
-    was found. The search starts with the largest fractions; among equal fractions, with the jobs
-    that have the most workers."""
+    """Return the GPUs of any packing of these pairs (fraction of a GPU, number of workers); None if
+    no packing was found. The search starts with the largest fractions; among equal fractions, with
+    the jobs that have the most workers."""
     in_units = [(round(size * UNIT), number, at) for at, (size, number) in enumerate(sizes)]
     jobs = sorted([each for each in in_units if each[1]], key=lambda each: (-each[0], -each[1]))
     if sum(size * number for size, number, _ in jobs) > num_gpus * UNIT:

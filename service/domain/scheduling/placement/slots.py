@@ -138,8 +138,8 @@ class Node:
     """The resources that a launch can use now (see `offered`)."""
     accepted: bool = True
     quarantined: Mapping[str, float] = field(default_factory=dict)
-    """Resources of slots that stuck processes of ended attempts still occupy. They don't become
-    free when a job ends."""
+    """Resources of slots that stuck processes of ended attempts still occupy, so that the end of a
+    job does not free them."""
     is_starting: bool = False
     """Whether the node is not accepted yet because its agent is starting."""
 

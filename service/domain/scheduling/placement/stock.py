@@ -120,7 +120,7 @@ class Stock:
         holders: Sequence[Holder] = (),
     ) -> None:
         """`gangs` must contain all gangs whose jobs will request slots. `topology` can contain
-        additional nodes. `holders` are jobs that hold slots and could leave them."""
+        additional nodes. `holders` are jobs that hold slots and could release them."""
         self.topology = topology
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
         """Counts of shared GPUs; None if no GPU is shared."""
@@ -165,7 +165,7 @@ class Stock:
         parts: Parts,
         sign: int = 1,
     ) -> tuple[Amounts, list[Fractions]]:
-        """Return a node's amounts and fractions of GPUs for SOON after a job was asked to leave
+        """Return a node's amounts and fractions of GPUs for SOON after a job was asked to release
         these slots (or, if `sign` is -1, keeps them after all). `vector` is the vector of one
         worker, and `parts` are the fractions before the change."""
         number = sign * part.num_workers
@@ -336,8 +336,8 @@ class Stock:
         self, when: When, job_id: str, kind: WorkerKind, held: Sequence[Slice]
     ) -> dict[str, int]:
         """Return, for each node on which a group has workers with fractions of GPUs, how many more
-        workers fit on GPUs that the group does not use yet. NOW, these must also fit SOON, next to
-        the fractions that are promised to jobs."""
+        workers fit on GPUs that the group does not use yet. For NOW, these workers must also fit
+        SOON, next to the fractions that are promised to jobs."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found

@@ -1,4 +1,5 @@
-"""Requests to running jobs to leave slots to other jobs, made by this plan or by earlier plans."""
+"""Requests to running jobs to release slots for other jobs, made by this plan or by earlier
+plans."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Departures:
         self._leaving: dict[str, int] = {}
         """Jobs that were asked to leave or shrink, numbered in the order of the requests."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
-        """The jobs that leave slots, by node."""
+        """The jobs that release slots, by node."""
         self._soon = Pool(stock, When.SOON)
         self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         for job in running:
@@ -57,7 +58,8 @@ class Departures:
                 self._expect(job, job.recalled)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
         """For each kind of request for which no room could be made: the rank of the requesting job,
-        and the number of its workers that would fit if every job that it can ask left."""
+        and the number of its workers that would fit if every job that can be asked on its behalf
+        left."""
         self.targets: dict[str, int] = {}
         """Chosen sizes of elastic jobs, by job."""
         self.asked: list[Preempt | Shrink] = []
@@ -69,7 +71,7 @@ class Departures:
         return next((ask for ask in self.asked if ask.job_id == job_id), None)
 
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
-        """Return the jobs that leave slots on the nodes of these slices, in the order of the
+        """Return the jobs that release slots on the nodes of these slices, in the order of the
         requests."""
         there = {name for part in slices for name in self._leaving_from[part.node_id]}
         return tuple(sorted(there, key=lambda name: self._leaving[name]))
@@ -123,7 +125,7 @@ class Departures:
 
     def _resize(self, running: RunningJob, target: int) -> None:
         """Ask a running job to release the slots in excess of its chosen size. If the job can't
-        change its size in place, ask it to leave all its slots and to resume with the chosen
+        change its size in place, ask it to release all its slots and to resume with the chosen
         size."""
         held = count(running.slices)
         in_place = self._snapshot.elastic[running.job_id].in_place
@@ -162,9 +164,9 @@ class Departures:
         return sizing.sizes([alone], choice.most, per_node)[name] <= num_workers
 
     def ask_to_leave(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
-        """Ask running jobs to leave slots for this job. If that would not free enough slots, ask no
-        job and return False. A job with a chosen size is not asked on behalf of another such job:
-        the sizes were chosen with both jobs in mind."""
+        """Ask running jobs to release slots for this job. If that would not free enough slots, ask
+        no job and return False. A job with a chosen size is not asked on behalf of another such
+        job: the sizes were chosen with both jobs in mind."""
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets
@@ -220,7 +222,7 @@ class Departures:
         return sizing.best_batch(job, num_workers, max(1, self._stock.largest(kind)))
 
     def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
-        """Record that the job will leave these slots."""
+        """Record that the job will release these slots."""
         self._leaving[running.job_id] = len(self._leaving)
         for part in slices:
             self._leaving_from[part.node_id].append(running.job_id)

@@ -1,17 +1,17 @@
-"""The scheduling policy. It decides which jobs start, and where; which jobs wait, make room or
+"""The scheduling policy, which decides which jobs start, and where; which jobs wait, make room or
 grow; and why.
 
 A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to
 its minimum. Jobs are considered in the order defined by `order`: by priority, then by remaining
 work. If there are no free slots for a job, running jobs that rank clearly behind it are asked to
-leave their slots (`eviction`).
+release their slots (`eviction`).
 
 A job that can't start yet reserves everything that it could use: on each node, the policy sets
 aside resources for as many of the job's workers as would fit if the node were empty, and later jobs
 can take only the remaining resources. Therefore a small job never delays a larger job that comes
 before it, but it can start first if it uses capacity that the larger job can't use, such as nodes
 of a different kind. Until the job with the reservation has waited for a long time, a job that
-leaves its slots on request can even start on the reserved slots, since it can be evicted again. A
+releases its slots on request can even start on the reserved slots, since it can be evicted again. A
 job with a limited runtime can start on reserved slots if it certainly ends before the job with the
 reservation could start (`backfill`).
 
@@ -61,8 +61,8 @@ def plan(
     snapshot: Snapshot, now: datetime, *, on_error: OnError = lambda job_id, error: None
 ) -> list[Decision]:
     """Return a decision for each waiting job in the order of the queue, with held jobs at the end,
-    followed by a decision for each group that could grow and a request for each job that must leave
-    slots.
+    followed by a decision for each group that could grow and a request for each job that must
+    release slots.
 
     If a rule raises an error for a job, that job waits as `not_planned`. The other jobs are still
     planned.

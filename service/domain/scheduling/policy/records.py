@@ -21,7 +21,7 @@ from service.domain.scheduling.rules.queues import DEFAULT, Queue
 class WaitingJob:
     job_id: str
     attempt: int
-    """Number of the job's latest attempt. A claim fails if it has changed."""
+    """Number of the job's latest attempt. A claim fails if this number has changed."""
     priority: int
     seq: int
     """Order of submission."""
@@ -33,10 +33,11 @@ class WaitingJob:
     left_s: float | None = None
     """Remaining runtime in seconds once the job has started; None if unknown."""
     waited_s: float = math.inf
-    """Seconds since the job was submitted, excluding time in which it ran, was held, or waited for
-    other jobs to end or for its array."""
+    """Seconds since the job was submitted, excluding the time in which it ran, was held, or waited
+    for its array or for the end of other jobs."""
     yields: bool = False
-    """Whether the job saves its state and later resumes from it when asked to leave its slots."""
+    """Whether the job saves its state when asked to release its slots, and later resumes from this
+    state."""
     ends_within_s: float | None = None
     """Maximum runtime in seconds."""
     queue: str = DEFAULT
@@ -61,10 +62,9 @@ class Growing:
     seq: int
     request: Request
     slices: tuple[Slice, ...]
-    """The slots that the group holds. A grant fails if they have changed."""
+    """The slots that the group holds. A grant fails if the group's slots have changed."""
     lacking: int = 0
-    """Number of missing workers. The group waits for them, or continues without them if `trains` is
-    set."""
+    """Number of missing workers. The group waits for these workers unless `trains` is set."""
     queue: str = DEFAULT
     owner: str = "default"
     trains: bool = False
@@ -88,9 +88,9 @@ class Snapshot:
     """Message that is set if the storage is full. No job can then start, even if slots are free."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
-    """Running jobs that can be asked to leave their slots."""
+    """Running jobs that can be asked to release their slots."""
     min_run_s: float = eviction.MIN_RUN_S
-    """Minimum time in seconds that a job holds its slots before it can be asked to leave."""
+    """Minimum time in seconds that a job holds its slots before it can be asked to release them."""
     queues: tuple[Queue, ...] = ()
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
     """Recent usage in cluster-seconds, by queue and user."""
@@ -103,8 +103,8 @@ class Snapshot:
     to_come: tuple[Node, ...] = ()
     """Nodes that an autoscaler could add, and nodes that are about to be accepted."""
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
-    """Jobs whose size is chosen based on their speed, by job. All of them can save and resume their
-    state."""
+    """Jobs whose size is chosen based on their speed, by job. All of these jobs can save and resume
+    their state."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Wait:
     error."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
-    """Slots that are kept for the job while other jobs are leaving them."""
+    """Slots that are kept for the job while other jobs are releasing them."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Grow:
 
 @dataclass(frozen=True)
 class Preempt:
-    """Ask a running job to save its state and leave its slots."""
+    """Ask a running job to save its state and release its slots."""
 
     job_id: str
     reason: Reason

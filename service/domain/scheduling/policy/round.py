@@ -108,7 +108,8 @@ class Round:
         return stay
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
-        """Decide what to do with a waiting job. `position` is its place in the queue, from 1."""
+        """Decide what to do with a waiting job. `position` is the job's place in the queue,
+        starting at 1."""
         kept_back = self._kept_back(job, gang, position)
         return kept_back or self._find_slots(job, gang, rank, position)
 
@@ -232,8 +233,8 @@ class Round:
     def _promise(
         self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
     ) -> Wait | None:
-        """Keep slots for a job, including slots that other jobs are about to leave. Returns None if
-        there are too few such slots."""
+        """Keep slots for a job, including slots that other jobs are about to release. Returns None
+        if there are too few such slots."""
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
         if slices is None:
             return None

@@ -3,9 +3,9 @@
 A running job is asked to leave for a job with a higher priority, or for a job whose slots are
 guaranteed by its queue's quota. A job that saves its state on request and resumes from it is also
 asked to leave for a job whose queue or user has used less than its share, or for a job that clearly
-has less work left. No job leaves before it has held its slots for a minimum run time. This limits
-how often two jobs can alternately evict each other, because a job is evicted at most once in the
-minimum run time. Jobs that lose the least work leave first.
+has less work left. No job leaves before it has held its slots for a minimum run time. A job is
+therefore evicted at most once in this time, which limits how often two jobs can alternately evict
+each other. Jobs that lose the least work leave first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """
@@ -44,7 +44,7 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """Seconds for which the job could train. Its startup time counts only if the startup takes very
+    """Seconds for which the job could train. The startup of the job counts only if it takes very
     long."""
     left_s: float | None = None
     """Remaining seconds of the job; None if unknown."""
@@ -97,8 +97,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a group must release its spare slots for a job with the rank `coming`. It must,
-    unless the group's tier, priority and user rank before the job's."""
+    """Whether a group must release its spare slots for a job with the rank `coming`. The group need
+    not release slots if it precedes the job by tier, priority and user."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.tier, coming.falling_priority, coming.user_is_ahead
@@ -248,7 +248,7 @@ class SlotCheck:
         return max(self._capacities.values(), default=0)
 
     def release(self, ask: Ask, sign: int = 1) -> None:
-        """Return these slots, or take them back if `sign` is -1."""
+        """Add these slots to the pool's free slots, or remove them again if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:

@@ -71,7 +71,7 @@ class _Use:
     """Resources that waiting jobs ahead in the queue will hold."""
     num_ahead: int = 0
     shared: dict[str | None, Headroom] = field(default_factory=dict)
-    """The headroom of jobs that hold and get no resources, by resource. It is cached until a job
+    """The headroom of a job that doesn't hold any resources yet, by resource. Cached until a job
     gets resources."""
 
 

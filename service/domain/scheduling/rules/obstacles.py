@@ -49,7 +49,7 @@ class _Reach:
         """(position, job) of the first blocked jobs, in the order of the queue."""
         self.num_blocked = 0
         self.rivals: list[_Reach] = []
-        """Reaches that share nodes with this reach, including itself."""
+        """Instances that share nodes with this instance, including itself."""
 
 
 Ahead = tuple[tuple[str, ...], int]
@@ -57,7 +57,7 @@ Ahead = tuple[tuple[str, ...], int]
 
 
 class _Seen:
-    """The obstacles for all gangs with equal requests. They are valid until the next job starts."""
+    """The obstacles for all gangs with equal requests, valid until the next job starts."""
 
     __slots__ = ("explanation", "free", "num_holders")
 
@@ -187,7 +187,7 @@ class Obstacles:
         return f"{number} within one {level}{where}"
 
     def _counted(self, kind: WorkerKind) -> _Reach:
-        """Return the reach, updated with the newest holders."""
+        """Return the `_Reach` of this kind, updated with the newest holders."""
         reach = self._reach(kind)
         if reach.num_holders == len(self._holders):
             return reach
@@ -230,7 +230,7 @@ class Obstacles:
                     reach.rivals.append(new)
 
     def _ahead(self, reach: _Reach) -> Ahead:
-        """Return the first blocked jobs that have reserved slots in this reach, and their total
+        """Return the first blocked jobs that have reserved slots on these nodes, and their total
         number."""
         number = sum([rival.num_blocked for rival in reach.rivals])
         first = self._first_ahead.get(reach)

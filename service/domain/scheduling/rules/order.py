@@ -5,9 +5,9 @@ Jobs within their queue's quota come first, and jobs of a queue that has used mo
 same priority, jobs of users who have used more than their share come last. Among jobs that are
 still equal, the job with the least work left comes first, which keeps the mean completion time low.
 The time left is estimated from the job's progress and from similar earlier jobs. The order of
-submission is the tie-breaker. A job that was moved to the front of the jobs with its queue and
-priority gets the rank of the first job that it passes. This rank also applies relative to jobs of
-other queues.
+submission is the tie-breaker. A job that was moved to the front, ahead of the jobs with the same
+queue and priority, gets the rank of the first job that it passes. This rank also applies relative
+to jobs of other queues.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Fronts:
 
 
 def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """Return the remaining work. It is lowest for a job that has waited for `LONGEST_WAIT_S`, and
-    next lowest for jobs whose remaining time is unknown, because running them shows how long they
+    """Return the remaining work: lowest for a job that has waited for `LONGEST_WAIT_S`, and next
+    lowest for jobs whose remaining time is unknown, because running such jobs shows how long they
     take. `left_s` is the remaining time in seconds on the job's slots, or None if unknown. `weight`
     is the job's share of the cluster to the power of `gangs.SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:

@@ -34,7 +34,8 @@ class Queue:
     """Each user's share of the queue's usage, relative to the other users; 1 for users not
     listed."""
     quota: Mapping[str, float] = field(default_factory=dict)
-    """Guaranteed resources. Other queues may borrow them until the queue's jobs need them."""
+    """Guaranteed resources. Other queues may borrow these resources until the queue's jobs need
+    them."""
     limit: Mapping[str, float] = field(default_factory=dict)
     """Maximum resources that all running jobs of the queue can hold in total, even if more
     resources are idle."""
@@ -48,8 +49,8 @@ class Queue:
     max_priority: int = 100
     """The highest priority that users can set."""
     budget: float | None = None
-    """Maximum total cost of the queue's jobs, in the currency of the prices. Once it is reached, no
-    job starts."""
+    """Maximum total cost of the queue's jobs, in the currency of the prices. Once the budget is
+    used up, no job starts."""
     monthly_budget: float | None = None
     """Maximum cost of the queue's jobs per month (UTC)."""
 

@@ -33,7 +33,7 @@ Account = tuple[str, str]
 
 
 class Used:
-    """Cluster-seconds that accounts have used. They decay by half every `HALF_LIFE_S`."""
+    """Cluster-seconds that accounts have used. The values decay by half every `HALF_LIFE_S`."""
 
     def __init__(self) -> None:
         self._seconds: dict[Account, float] = {}
@@ -112,9 +112,9 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
-    """Return a user's slack in a queue that has the whole cluster. Usage beyond one user's share
-    reduces the usage left for other users, and can be a large part of the share of the user with
-    the lowest weight."""
+    """Return a user's slack in a queue that has the whole cluster. The slack shrinks with the
+    lowest weight, because what a user takes beyond their share can be a large part of the share of
+    the user with the lowest weight."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
