@@ -69,8 +69,8 @@ def check_batch_range(spec: JobSpec) -> None:
     if size % least or most % least:
         raise wrong(
             at,
-            "must start at a number that divides its end and train.global_batch_size, but "
-            f"starts at {least}",
+            f"starts at {least}, which does not divide both the end of the range and "
+            "train.global_batch_size",
         )
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
@@ -82,7 +82,8 @@ def check_batch_range(spec: JobSpec) -> None:
         )
     if not spec.train.measure_noise:
         raise wrong(
-            at, "requires train.measure_noise, because the batch size is chosen by the noise scale"
+            at,
+            "requires train.measure_noise, because the batch size follows the gradient noise scale",
         )
     taken = {
         "train.ema": spec.train.ema is not None,

@@ -138,8 +138,8 @@ class Parallel(Document):
             raise wrong("/parallel/data", message)
         if self.balance == "auto" and used:
             message = (
-                f"must be even with {used[0]}: ranks that share one model compute each "
-                "step together"
+                f"must be `even` with {used[0]}: ranks that share one model compute each step "
+                "together"
             )
             raise wrong("/parallel/balance", message)
         if self.zero == 1 and self.inner_axes:

@@ -107,7 +107,7 @@ def _makes_a_lock() -> object:
 
 
 def test_another_program_in_the_document_is_refused(client: Client) -> None:
-    with pytest.raises(errors.SpecError, match="the job runs the function"):
+    with pytest.raises(errors.SpecError, match="the job runs the submitted function"):
         client.submit_function(helped, [1], spec={"recipe": "image_classification"})
 
 

@@ -55,12 +55,12 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"every": 5}, elastic={"min_workers": 1}),
             "/elastic",
-            "no common weights between averages",
+            "the weights of the ranks differ between averages",
         ),
         (
             images(sync={"every": 5}, train={"ema": {}}),
             "/train/ema",
-            "no common weights between averages",
+            "the weights of the ranks differ between averages",
         ),
         (
             images(sync={"every": 5}, checkpoint={"every_steps": "auto"}),
@@ -116,7 +116,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync="auto", init_from={"job": "job-1", "take": "everything"}),
             "/sync",
-            "give the sync of the other job, which this job continues",
+            "use the same sync as the job that this job continues",
         ),
         (
             images(sync="auto", federated={"clients": 20, "clients_per_round": 5, "rounds": 30}),
@@ -146,7 +146,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
             "/sync/server_resources",
-            "must be given with gpus_per_worker, because servers have no GPU",
+            "is required with gpus_per_worker, because servers have no GPU",
         ),
         (
             served(4, server_resources={})
@@ -231,7 +231,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             "/sync/compression/name",
             "must not be topk with lars",
         ),
-        (SCRIPT | {"sync": {}}, "/sync", "a script exchanges its gradients itself"),
+        (SCRIPT | {"sync": {}}, "/sync", "a script exchanges its own gradients"),
     ],
 )
 def test_a_way_to_keep_copies_in_step_fits_the_rest_of_the_document(

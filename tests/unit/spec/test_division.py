@@ -91,16 +91,20 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "/train/measure_noise",
             "requires train.precision fp32 or bf16",
         ),
-        (divided({"shard": 2, "balance": "auto"}), "/parallel/balance", "must be even with shard"),
+        (
+            divided({"shard": 2, "balance": "auto"}),
+            "/parallel/balance",
+            "must be `even` with shard",
+        ),
         (
             divided({"balance": "auto"}, elastic={"min_workers": 1, "exact": True}),
             "/parallel/balance",
-            "must be even with elastic.exact",
+            "must be `even` with elastic.exact",
         ),
         (
             divided({"balance": "auto"}, sync={"compression": {"name": "fp16"}}),
             "/parallel/balance",
-            "must be even with sync.compression",
+            "must be `even` with sync.compression",
         ),
         (SCRIPT | {"parallel": {"balance": "auto"}}, "/parallel/balance", "is only for recipes"),
         (

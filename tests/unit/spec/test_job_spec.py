@@ -39,7 +39,7 @@ def test_a_batch_range_counts_steps_by_its_least_batch() -> None:
     assert JobSpec.model_validate(divided({})).train.samples_per_step == 256
 
 
-DIVISOR = "must start at a number that divides its end and train.global_batch_size"
+DIVISOR = "does not divide both the end of the range and train.global_batch_size"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ DIVISOR = "must start at a number that divides its end and train.global_batch_si
     [
         (ranged(65, 256), "must include train.global_batch_size, which is 64"),
         (ranged(32, 48), "must include train.global_batch_size, which is 64"),
-        (ranged(24, 256), f"{DIVISOR}, but starts at 24"),
-        (ranged(32, 100), f"{DIVISOR}, but starts at 32"),
+        (ranged(24, 256), f"starts at 24, which {DIVISOR}"),
+        (ranged(32, 100), f"starts at 32, which {DIVISOR}"),
         (ranged(2, 256), "must start at 4 or more, one sample for each worker"),
         (ranged(32, 256, elastic=None), "requires elastic with by_speed"),
         (
