@@ -186,9 +186,9 @@ def _check_even(model: nn.Module, axes: Axes) -> None:
         dims = [placement.dim for placement in placements if hasattr(placement, "dim")]
         if len(dims) > len(set(dims)) and parameter.shape[dims[0]] % parts:
             raise ValueError(
-                f"{name} has {parameter.shape[dims[0]]} rows or columns, which are divided by both "
-                "shard and tensor: make their number a multiple of shard x tensor, which is "
-                f"{parts}"
+                f"{name} has {parameter.shape[dims[0]]} rows or columns, which are divided by "
+                "both shard and tensor: the number must be a multiple of shard x tensor, which "
+                f"is {parts}"
             )
 
 
@@ -207,7 +207,8 @@ def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[st
         return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     except KeyError:
         raise ValueError(
-            "the optimizer has a parameter that is not the model's: use model.parameters()"
+            "the optimizer has a parameter that does not belong to the model: create the "
+            "optimizer with model.parameters()"
         ) from None
 
 

@@ -23,8 +23,8 @@ def served(num_ranks: int, **sync: Any) -> dict[str, Any]:
 CUSTOM: dict[str, Any] = {"graph": "custom"}
 NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     ({"every": 4}, "/sync/every", "Extra inputs"),
-    (CUSTOM, "/sync/edges", "give both or neither"),
-    ({"edges": [[0, 1]]}, "/sync/edges", "give both or neither"),
+    (CUSTOM, "/sync/edges", "is required with `graph: custom`"),
+    ({"edges": [[0, 1]]}, "/sync/edges", "is required with `graph: custom`"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
     (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but ranks are 0"),
     (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "connects a rank to itself"),
@@ -99,10 +99,10 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(7, servers=4),
             "/sync/servers",
-            "is 4, more than the 3 workers among the 7 ranks: use 3 servers or fewer",
+            "is 4, but only 3 of the 7 ranks are workers: use 3 servers or fewer",
         ),
-        (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded require each other"),
-        (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded require each other"),
+        (served(4, mode="bounded"), "/sync/max_staleness", "is required with `mode: bounded`"),
+        (served(4, max_staleness=4), "/sync/max_staleness", "is required with `mode: bounded`"),
         (
             served(4, correction={"name": "staleness_lr"}),
             "/sync/correction",

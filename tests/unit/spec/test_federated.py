@@ -104,12 +104,12 @@ OF_ROUNDS = [
     (
         job({"aggregator": {"name": "trimmed_mean", "trim": 0.05}}),
         "/aggregator/trim",
-        "is 0.05, for which trimmed_mean needs 20 clients in each round",
+        "is 0.05, so trimmed_mean needs at least 20 clients in each round",
     ),
     (
         job({"aggregator": {"name": "krum", "malicious": 3, "keep": 8}}),
         "/aggregator/keep",
-        "must be 7 or less",
+        "must be at most 7",
     ),
     (
         job({"aggregator": {"name": "median"}, "algorithm": "scaffold"}),
