@@ -390,8 +390,7 @@ class Sweep(Document):
         if dotted is not None:
             raise wrong(
                 _pointer(dotted),
-                "must not contain a dot: only a recipe's parameters are paths such as "
-                "train.optimizer.lr",
+                "must not contain a dot: a script's parameters are not paths of fields",
             )
 
 

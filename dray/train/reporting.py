@@ -194,7 +194,7 @@ def save_checkpoint(
     """
     number = _checked_count("step", step)
     if keep < 1:
-        raise ValueError(f"keep is {keep}, but must be at least 1")
+        raise ValueError(f"keep must be at least 1, not {keep}")
     source = Path(folder)
     values = {_checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
     found = files_of(source)

@@ -62,7 +62,7 @@ class HttpOrigin:
     async def _read(self, file: Listed, sink: Sink) -> None:
         async with self._response() as response:
             if self._listed(response) != file:
-                raise TransferError("it changed while it was being read")
+                raise TransferError("the file changed while it was being read")
             async for piece in response.content.iter_chunked(PIECE_BYTES):
                 sink(piece)
 
@@ -124,7 +124,7 @@ class HttpOrigin:
         request.
         """
         if not location:
-            raise TransferError("the server redirects, but sends no address")
+            raise TransferError("the server sent a redirect without an address")
         if _IN_NO_URL.search(location):
             raise broken(
                 self._location,
@@ -149,7 +149,7 @@ class HttpOrigin:
         if status == 200:
             return
         if status in WORTH_ANOTHER_TRY:
-            raise TransferError(f"the server responds with {status}")
+            raise TransferError(f"the server responded with {status}")
         known = {
             401: "the server requires credentials (401): set data.credentials",
             403: "the server denies access (403)",
@@ -157,7 +157,7 @@ class HttpOrigin:
             410: "the file no longer exists (410)",
         }
         raise broken(
-            self._location, known.get(status, f"the server responds with {status}, not 200")
+            self._location, known.get(status, f"the server responded with {status} instead of 200")
         )
 
 

@@ -244,9 +244,9 @@ class _Git:
         packs = (self._repository / "objects" / "pack").glob("*")
         is_cut = any(path.stat().st_size > limit_bytes - _PIECE // 2 for path in packs)
         if code == -signal.SIGXFSZ or is_cut:
-            return too_large("the repository has too many bytes or names", limit_bytes)
+            return too_large("the repository is too large or contains too many names", limit_bytes)
         errors = [line for line in text.splitlines() if line.startswith(("fatal: ", "error: "))]
-        sentence = (errors or [f"git ended with code {code}"])[-1][:500]
+        sentence = (errors or [f"git exited with code {code}"])[-1][:500]
         sentence = "".join(c if c.isprintable() else "?" for c in sentence)
         if _UNREACHABLE.search(sentence):
             return CodeUnreachable(sentence)

@@ -127,7 +127,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "/sweep/mode",
         "dray does not know whether a lower accuracy is better",
     ),
-    ({**SCRIPT, "sweep": GOOD}, "/train.optimizer.lr", "only a recipe's parameters"),
+    (
+        {**SCRIPT, "sweep": GOOD},
+        "/train.optimizer.lr",
+        "a script's parameters are not paths of fields",
+    ),
 ]
 
 
