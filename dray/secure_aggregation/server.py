@@ -110,7 +110,7 @@ class MaskingServer:
                 )
             return
         if self.expected is not None and client not in self.expected:
-            raise MessageRefused(client, f"it was lost before {phase}")
+            raise MessageRefused(client, f"the client was lost before the phase {phase}")
         takes: dict[MaskingPhase, Callable[[str, bytes], None]] = {
             MaskingPhase.ADVERTISE_KEYS: self._take_keys,
             MaskingPhase.SHARE_KEYS: self._take_shares,

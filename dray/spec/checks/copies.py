@@ -35,7 +35,7 @@ def check(spec: JobSpec) -> None:
     if spec.is_exact:
         raise wrong(
             "/sync/compression",
-            "can't be combined with elastic.exact: each rank omits different values",
+            "can't be combined with elastic.exact, because each rank omits different values",
         )
     optimizer = spec.train.optimizer
     if spec.train.on_divergence == "skip_step" and compression.name in ("topk", "powersgd"):

@@ -51,8 +51,8 @@ def _check_divided(spec: JobSpec) -> None:
         why = ": compression applies to complete gradients"
         if spec.parallel.is_sharded:
             why = (
-                f"{instead}: torch has no compression for the sharded gradients of FSDP2. "
-                "parallel.reduce_dtype bf16 halves the traffic"
+                f"{instead}: torch can't compress the sharded gradients of FSDP2. To halve the "
+                "traffic, set parallel.reduce_dtype to bf16"
             )
         raise wrong("/sync/compression", f"{alone}{why}")
     if train.ema is not None:

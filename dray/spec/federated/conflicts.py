@@ -169,7 +169,7 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if not LEAST_CLIENTS <= chosen <= MAX_SECURE_CLIENTS:
         raise wrong(
             "/federated/clients_per_round",
-            f"must be {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: fewer "
+            f"must be from {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: fewer "
             "clients can't hide an update, and the number of masks grows with the square of the "
             "number of clients",
         )

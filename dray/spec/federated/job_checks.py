@@ -85,8 +85,8 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
     if resources.num_workers != num_silos + 1:
         raise wrong(
             "/resources/num_workers",
-            f"must be {num_silos + 1}, one for each silo and one that aggregates the updates: "
-            "leave it out",
+            f"must be {num_silos + 1}, one worker for each silo and one that aggregates the "
+            "updates: leave it out",
         )
     if resources.gpus_per_worker:
         raise wrong(

@@ -363,7 +363,7 @@ class BatchState:
             if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
                 raise ValueError(
                     f"the saved state has {len(taken[what])} {what}, but the script has prepared "
-                    f"{len(own)}: it must prepare the same number before its loop"
+                    f"{len(own)}: the script must prepare the same number before its loop"
                 )
 
 

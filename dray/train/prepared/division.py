@@ -76,9 +76,7 @@ def blocks_named(model: nn.Module, pattern: str) -> list[nn.Module]:
         if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
             found.append(module)
     if not found:
-        raise ValueError(
-            f"blocks={pattern!r} matches no module of the model, whose modules are {_names(model)}"
-        )
+        raise ValueError(f"blocks={pattern!r} matches no module: {_names(model)}")
     return found
 
 
@@ -131,8 +129,7 @@ def _check_plan(model: nn.Module, plan: Mapping[str, ParallelStyle] | None) -> N
         wanted = pattern.split(".")
         if not any(len(n) == len(wanted) and all(map(fnmatchcase, n, wanted)) for n in names):
             raise ValueError(
-                f"tensor_plan names {pattern!r}, which matches no module of the model, whose "
-                f"modules are {_names(model)}"
+                f"tensor_plan names {pattern!r}, which matches no module: {_names(model)}"
             )
 
 
@@ -246,4 +243,8 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
 def _names(model: nn.Module) -> str:
     names = [name for name, _ in model.named_modules() if name]
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"it has {', '.join(names[:12])}{more}" if names else "it has no modules"
+    return (
+        f"the model has the modules {', '.join(names[:12])}{more}"
+        if names
+        else "the model has no submodules"
+    )

@@ -184,7 +184,7 @@ def _one_each(target: Array, location: str) -> Array:
         raise broken(
             location,
             f"has the shape {target.shape} and the type {target.dtype}; there must be one target "
-            "per sample, either a number or a text",
+            "per sample, either a number or a string",
         )
     return target
 

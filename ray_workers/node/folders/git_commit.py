@@ -123,7 +123,7 @@ def _resolved(git: _Git, entries: Sequence[_Entry]) -> list[_Entry]:
     """Return the files of the commit, with each link replaced by a copy of the file or folder to
     which it points."""
     if len(entries) > MAX_FILES:
-        raise CodeRefused(f"it has more than {MAX_FILES} files")
+        raise CodeRefused(f"the commit has more than {MAX_FILES} files")
     files = {entry.path: entry for entry in entries if entry.mode != "120000"}
     links = [entry for entry in entries if entry.mode == "120000"]
     if any(link.size_bytes > MAX_PATH_BYTES for link in links):
@@ -148,15 +148,15 @@ def _check(entries: Sequence[_Entry], limit_bytes: int) -> None:
     check_paths([entry.path for entry in entries])
     total = sum(entry.size_bytes for entry in entries)
     if total > limit_bytes:
-        raise too_large(f"its files have {total:,} bytes", limit_bytes)
+        raise too_large(f"the files have {total:,} bytes", limit_bytes)
 
 
 def check_paths(paths: Sequence[str]) -> None:
     """Refuse paths that are also refused in uploads."""
     if not paths:
-        raise CodeRefused("it contains no file")
+        raise CodeRefused("the code contains no file")
     if len(paths) > MAX_FILES:
-        raise CodeRefused(f"it has more than {MAX_FILES} files")
+        raise CodeRefused(f"the code has more than {MAX_FILES} files")
     for path in paths:
         if (fault := fault_of(path)) is not None:
             raise CodeRefused(f"the path {path[:200]!a} {fault}")

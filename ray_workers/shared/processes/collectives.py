@@ -39,7 +39,7 @@ class GroupRecord:
     waits_s: float = 0.0
 
     def line(self) -> str:
-        waits = f", waiting in number {self.waits_in} ({self.name}) for {self.waits_s:.1f} s"
+        waits = f", in number {self.waits_in} ({self.name}) for {self.waits_s:.1f} s"
         return f"  group {self.group}: {self.begun} begun{waits if self.waits_in else ''}"
 
 

@@ -59,7 +59,7 @@ def test_shares() -> None:
         )
     long = answer.model_copy(update={"shares": {**answer.shares, "client 000": bytes(83)}})
     refused(played, long.to_bytes(), "SharedKeys shares/client 000")
-    refused(played, answer.to_bytes(), "it was lost before", "client 77")
+    refused(played, answer.to_bytes(), "the client was lost before", "client 77")
 
 
 def test_masked_updates() -> None:

@@ -119,12 +119,12 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {}, "clients_per_round": 2}),
         "/clients_per_round",
-        "must be 3 to 500 with secure_aggregation: fewer clients can't hide an update",
+        "must be from 3 to 500 with secure_aggregation: fewer clients can't hide an update",
     ),
     (
         job({"secure_aggregation": {}, "clients": 501, "clients_per_round": 501}),
         "/clients_per_round",
-        "must be 3 to 500",
+        "must be from 3 to 500",
     ),
     (
         job({"secure_aggregation": {"bits": 32}}),

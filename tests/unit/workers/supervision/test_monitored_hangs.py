@@ -166,7 +166,7 @@ async def test_a_mute_script_is_ended_with_the_rank_that_has_not_joined_a_collec
     group.seen = [observation(rank, age_s=9.0, first_at=0.0) for rank in (0, 1)]
     record = "\nCollectives of torch.distributed:\n  group 0: "
     group.stack_of = {
-        0: f"{STACK}{record}3 begun, waiting in number 3 (nccl:all_reduce) for 950.0 s\n",
+        0: f"{STACK}{record}3 begun, in number 3 (nccl:all_reduce) for 950.0 s\n",
         1: f"{STACK}{record}2 begun\n",
     }
     group.busy = {0}
