@@ -170,9 +170,8 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "requires parallel.shard to be 1, or parallel.zero to be 1: torch has no "
-            "compression for the sharded gradients of FSDP2. "
-            "parallel.reduce_dtype bf16 halves the traffic",
+            "requires parallel.shard to be 1, or parallel.zero to be 1: torch can't compress the "
+            "sharded gradients of FSDP2. To halve the traffic, set parallel.reduce_dtype to bf16",
         ),
         (
             divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
