@@ -82,7 +82,7 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
-    with pytest.raises(DataError, match=r"is '1,5', not a number; .* data\.decimal"):
+    with pytest.raises(DataError, match=r"is '1,5', not a number, but .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
 
 
@@ -233,7 +233,7 @@ def test_a_row_is_named_though_another_column_is_no_text(
 
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(
-        DataError, match="line 3: the target 'y' is 'many', not a number; regression"
+        DataError, match="line 3: the target 'y' is 'many', not a number, but regression"
     ):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
 
@@ -333,7 +333,7 @@ def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
         ({"x": np.ones(2), "y": np.array([0, np.nan])}, "array 'y': has a value that is missing"),
         (
             {"x": np.ones(200), "y": np.arange(200) * 0.37},
-            "array 'y': has more than 100 different fractions",
+            "array 'y': has more than 100 different fractional values",
         ),
         (
             {"x": np.ones(20_000), "y": np.arange(20_000)},
