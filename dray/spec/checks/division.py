@@ -112,7 +112,7 @@ def check_balance(spec: JobSpec) -> None:
         return
     if spec.script is not None:
         raise wrong(
-            "/parallel/balance", "is only for recipes: a script distributes its batches itself"
+            "/parallel/balance", "is only for recipes: a script distributes its own batches"
         )
     if spec.is_exact:
         raise wrong(

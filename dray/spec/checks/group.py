@@ -78,7 +78,7 @@ def check_profile(spec: JobSpec) -> None:
     if spec.profile is None:
         return
     if spec.script is not None:
-        raise wrong("/profile", "is only for recipes: a script calls torch.profiler itself")
+        raise wrong("/profile", "is only for recipes: a script can call torch.profiler")
     num_workers = spec.resources.num_workers
     if max(spec.profile.ranks) >= num_workers:
         message = f"must be below resources.num_workers, which is {num_workers}"
@@ -87,7 +87,7 @@ def check_profile(spec: JobSpec) -> None:
 
 def check_metrics(spec: JobSpec) -> None:
     if spec.metrics and spec.script is None:
-        raise wrong("/metrics", "is only for scripts: a recipe reports its metrics itself")
+        raise wrong("/metrics", "is only for scripts: a recipe reports its own metrics")
     num_workers = spec.resources.num_workers
     for number, metric in enumerate(spec.metrics):
         if metric.rank != "all" and metric.rank >= num_workers:

@@ -36,7 +36,7 @@ def check_noise(spec: JobSpec) -> None:
         return
     at = "/train/measure_noise"
     if spec.script is not None:
-        raise wrong(at, "is only for recipes: a script measures its gradients itself")
+        raise wrong(at, "is only for recipes: a script measures its own gradients")
     if spec.resources.num_workers == 1:
         raise wrong(
             at,
@@ -63,7 +63,7 @@ def check_batch_range(spec: JobSpec) -> None:
     (least, most), size = spec.train.batch_range, spec.train.global_batch_size
     at = "/train/batch_range"
     if spec.script is not None:
-        raise wrong(at, "is only for recipes: a script creates its batches itself")
+        raise wrong(at, "is only for recipes: a script creates its own batches")
     if not least <= size <= most:
         raise wrong(at, f"must include train.global_batch_size, which is {size}")
     if size % least or most % least:

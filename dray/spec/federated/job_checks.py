@@ -46,7 +46,7 @@ def check(document: JobSpec) -> None:
     if federated is None:
         return
     if document.script is not None:
-        raise wrong("/federated", "is only for recipes: a script trains its clients itself")
+        raise wrong("/federated", "is only for recipes: a script trains its own clients")
     _check_group(document)
     if federated.silos is not None:
         _check_silos(document, len(federated.silos))

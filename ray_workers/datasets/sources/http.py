@@ -168,7 +168,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "the server's certificate can't be verified"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "the host has no address"
+        return "the host name can't be resolved"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.os_error.strerror or 'refused'}"
     if isinstance(error, aiohttp.ClientPayloadError):

@@ -297,7 +297,7 @@ def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise CodeUnreachable(f"the host {host} has no address") from None
+        raise CodeUnreachable(f"the host name {host} can't be resolved") from None
     addresses = {ipaddress.ip_address(str(sockaddr[0]).split("%", 1)[0]) for *_, sockaddr in found}
     is_named = allowed.has_name(host)
     for address in addresses:

@@ -203,7 +203,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/train/measure_noise",
             "requires resources.num_workers 2",
         ),
-        (SCRIPT | {"profile": {}}, "/profile", "a script calls torch.profiler itself"),
+        (SCRIPT | {"profile": {}}, "/profile", "a script can call torch.profiler"),
         (
             images(profile={"ranks": [0, 1]}),
             "/profile/ranks",
