@@ -84,7 +84,8 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             max_length=128,
-            description="Jobs whose name matches this pattern: `*` is any text, `?` one character.",
+            description="Jobs whose name matches this pattern: `*` matches any text, and `?` "
+            "matches one character.",
         ),
     ] = None
     text: Annotated[
@@ -105,7 +106,7 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             pattern="^array-[0-9a-z]{0,60}$",
-            description="Jobs of arrays whose id is, or begins with, this value.",
+            description="Jobs of arrays whose id starts with this value.",
         ),
     ] = None
     array_index: Annotated[
@@ -115,8 +116,8 @@ class JobFilter(BaseModel):
     collapse_arrays: Annotated[
         bool,
         Field(
-            description="List only one job per array; with `state`, only for arrays that have a "
-            "job in one of the states."
+            description="List only one job per array. With `state`, only arrays with a job in one "
+            "of these states are listed."
         ),
     ] = False
     owner: Annotated[

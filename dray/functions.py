@@ -69,7 +69,9 @@ def document(
     parts = dict(spec or {})
     for part in ("script", "recipe"):
         if part in parts:
-            raise SpecError("must be omitted: the job runs the function", pointer=f"/{part}")
+            raise SpecError(
+                "must be omitted, because the job runs the submitted function", pointer=f"/{part}"
+            )
     resources = {**parts.pop("resources", {}), "num_workers": num_workers}
     name = getattr(function, "__name__", "function").strip("<>") or "function"
     script = {"entrypoint": ENTRYPOINT, "code": code, "parameters": dict(parameters)}

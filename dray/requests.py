@@ -267,7 +267,7 @@ class DownloadRequest(Document):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if [self.artifact, self.checkpoint, self.log].count(None) != 2:
-            raise ValueError("give one of artifact, checkpoint and log")
+            raise ValueError("give exactly one of artifact, checkpoint and log")
         return self
 
 
@@ -296,7 +296,8 @@ def _a_url(value: str) -> str:
     then differ from the host of the connection."""
     if not value.isascii():
         raise ValueError(
-            "must be ASCII: encode other characters as in %C3%A9, and host names as xn--..."
+            "must be ASCII: percent-encode other characters (for example %C3%A9), and write host "
+            "names in the form xn--..."
         )
     try:
         parts = urlsplit(value)

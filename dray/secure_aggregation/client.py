@@ -178,7 +178,9 @@ class MaskingClient:
         delivered, digests = parsed.shares, parsed.digests or {}
         self._check_known(delivered, "shares")
         if self._has_digests and digests.keys() != delivered.keys():
-            raise MessageRefused(SERVER, "its digests do not match its shares")
+            raise MessageRefused(
+                SERVER, "the digests in the message do not match the shares in the message"
+            )
         self._check_enough([*delivered, self._name], self._least, "have shared their keys")
         assert self._encoding is not None
         values, weight = self._update
@@ -198,7 +200,9 @@ class MaskingClient:
                 SERVER, f"{self._name} is not listed exactly once among the survivors"
             )
         if not {*survivors} <= {*self._delivered, self._name}:
-            raise MessageRefused(SERVER, "it lists a survivor that has not shared its keys")
+            raise MessageRefused(
+                SERVER, "the message lists a survivor that has not shared its keys"
+            )
         self._check_enough(survivors, self._least, "have survived")
         self._survivors = tuple(survivors)
         masked = sorted([*self._delivered, self._name])
@@ -262,7 +266,8 @@ class MaskingClient:
     def _check_known(self, names: Iterable[str], things: str) -> None:
         if unknown := sorted({*names} - self._others.keys()):
             raise MessageRefused(
-                SERVER, f"it contains {things} from {unknown[0]}, which is not in the roster"
+                SERVER,
+                f"the message contains {things} from {unknown[0]}, which is not in the roster",
             )
 
     def _check_enough(self, names: list[str], least: int, found: str) -> None:

@@ -71,7 +71,7 @@ class MaskingMessage(BaseModel):
         valid message of this type."""
         if len(data) > MAX_MESSAGE_BYTES:
             raise MessageRefused(
-                sender, f"it has {len(data)} bytes, but the limit is {MAX_MESSAGE_BYTES}"
+                sender, f"the message has {len(data)} bytes, but the limit is {MAX_MESSAGE_BYTES}"
             )
         try:
             return cls.model_validate_json(data)

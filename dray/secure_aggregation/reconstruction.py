@@ -60,7 +60,8 @@ class Reconstruction:
             else:
                 self.blame(
                     holder,
-                    f"its share of client {owner}'s secret is not the share that it received",
+                    f"the client's share of client {owner}'s secret is not the share that the "
+                    "client received",
                 )
         return usable
 
@@ -80,8 +81,8 @@ class Reconstruction:
                     self._note_wrong(owner, holders, usable, has_digests=has_digests)
                 return found
         if has_digests:
-            self.blame(owner, "its shares do not match its commitment")
-        raise WrongShares(owner, "they do not match its commitment")
+            self.blame(owner, "the client's shares do not match its commitment")
+        raise WrongShares(owner, "the shares do not match the client's commitment")
 
     def _subsets(self, shares: Shares) -> Iterator[Sequence[str]]:
         """Yield sets of `least` holders, starting with the holders that are suspected least
@@ -109,7 +110,7 @@ class Reconstruction:
         """If digests exist, blame the owner. Otherwise, record a suspicion against the holder of
         each share that is not on the polynomial through the shares of `holders`."""
         if has_digests:
-            self.blame(owner, "its shares do not all belong to the same secret")
+            self.blame(owner, "the client's shares do not all belong to the same secret")
             return
         known = {self._indices[name]: shares[name] for name in holders}
         for holder in shares.keys() - {*holders}:

@@ -99,14 +99,18 @@ class MaskingServer:
         malformed, or differs from an earlier message in this phase.
         """
         if phase is not self.phase or phase is MaskingPhase.ENDED:
-            raise MessageRefused(client, f"it is for {phase}, but the round is in {self.phase}")
+            raise MessageRefused(
+                client, f"the message is for phase {phase}, but the round is in phase {self.phase}"
+            )
         digest = hashlib.sha256(message).digest()
         if client in self._answered:
             if self._answered[client] != digest:
-                raise MessageRefused(client, f"it has already sent a different message in {phase}")
+                raise MessageRefused(
+                    client, f"the client has already sent a different message in phase {phase}"
+                )
             return
         if self.expected is not None and client not in self.expected:
-            raise MessageRefused(client, f"it was lost before {phase}")
+            raise MessageRefused(client, f"the client was lost before the phase {phase}")
         takes: dict[MaskingPhase, Callable[[str, bytes], None]] = {
             MaskingPhase.ADVERTISE_KEYS: self._take_keys,
             MaskingPhase.SHARE_KEYS: self._take_shares,
@@ -132,8 +136,8 @@ class MaskingServer:
         came = sorted(self._answered)
         if len(came) < self.least:
             raise TooFewClients(
-                f"only {len(came)} clients have responded in {self.phase}, but {self.least} are "
-                "required"
+                f"only {len(came)} clients have responded in phase {self.phase}, but {self.least} "
+                "are required"
             )
         match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
@@ -194,20 +198,22 @@ class MaskingServer:
         if (version := found.version or 1) < self._oldest_version:
             raise MessageRefused(
                 client,
-                f"it uses version {version} of the protocol, which is no longer accepted, "
-                "because a client that lied about a share made a round fail, and this version "
-                "can't identify such a client: update with pip install -U 'dray[client]'",
+                f"the client uses version {version} of the protocol, which is no longer accepted: "
+                "an earlier round failed because a client lied about a share, and this version "
+                "can't identify such a client. Update with pip install -U 'dray[client]'",
             )
         taken = {key for one in self._keys.values() for key in (one.sealing_key, one.masking_key)}
         if found.sealing_key == found.masking_key or taken & {found.sealing_key, found.masking_key}:
-            raise MessageRefused(client, "it contains a key that has already been sent")
+            raise MessageRefused(client, "the message contains a key that has already been sent")
         if len(self._keys) == MAX_CLIENTS:
             raise MessageRefused(client, f"the round already has {MAX_CLIENTS} clients")
         for key in (found.sealing_key, found.masking_key):
             try:
                 KeyPair().agree(key)
             except ValueError:
-                raise MessageRefused(client, "one of its keys is not a usable public key") from None
+                raise MessageRefused(
+                    client, "the message contains a key that is not a usable public key"
+                ) from None
         self._keys[client] = found
 
     def _roster(self, came: list[str]) -> Mapping[str, bytes]:
@@ -230,14 +236,13 @@ class MaskingServer:
         if found.shares.keys() != self._indices.keys() - {client}:
             raise MessageRefused(
                 client,
-                "it must contain one share for each other client in the roster, and no other "
-                "shares",
+                "the message must contain exactly one share for each other client in the roster",
             )
         digested = set() if found.digests is None else found.digests.keys()
         if digested != (self._indices.keys() if self.version > 1 else set()):
             raise MessageRefused(
                 client,
-                "it must contain the digests for each client in the roster, and no other digests",
+                "the message must contain digests for exactly the clients in the roster",
             )
         self._shared[client] = found
 
@@ -250,7 +255,7 @@ class MaskingServer:
     def _take_masked_input(self, client: str, message: bytes) -> None:
         if len(message) != self._settings.masked_bytes:
             raise MessageRefused(
-                client, f"it has {len(message)} bytes, not {self._settings.masked_bytes}"
+                client, f"the message has {len(message)} bytes, not {self._settings.masked_bytes}"
             )
         assert self._encoding is not None
         if self._sum is None:
@@ -261,18 +266,20 @@ class MaskingServer:
         found = ConsistencyCodes.from_bytes(message, client)
         if found.codes.keys() != {*self._survivors} - {client}:
             raise MessageRefused(
-                client, "it must contain one code for each other survivor, and no other codes"
+                client, "the message must contain exactly one code for each other survivor"
             )
         if not {*(found.unusable or ())} <= self._shared.keys() - {client}:
-            raise MessageRefused(client, "it reports shares as unusable that it did not receive")
+            raise MessageRefused(
+                client, "the client reports unusable shares that it did not receive"
+            )
         self._codes[client] = found
 
     def _take_revealed(self, client: str, message: bytes) -> None:
         found = RevealedShares.from_bytes(message, client)
         if not found.seeds.keys() <= {*self._survivors}:
-            raise MessageRefused(client, "it contains a share of a lost client's seed")
+            raise MessageRefused(client, "the message contains a share of a lost client's seed")
         if not found.masking_keys.keys() <= self._lost:
-            raise MessageRefused(client, "it contains a share of a survivor's masking key")
+            raise MessageRefused(client, "the message contains a share of a survivor's masking key")
         self._revealed[client] = found
 
     @property
@@ -317,7 +324,7 @@ class MaskingServer:
         if revealed is not None and (seed := revealed.own_seed) is not None:
             if fits(seed):
                 return seed
-            self._reconstruction.blame(name, "its seed does not match its commitment")
+            self._reconstruction.blame(name, "the client's seed does not match its commitment")
         return self._reconstruction.secret(name, shares, fits, has_digests=self.version > 1)
 
     def _masking_key(self, name: str) -> bytes:

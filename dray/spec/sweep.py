@@ -222,7 +222,7 @@ class SuccessiveHalving(Document):
         if self.max_steps is not None and self.min_steps > self.max_steps:
             raise wrong(
                 "/sweep/early_stopping/min_steps",
-                f"is {self.min_steps}, more than max_steps, which is {self.max_steps}",
+                f"is {self.min_steps}, but must be at most max_steps, which is {self.max_steps}",
             )
         return self
 
@@ -328,8 +328,8 @@ class Sweep(Document):
             if parameter.log or parameter.num_values is None:
                 raise wrong(
                     _pointer(name),
-                    "has no discrete values, which a grid requires: list the values, or give the "
-                    "range a step and no log",
+                    "has no discrete values, which a grid requires: list the values, or specify "
+                    "a range with a step, without log",
                 )
 
     @property
@@ -360,8 +360,8 @@ class Sweep(Document):
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
                 raise wrong(
                     "/script/args",
-                    f"could have {number:,} characters in total with the values of the sweep, but "
-                    f"at most {MAX_ARGUMENTS:,} are allowed",
+                    f"could contain {number:,} characters with the sweep's values, but at most "
+                    f"{MAX_ARGUMENTS:,} are allowed",
                 )
             return
         known = (*metrics, *RECIPE_METRICS)
@@ -390,7 +390,7 @@ class Sweep(Document):
         if dotted is not None:
             raise wrong(
                 _pointer(dotted),
-                "must not contain a dot: only the parameters of a recipe are paths of fields",
+                "must not contain a dot: a script's parameters are not paths of fields",
             )
 
 

@@ -32,8 +32,9 @@ class CallLock:
             self._depth -= 1
             self._lock.release()
             raise RuntimeError(
-                "a signal handler called dray.train while another of its calls was running: in the "
-                "handler, only set a flag, and make the call in the training loop"
+                "a signal handler called a function of dray.train while another call was "
+                "running: only set a flag in the handler, and call the function in the training "
+                "loop"
             )
 
     def __exit__(

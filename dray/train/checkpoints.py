@@ -229,7 +229,9 @@ def files_of(folder: Path) -> list[Path]:
                 f"the name of a checkpoint file must not contain {character}: {str(path)!r}"
             )
     if folder / MANIFEST in found:
-        raise ValueError(f"a checkpoint file can't be called {MANIFEST}: dray writes it")
+        raise ValueError(
+            f"a checkpoint file must not be called {MANIFEST}: dray writes a file with this name"
+        )
     return found
 
 
@@ -243,7 +245,7 @@ def fetch(ref: CheckpointRef, scratch: Path) -> Path:
     try:
         text = files.read(f"{ref.url}/{MANIFEST}")
         if hashlib.sha256(text).hexdigest() != ref.manifest_sha256:
-            raise BrokenCheckpoint("its manifest differs from the committed one")
+            raise BrokenCheckpoint("its manifest differs from the committed manifest")
         for entry in json.loads(text)["files"]:
             _check(entry, ref.url, scratch, local)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -262,7 +264,7 @@ def _check(entry: Mapping[str, Any], url: str, scratch: Path, local: Path | None
     else:
         found = files.measure(local / path)
     if found != (entry["size_bytes"], entry["sha256"]):
-        raise BrokenCheckpoint(f"its file {path} differs from the committed one")
+        raise BrokenCheckpoint(f"its file {path} differs from the committed file")
 
 
 def drop(ref: CheckpointRef) -> None:

@@ -22,7 +22,7 @@ def call(path: str, *, python: Sequence[int]) -> None:
     if list(python) != here:
         theirs, ours = (".".join(map(str, version)) for version in (python, here))
         sys.exit(
-            f"the function was packed by Python {theirs}, but this node has Python {ours}: a "
+            f"the function was pickled by Python {theirs}, but this node has Python {ours}: a "
             "pickled function runs only on the same minor version"
         )
     import cloudpickle

@@ -102,11 +102,11 @@ def init(
     if _state.options is not None:
         raise RuntimeError("init() was called twice: call it once per process")
     if checkpoint_every_steps is not None and checkpoint_every_steps < 1:
-        raise ValueError(f"checkpoint_every_steps is {checkpoint_every_steps}: must be at least 1")
+        raise ValueError(f"checkpoint_every_steps must be at least 1, not {checkpoint_every_steps}")
     if checkpoint_every_s is not None and not checkpoint_every_s > 0:
-        raise ValueError(f"checkpoint_every_s is {checkpoint_every_s}: must be above 0")
+        raise ValueError(f"checkpoint_every_s must be above 0, not {checkpoint_every_s}")
     if keep < 1:
-        raise ValueError(f"keep is {keep}: must be at least 1")
+        raise ValueError(f"keep must be at least 1, not {keep}")
     _state.options = InitOptions(seed, checkpoint_every_steps, checkpoint_every_s, keep)
     context = reporting.context()
     if seed is not None:

@@ -95,7 +95,7 @@ def report(
     number = _checked_count("step", step)
     if len(values) > MAX_KEYS:
         raise ValueError(
-            f"report() was given {len(values)} keys; a step can have at most {MAX_KEYS}"
+            f"report() was given {len(values)} keys, but a step must not have more than {MAX_KEYS}"
         )
     body: dict[str, Any] = {
         "step": number,
@@ -152,7 +152,7 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     _saved_bytes[target] = size
     body = {"path": target, "url": url, "size_bytes": size, "sha256": sha256}
     if math.isinf(append("artifact", body)) or not _is_written():
-        raise StorageError(f"this node's disk has no space to report the artifact {target}")
+        raise StorageError(f"this node's disk has no space for the report of the artifact {target}")
     saved_files.note(saved_files.version_of(before))
     return SavedArtifact(target, url, size, sha256)
 
@@ -194,7 +194,7 @@ def save_checkpoint(
     """
     number = _checked_count("step", step)
     if keep < 1:
-        raise ValueError(f"keep is {keep}: must be at least 1")
+        raise ValueError(f"keep must be at least 1, not {keep}")
     source = Path(folder)
     values = {_checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
     found = files_of(source)
@@ -271,7 +271,7 @@ def wait_until_written(waiting: Callable[[], None]) -> None:
 
     def write() -> None:
         if not _is_written():
-            raise StorageError("this node's disk has no space for it")
+            raise StorageError("this node's disk has no space for the reports")
 
     wait_for_space("the rank's last report", write, waiting=waiting)
 
@@ -357,7 +357,10 @@ def _log_missing(number: int) -> None:
     """Log that this many reports were dropped since the last such line, if any."""
     if number:
         are = "1 report is" if number == 1 else f"{number} reports are"
-        log(f"{are} missing here: the node of rank {context().rank} had no space for more")
+        log(
+            f"{are} missing here, because the node of rank {context().rank} had no "
+            "space for more reports"
+        )
 
 
 def _checked_key(key: str) -> str:

@@ -114,7 +114,7 @@ class SiloRules:
     def stacks(self, text: str) -> str:
         if Opening.STACKS in self.opens:
             return text
-        return f"the stacks of silo {self.name} stay on its node"
+        return f"the stacks of silo {self.name} are only available on the silo's node"
 
 
 def _number(value: Any) -> float:

@@ -72,9 +72,9 @@ def _about(tokens: Tokens) -> list[str]:
     lines = []
     if tokens.num_training is not None:
         lines.append(
-            f"the file names split the text: {tokens.num_training:,} tokens for training "
-            f"and {len(tokens.ids) - tokens.num_training:,} for validation; "
-            "data.validation_fraction is not used"
+            f"the text is split by file names: {tokens.num_training:,} tokens for training and "
+            f"{len(tokens.ids) - tokens.num_training:,} for validation; data.validation_fraction "
+            "is not used"
         )
     if tokens.num_left_out:
         lines.append(f"{tokens.num_left_out:,} files for testing are ignored")

@@ -118,7 +118,7 @@ def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str
     if name in imputation.own_category:
         instead = "treated as a separate category"
     elif name in imputation.indicated:
-        instead += ", with an additional input that marks them"
+        instead += ", with an additional input that marks missing values"
     return f", missing in {count:,} rows, {instead}"
 
 

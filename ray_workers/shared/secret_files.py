@@ -70,8 +70,8 @@ def _read(folder: str | None, name: str, owner: str | None) -> str:
         os.close(fd)
     if len(data) > MAX_BYTES or b"\0" in data:
         raise SecretUnavailable(
-            f"the secret {name} must be at most {MAX_BYTES >> 10} KiB long and contain no NUL "
-            "character"
+            f"the secret {name} must be at most {MAX_BYTES >> 10} KiB long, and must not contain "
+            "a NUL character"
         )
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")

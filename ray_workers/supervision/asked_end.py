@@ -63,7 +63,7 @@ class AskedEnd:
         await asyncio.sleep(self._grace_s)  # earlier exits are handled like any exit
         return Outcome.of(
             Cause.PREEMPTED,
-            f"was asked to release its slots, but did not end within {self._grace_s:g} s",
+            f"was asked to release its slots, but did not finish within {self._grace_s:g} s",
         )
 
     def of(self, lost: Sequence[Member]) -> Outcome | None:

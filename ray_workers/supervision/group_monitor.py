@@ -247,7 +247,7 @@ class GroupMonitor:
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"ranks {names} were lost" if len(ranks) > 1 else f"rank {names} was lost"
         broke = broke if ranks else "the group was about to change its size"
-        message = f"rank {through[0].rank} had ended with code 0 when {broke}"
+        message = f"rank {through[0].rank} had exited with code 0 when {broke}"
         if not self._traits.is_script:
             message += ": the result was stored, and all ranks were done"
             return Outcome.of(Cause.SUCCEEDED, message)

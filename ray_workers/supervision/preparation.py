@@ -104,7 +104,7 @@ class Preparation:
         waiting = {(member.index, member.incarnation) for member in members}
         while waiting:
             if not all(member.is_running for member in members):
-                raise ForkFailed("a new worker ended before it was ready")
+                raise ForkFailed("a new worker exited before it was ready")
             await asyncio.sleep(self._timings.ready_period_s)
             for observation in await self._nodes.observations():
                 if observation.status.phase is RankPhase.STANDBY:

@@ -103,7 +103,7 @@ def test_lines_and_stacks_of_silos_are_a_breach() -> None:
         return list(of_told(lines, hangs))
 
     assert not of(0, None)
-    assert not of(0, "the stacks of silo north stay on its node")
+    assert not of(0, "the stacks of silo north are only available on the silo's node")
     assert len(of(1, None)) == len(of(0, STACK)) == 1
 
 

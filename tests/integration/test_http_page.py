@@ -55,7 +55,7 @@ def test_every_block_does_what_the_page_says(
         assert series["steps"][-1] == metrics["next_step"]
         assert len(series["steps"]) <= 5
     state, why, started, count, cpus = read.splitlines()[-5:]
-    assert (state, why, cpus) == ("ended", "every rank ended with code 0", "4.0")
+    assert (state, why, cpus) == ("ended", "every rank exited with code 0", "4.0")
     assert re.fullmatch(r"\['job-\w+'\]", started)
     assert int(count) >= 0
     assert "the same" in saved

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 def check(spec: JobSpec) -> None:
     compression = spec.compression
     if spec.sync is not None and spec.script is not None:
-        raise wrong("/sync", "is only for recipes: a script exchanges its gradients itself")
+        raise wrong("/sync", "is only for recipes: a script exchanges its own gradients")
     continues = spec.init_from is not None and spec.init_from.take == "everything"
     if isinstance(spec.sync, AutoSync) and continues:
         raise wrong(
             "/sync",
-            "must not be auto with init_from.take everything: give the sync of the other job, "
-            "which this job continues",
+            "must not be auto with init_from.take everything: use the same sync as the job that "
+            "this job continues",
         )
     if spec.copies_differ:
         _check_differing_copies(spec)
@@ -35,20 +35,20 @@ def check(spec: JobSpec) -> None:
     if spec.is_exact:
         raise wrong(
             "/sync/compression",
-            "can't be combined with elastic.exact: each rank omits different values",
+            "can't be combined with elastic.exact, because each rank omits different values",
         )
     optimizer = spec.train.optimizer
     if spec.train.on_divergence == "skip_step" and compression.name in ("topk", "powersgd"):
         raise wrong(
             "/train/on_divergence",
-            f"must not be skip_step with {compression.name}, which stores what it does not send, "
-            "including gradients that are not finite. Use rollback",
+            f"must not be skip_step with {compression.name}, which keeps unsent values for later "
+            "steps, including non-finite gradients. Use rollback",
         )
     if spec.train.precision == "fp16" and compression.name in ("topk", "powersgd"):
         raise wrong(
             "/train/precision",
-            f"must be fp32 or bf16 with {compression.name}, which stores what it does not send, "
-            "including gradients that have overflowed",
+            f"must be fp32 or bf16 with {compression.name}, which keeps unsent values for later "
+            "steps, including gradients that have overflowed",
         )
     if compression.name == "topk" and optimizer.nesterov:
         raise wrong(
@@ -72,7 +72,7 @@ def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
     if gpus and sync.server_resources is None:
         raise wrong(
             "/sync/server_resources",
-            "must be given with gpus_per_worker, because servers have no GPU. Give for example "
+            "is required with gpus_per_worker, because servers have no GPU: use for example "
             "`{cpus: 2}`, or set gpus_per_worker to 0",
         )
     if train.precision == "fp16":
@@ -80,7 +80,9 @@ def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
             "/train/precision", f"must be fp32 or bf16 {chosen}, which does not scale the loss"
         )
     if train.ema is not None:
-        raise wrong("/train/ema", f"must be unset {chosen}: servers keep no average")
+        raise wrong(
+            "/train/ema", f"must be unset {chosen}: servers don't average weights over time"
+        )
     if train.on_divergence == "skip_step":
         raise wrong(
             "/train/on_divergence",
@@ -131,7 +133,7 @@ def _check_asynchronous(spec: JobSpec, sync: Gossip) -> None:
 def _check_differing_copies(spec: JobSpec) -> None:
     assert spec.sync is not None
     chosen = "sync.every above 1" if spec.takes_local_steps else f"sync.kind {spec.sync.kind}"
-    why = f"with {chosen}, the ranks have no common weights between averages"
+    why = f"with {chosen}, the weights of the ranks differ between averages"
     if spec.elastic is not None:
         raise wrong("/elastic", f"must be unset: {why}, so the group can't change its size")
     if spec.train.ema is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def check_mesh(spec: JobSpec) -> None:
     spec.parallel.check(spec.resources.num_workers)
     if spec.parallel.auto and spec.script is not None:
-        raise wrong("/parallel", "is only for recipes: a script divides its model itself")
+        raise wrong("/parallel", "is only for recipes: a script divides its own model")
     if spec.parallel.auto and spec.elastic is not None:
         raise wrong(
             "/elastic",
@@ -51,8 +51,8 @@ def _check_divided(spec: JobSpec) -> None:
         why = ": compression applies to complete gradients"
         if spec.parallel.is_sharded:
             why = (
-                f"{instead}: torch has no compression for the sharded gradients of FSDP2. "
-                "parallel.reduce_dtype bf16 halves the traffic"
+                f"{instead}: torch can't compress the sharded gradients of FSDP2. To halve the "
+                "traffic, set parallel.reduce_dtype to bf16"
             )
         raise wrong("/sync/compression", f"{alone}{why}")
     if train.ema is not None:
@@ -60,8 +60,8 @@ def _check_divided(spec: JobSpec) -> None:
     if train.optimizer.name not in ("adamw", "sgd"):
         raise wrong(
             "/train/optimizer/name",
-            f"{alone}{instead}, unless it is adamw or sgd: {train.optimizer.name} needs complete "
-            "layers",
+            f"{alone}{instead}: {train.optimizer.name} needs complete layers. With "
+            f"parallel.{axis}, use adamw or sgd",
         )
 
 
@@ -80,7 +80,9 @@ def _check_divided_script(spec: JobSpec, script: Script) -> None:
         raise wrong("/parallel/zero", "must be 3 for a script: train.prepare() uses FSDP2")
     for name in ("param_dtype", "reduce_dtype"):
         if getattr(spec.parallel, name) != "fp32":
-            raise wrong(f"/parallel/{name}", "is only for recipes: train.prepare() sends fp32")
+            raise wrong(
+                f"/parallel/{name}", "is only for recipes: train.prepare() sends values as fp32"
+            )
 
 
 def check_sent_types(spec: JobSpec) -> None:
@@ -110,14 +112,16 @@ def check_balance(spec: JobSpec) -> None:
         return
     if spec.script is not None:
         raise wrong(
-            "/parallel/balance", "is only for recipes: a script distributes its batches itself"
+            "/parallel/balance", "is only for recipes: a script distributes its own batches"
         )
     if spec.is_exact:
-        raise wrong("/parallel/balance", "must be even with elastic.exact, which uses equal shares")
+        raise wrong(
+            "/parallel/balance", "must be `even` with elastic.exact, which uses equal shares"
+        )
     has_servers = isinstance(spec.sync, ParameterServer)
     if spec.compression is not None or spec.copies_differ or has_servers:
         raise wrong(
             "/parallel/balance",
-            "must be even with sync.compression and sync.every, and with sync.kind other than "
+            "must be `even` with sync.compression and sync.every, and with sync.kind other than "
             "all_reduce",
         )

@@ -14,7 +14,10 @@ def check_gpus(spec: JobSpec) -> None:
     share, accepts = spec.resources.gpus_per_worker, spec.resources.share_gpus
     if 0 < share < 1 and not accepts:
         at = "/resources/share_gpus"
-        raise wrong(at, f"must be true for {share:g} of a GPU: other jobs can use the rest")
+        raise wrong(
+            at,
+            f"must be true with {share:g} of a GPU, because other jobs can use the rest of the GPU",
+        )
     if accepts and share in (0, 1):
         at = "/resources/share_gpus"
         raise wrong(
@@ -36,7 +39,7 @@ def check_roles(spec: JobSpec) -> None:
     if spec.resources.required_topology is not None:
         raise wrong(
             "/resources/required_topology",
-            f"must be unset with {what} in this version: it requires equal slots",
+            f"must be unset with {what} in this version, because a topology requires equal slots",
         )
 
 
@@ -47,7 +50,7 @@ def check_elastic(spec: JobSpec) -> None:
     if least > most:
         raise wrong(
             "/elastic/min_workers",
-            f"is {least}, more than resources.num_workers, which is {most}",
+            f"is {least}, but must be at most resources.num_workers, which is {most}",
         )
     if spec.script is not None and spec.script.roles:
         raise wrong("/elastic", "can't be combined with roles, whose sizes are fixed")
@@ -75,7 +78,7 @@ def check_profile(spec: JobSpec) -> None:
     if spec.profile is None:
         return
     if spec.script is not None:
-        raise wrong("/profile", "is only for recipes: a script calls torch.profiler itself")
+        raise wrong("/profile", "is only for recipes: a script can call torch.profiler")
     num_workers = spec.resources.num_workers
     if max(spec.profile.ranks) >= num_workers:
         message = f"must be below resources.num_workers, which is {num_workers}"
@@ -84,7 +87,7 @@ def check_profile(spec: JobSpec) -> None:
 
 def check_metrics(spec: JobSpec) -> None:
     if spec.metrics and spec.script is None:
-        raise wrong("/metrics", "is only for scripts: a recipe reports its metrics itself")
+        raise wrong("/metrics", "is only for scripts: a recipe reports its own metrics")
     num_workers = spec.resources.num_workers
     for number, metric in enumerate(spec.metrics):
         if metric.rank != "all" and metric.rank >= num_workers:

@@ -36,7 +36,7 @@ def check_noise(spec: JobSpec) -> None:
         return
     at = "/train/measure_noise"
     if spec.script is not None:
-        raise wrong(at, "is only for recipes: a script measures its gradients itself")
+        raise wrong(at, "is only for recipes: a script measures its own gradients")
     if spec.resources.num_workers == 1:
         raise wrong(
             at,
@@ -63,14 +63,14 @@ def check_batch_range(spec: JobSpec) -> None:
     (least, most), size = spec.train.batch_range, spec.train.global_batch_size
     at = "/train/batch_range"
     if spec.script is not None:
-        raise wrong(at, "is only for recipes: a script creates its batches itself")
+        raise wrong(at, "is only for recipes: a script creates its own batches")
     if not least <= size <= most:
         raise wrong(at, f"must include train.global_batch_size, which is {size}")
     if size % least or most % least:
         raise wrong(
             at,
-            "must start at a number that divides its end and train.global_batch_size, but "
-            f"starts at {least}",
+            f"starts at {least}, which does not divide both the end of the range and "
+            "train.global_batch_size",
         )
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
@@ -82,7 +82,8 @@ def check_batch_range(spec: JobSpec) -> None:
         )
     if not spec.train.measure_noise:
         raise wrong(
-            at, "requires train.measure_noise, because the batch size is chosen by the noise scale"
+            at,
+            "requires train.measure_noise, because the batch size follows the gradient noise scale",
         )
     taken = {
         "train.ema": spec.train.ema is not None,

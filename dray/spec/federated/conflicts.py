@@ -33,7 +33,8 @@ def refuse(given: Federated) -> None:
     if given.clients_per_round > given.clients:
         raise wrong(
             "/federated/clients_per_round",
-            f"is {given.clients_per_round}, more than federated.clients, which is {given.clients}",
+            f"is {given.clients_per_round}, but must be at most federated.clients, which is "
+            f"{given.clients}",
         )
     _check_algorithm(given)
     _check_updates(given, given.aggregator)
@@ -94,21 +95,21 @@ def _check_updates(given: Federated, aggregator: Aggregator) -> None:
     if given.quorum is not None and given.quorum > chosen:
         raise wrong(
             "/federated/quorum",
-            f"is {given.quorum}, more than federated.clients_per_round, which is {chosen}: no "
-            "round could have enough updates",
+            f"is {given.quorum}, but must be at most federated.clients_per_round, which is "
+            f"{chosen}",
         )
     takes_nearest = aggregator.name == "krum"
     if aggregator.least_updates > chosen:
         option = "malicious" if takes_nearest else "trim"
         raise wrong(
             f"/federated/aggregator/{option}",
-            f"is {getattr(aggregator, option):g}, for which {aggregator.name} needs "
+            f"is {getattr(aggregator, option):g}, so {aggregator.name} needs at least "
             f"{aggregator.least_updates} clients in each round, but clients_per_round is {chosen}",
         )
     if takes_nearest and aggregator.keep > (most := chosen - aggregator.malicious):
         raise wrong(
             "/federated/aggregator/keep",
-            f"must be {most} or less, which is clients_per_round without the malicious clients",
+            f"must be at most {most}, which is clients_per_round minus the malicious clients",
         )
     if given.algorithm == "scaffold" and aggregator.name != "mean":
         raise wrong(
@@ -130,8 +131,8 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
             "/federated/aggregator/name", "must be mean with privacy, which clips the updates"
         )
     message = (
-        "must be unset with privacy: a round that does not count would reveal which "
-        "clients participated"
+        "must be unset with privacy: a round without a quorum would reveal which clients "
+        "participated"
     )
     refuse_set(given, AT, ("quorum",), message)
     if privacy.delta >= 1 / given.clients:
@@ -143,8 +144,8 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
     if privacy.adaptive is not None and privacy.noise_multiplier >= 2 * given.count_noise:
         raise wrong(
             "/federated/privacy/noise_multiplier",
-            f"must be below {2 * given.count_noise:g} with adaptive, because counting the "
-            "clipped updates requires part of the noise: increase clients_per_round, or leave "
+            f"must be below {2 * given.count_noise:g} with adaptive, because part of the noise is "
+            "added to the count of clipped updates: increase clients_per_round, or leave "
             "adaptive out",
         )
 
@@ -168,8 +169,9 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if not LEAST_CLIENTS <= chosen <= MAX_SECURE_CLIENTS:
         raise wrong(
             "/federated/clients_per_round",
-            f"must be {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: fewer "
-            "clients can't hide an update, and each client has a mask for every other client",
+            f"must be from {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: fewer "
+            "clients can't hide an update, and the number of masks grows with the square of the "
+            "number of clients",
         )
     if secure.bits == 32 and given.max_update_norm > MAX_NORM_IN_32_BITS:
         raise wrong(

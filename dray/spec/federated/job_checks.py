@@ -46,7 +46,7 @@ def check(document: JobSpec) -> None:
     if federated is None:
         return
     if document.script is not None:
-        raise wrong("/federated", "is only for recipes: a script trains its clients itself")
+        raise wrong("/federated", "is only for recipes: a script trains its own clients")
     _check_group(document)
     if federated.silos is not None:
         _check_silos(document, len(federated.silos))
@@ -55,8 +55,8 @@ def check(document: JobSpec) -> None:
     elif (num_workers := document.resources.num_workers) > federated.clients_per_round:
         raise wrong(
             "/resources/num_workers",
-            f"is {num_workers}, more than federated.clients_per_round, which is "
-            f"{federated.clients_per_round}: some workers would be idle",
+            f"is {num_workers}, but must be at most federated.clients_per_round, which is "
+            f"{federated.clients_per_round}: other workers would be idle",
         )
     _check_train(document.train, federated)
     assert document.recipe is not None
@@ -85,8 +85,8 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
     if resources.num_workers != num_silos + 1:
         raise wrong(
             "/resources/num_workers",
-            f"must be {num_silos + 1}, one for each silo and one that aggregates the updates: "
-            "leave it out",
+            f"must be {num_silos + 1}, one worker for each silo and one that aggregates the "
+            "updates: leave it out",
         )
     if resources.gpus_per_worker:
         raise wrong(
@@ -100,7 +100,7 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
             "/model", f"must be one of dray's own models {chosen}: silos don't run users' code"
         )
     for names, reason in {
-        ("elastic",): ": each silo has its own node. Give a quorum instead",
+        ("elastic",): ": each silo has its own node. Set a quorum instead",
         ("environment",): ": silos don't accept users' code or variables",
         ("array", "sweep"): ", in this version",
     }.items():

@@ -147,8 +147,8 @@ def _has_name(url: str) -> bool:
 def _without_password(url: str) -> str:
     if _has_name(url):
         raise ValueError(
-            "a URL must not contain a name, password or token: put them into a secret, and name it "
-            "in environment.index"
+            "a URL must not contain a name, password or token: put them into a secret, and name "
+            "the secret in environment.index"
         )
     return url
 

@@ -88,7 +88,8 @@ class Gpt(Document):
     def _heads_share_the_width(self) -> Self:
         if self.width % (2 * self.num_heads):
             raise ValueError(
-                f"width {self.width} is not a multiple of twice num_heads {self.num_heads}"
+                f"width is {self.width}, but must be a multiple of 2 x num_heads (num_heads is "
+                f"{self.num_heads})"
             )
         return self
 

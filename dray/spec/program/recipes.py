@@ -96,13 +96,16 @@ class Options:
             if name not in self.sklearn_sets:
                 known = _listed(f"sklearn://{one}" for one in self.sklearn_sets)
                 brought = (
-                    f"; use one of {known}" if known else ", which has no scikit-learn data sets"
+                    f"; use one of {known}"
+                    if known
+                    else ", which supports no scikit-learn data sets"
                 )
                 raise wrong("/data/source", f"is not a data set for this recipe{brought}")
         elif form is None:
             formats = _listed(self.formats)
             raise wrong(
-                "/data/format", f"is required: the extension of the source is none of {formats}"
+                "/data/format",
+                f"is required, because the extension of the source is not one of {formats}",
             )
         elif form not in self.formats:
             pointer = "/data/format" if data.format else "/data/source"
@@ -125,7 +128,8 @@ class Options:
             raise wrong("/data/numbers/thousands", "must differ from data.decimal")
         if data.missing_columns.get(data.target or "", "error") not in ("error", "drop"):
             message = (
-                f"must be error or drop for the target {data.target!r}, which is never filled in"
+                f"must be error or drop for the target {data.target!r}, whose missing values are "
+                "never filled in"
             )
             raise wrong("/data/missing_columns", message)
         if data.classes is not None and not self.reads_masks:
@@ -133,7 +137,9 @@ class Options:
                 "/data/classes", "is only for image_segmentation: it names the classes of masks"
             )
         if form == "npz" and data.features is not None and len(data.features) > 1:
-            raise wrong("/data/features", "must name exactly one array of the npz file, the inputs")
+            raise wrong(
+                "/data/features", "must name exactly one array of the npz file: the array of inputs"
+            )
 
 
 _SAMPLES_METRICS = ("val/loss", "val/accuracy", "val/f1", "val/auroc")

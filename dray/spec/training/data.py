@@ -65,7 +65,7 @@ def _source_url(value: str) -> str:
     for name, _ in parse_qsl(url.query, keep_blank_values=True):
         if _SECRET_PARAMETER.search(name.lower().replace("_", "-")):
             raise ValueError(
-                f"must not contain a secret, and its parameter {name!r} looks like one: set "
+                f"must not contain a secret, but the parameter {name!r} looks like one: set "
                 "data.credentials to the name of a file on the nodes"
             )
     if url.scheme == "file" and "\0" in unquote(url.path):

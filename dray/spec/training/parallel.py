@@ -113,8 +113,7 @@ class Parallel(Document):
             if axis in used or self.auto.count(axis) > 1:
                 raise wrong(
                     f"/parallel/{axis}",
-                    "has a size, but is also left to the planner: give the size, or leave it to "
-                    "the planner",
+                    "is listed in parallel.auto, but also has a size: omit one of the two",
                 )
         if num_workers % self.num_parts:
             if len(used) == 1:
@@ -124,8 +123,8 @@ class Parallel(Document):
                 what = f"makes the product {self.num_parts} ({product}), which does not divide"
             enough = -(-num_workers // self.num_parts) * self.num_parts
             message = (
-                f"{what} resources.num_workers, which is {num_workers}: set num_workers to "
-                f"{enough}, or {used[-1]} to {_nearest_divisors(num_workers, self.num_parts)}"
+                f"{what} resources.num_workers ({num_workers}): set num_workers to {enough}, or "
+                f"{used[-1]} to {_nearest_divisors(num_workers, self.num_parts)}"
             )
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
@@ -138,8 +137,8 @@ class Parallel(Document):
             raise wrong("/parallel/data", message)
         if self.balance == "auto" and used:
             message = (
-                f"must be even with {used[0]}: ranks that share one model compute each "
-                "step together"
+                f"must be `even` with {used[0]}: ranks that share one model compute each step "
+                "together"
             )
             raise wrong("/parallel/balance", message)
         if self.zero == 1 and self.inner_axes:
@@ -175,17 +174,18 @@ class Parallel(Document):
                 )
                 raise wrong(f"/parallel/{axis}", message)
         if isinstance(model, ResNet):
-            self._check_stages(model.num_blocks, "blocks of this depth")
+            self._check_stages(model.num_blocks, "blocks")
         if isinstance(model, Gpt):
-            self._check_stages(model.num_layers, "of model.num_layers")
+            self._check_stages(model.num_layers, "layers (model.num_layers)")
             self._check_parts_of_layers(model)
 
     def _check_stages(self, most: int, what: str) -> None:
         stages = self.pipeline * self.stages_per_rank
         if self.pipeline > 1 and stages > most:
-            product = "pipeline x stages_per_rank" if self.stages_per_rank > 1 else "it"
+            product = "pipeline x stages_per_rank" if self.stages_per_rank > 1 else "pipeline"
             message = (
-                f"makes {stages} stages, more than the {most} {what}: {product} must be {most}"
+                f"makes {stages} stages, but the model has only {most} {what}: {product} must be "
+                f"{most}"
             )
             raise wrong("/parallel/pipeline", f"{message} or less")
 

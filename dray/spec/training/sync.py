@@ -154,7 +154,10 @@ class Gossip(SyncKind):
     @model_validator(mode="after")
     def _has_edges_if_custom(self) -> Self:
         if (self.graph == "custom") != (self.edges is not None):
-            raise wrong("/sync/edges", "and graph: custom require each other: give both or neither")
+            raise wrong(
+                "/sync/edges",
+                "is required with `graph: custom`, and must be unset with other graphs",
+            )
         return self
 
     def check(self, num_workers: int) -> None:
@@ -282,8 +285,8 @@ class ParameterServer(SyncKind):
         if (self.mode == "bounded") != (self.max_staleness is not None):
             raise wrong(
                 "/sync/max_staleness",
-                "and mode: bounded require each other: give both, such as `mode: bounded` and "
-                "`max_staleness: 4`, or neither",
+                "is required with `mode: bounded` (for example `max_staleness: 4`), and must be "
+                "unset with other modes",
             )
         if self.mode == "synchronous" and self.correction is not None:
             raise wrong(
@@ -306,8 +309,8 @@ class ParameterServer(SyncKind):
         if self.servers > num_workers:
             raise wrong(
                 "/sync/servers",
-                f"is {self.servers}, more than the {num_workers} workers among the {num_ranks} "
-                f"ranks: use {num_ranks // 2} servers or fewer",
+                f"is {self.servers}, but only {num_workers} of the {num_ranks} ranks are workers: "
+                f"use {num_ranks // 2} servers or fewer",
             )
         if self.shards_kept_by == "replica" and self.servers == 1:
             raise wrong(

@@ -178,7 +178,7 @@ def connect(store: Any, key: str) -> TensorConnection:
     try:
         sock = socket.create_connection((about["host"], about["port"]), CONNECT_LIMIT_S)
     except OSError as error:
-        raise ConnectionLost(f"a server does not answer: {error}") from error
+        raise ConnectionLost(f"a server does not respond: {error}") from error
     connection = TensorConnection(sock)
     connection.prove(bytes.fromhex(about["secret"]), is_server=False)
     return connection

@@ -342,10 +342,10 @@ class BatchState:
         batch, that the script has created all models and optimizers of the restored state."""
         if late := self._exchange.late_parameters:
             raise ValueError(
-                f"a model has parameters that were created after prepare(): {', '.join(late[:5])}. "
-                "Their gradients are not averaged over the ranks, and a process that replaces "
-                "another could not load them. Create all layers before prepare(), and freeze the "
-                "later ones"
+                "a model has parameters that were created after prepare(): "
+                f"{', '.join(late[:5])}. The gradients of these parameters are not averaged over "
+                "the ranks, and a replacement process could not load the parameters. Create all "
+                "layers before prepare(), and freeze layers until they are trained"
             )
         taken, self._taken = self._taken, None
         if taken is None:
@@ -353,8 +353,8 @@ class BatchState:
         for optimizer, of_one in zip(self.optimizers, taken["optimizers"], strict=False):
             if not has_groups_of(optimizer, of_one):
                 raise ValueError(
-                    f"the saved state of an optimizer ({type(optimizer).__name__}) has other "
-                    "parameter groups than the script has created before this batch: add groups "
+                    f"the saved parameter groups of an optimizer ({type(optimizer).__name__}) "
+                    "differ from the groups that the script has created so far: add groups "
                     "before prepare(), or at the beginning of an epoch"
                 )
             optimizer.load_state_dict(of_one)
@@ -363,7 +363,7 @@ class BatchState:
             if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
                 raise ValueError(
                     f"the saved state has {len(taken[what])} {what}, but the script has prepared "
-                    f"{len(own)}: it must prepare the same number before its loop"
+                    f"{len(own)}: the script must prepare the same number before its loop"
                 )
 
 

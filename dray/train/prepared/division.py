@@ -77,9 +77,7 @@ def blocks_named(model: nn.Module, pattern: str) -> list[nn.Module]:
         if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
             found.append(module)
     if not found:
-        raise ValueError(
-            f"blocks={pattern!r} matches no module of the model, whose modules are {_names(model)}"
-        )
+        raise ValueError(f"blocks={pattern!r} matches no module: {_names(model)}")
     return found
 
 
@@ -132,8 +130,7 @@ def _check_plan(model: nn.Module, plan: Mapping[str, ParallelStyle] | None) -> N
         wanted = pattern.split(".")
         if not any(len(n) == len(wanted) and all(map(fnmatchcase, n, wanted)) for n in names):
             raise ValueError(
-                f"tensor_plan names {pattern!r}, which matches no module of the model, whose "
-                f"modules are {_names(model)}"
+                f"tensor_plan names {pattern!r}, which matches no module: {_names(model)}"
             )
 
 
@@ -187,9 +184,9 @@ def _check_even(model: nn.Module, axes: Axes) -> None:
         dims = [placement.dim for placement in placements if hasattr(placement, "dim")]
         if len(dims) > len(set(dims)) and parameter.shape[dims[0]] % parts:
             raise ValueError(
-                f"{name} has {parameter.shape[dims[0]]} rows or columns, which are divided by both "
-                "shard and tensor: make their number a multiple of shard x tensor, which is "
-                f"{parts}"
+                f"{name} has {parameter.shape[dims[0]]} rows or columns, which are divided by "
+                "both shard and tensor: the number must be a multiple of shard x tensor, which "
+                f"is {parts}"
             )
 
 
@@ -208,7 +205,8 @@ def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[st
         return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     except KeyError:
         raise ValueError(
-            "the optimizer has a parameter that is not the model's: use model.parameters()"
+            "the optimizer has a parameter that does not belong to the model: create the "
+            "optimizer with model.parameters()"
         ) from None
 
 
@@ -246,4 +244,8 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
 def _names(model: nn.Module) -> str:
     names = [name for name, _ in model.named_modules() if name]
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"it has {', '.join(names[:12])}{more}" if names else "it has no modules"
+    return (
+        f"the model has the modules {', '.join(names[:12])}{more}"
+        if names
+        else "the model has no submodules"
+    )

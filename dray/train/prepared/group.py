@@ -118,7 +118,7 @@ class SoloGroup:
         raise error
 
     def state_lost(self) -> Exception:
-        return RuntimeError("no rank holds the state of the training")
+        return RuntimeError("no rank has the training state")
 
     def copies_differ(self) -> Exception:
         return RuntimeError("the ranks have different copies of the model")

@@ -68,6 +68,6 @@ def refuse_stranger(
     elif any(are_known):
         raise ValueError(
             f"an optimizer ({name}) updates parameters of a prepared model, but was not passed to "
-            "prepare(), so a process that replaces another could not restore its state: pass all "
-            "optimizers to prepare(), as in prepare([model], [optimizer, other], loader)"
+            "prepare(), so a replacement process could not restore the optimizer's state: pass "
+            "all optimizers to prepare(), as in prepare([model], [optimizer, other], loader)"
         )

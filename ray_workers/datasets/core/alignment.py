@@ -21,7 +21,7 @@ from ray_workers.training.core.errors import DataError
 def images_like(public: Images, own: Images) -> Images:
     """Return `own` with the classes of `public`. Raises DataError if the shape differs, or if `own`
     has a class that `public` does not have."""
-    _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
+    _refuse_other("shape of the images is", public.pixels.shape[1:], own.pixels.shape[1:])
     codes = _codes("class", public.classes, own.classes)
     return replace(own, labels=codes[own.labels], classes=public.classes)
 
@@ -29,7 +29,7 @@ def images_like(public: Images, own: Images) -> Images:
 def masked_images_like(public: MaskedImages, own: MaskedImages) -> MaskedImages:
     """Same as `images_like`, but the masks are not converted, because their class numbers are the
     same in all data sets."""
-    _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
+    _refuse_other("shape of the images is", public.pixels.shape[1:], own.pixels.shape[1:])
     _codes("class", public.classes, own.classes)
     return replace(own, classes=public.classes)
 
@@ -38,9 +38,9 @@ def table_like(public: Table, own: Table) -> Table:
     """Return `own` with the codes of `public`. Raises DataError if columns differ, or if `own` has
     a class or category that `public` does not have."""
     _refuse_other("target is", public.target_name, own.target_name)
-    _refuse_other("columns of numbers are", public.numeric_names, own.numeric_names)
-    _refuse_other("dates are", public.date_names, own.date_names)
-    _refuse_other("columns of categories are", public.category_names, own.category_names)
+    _refuse_other("numeric columns are", public.numeric_names, own.numeric_names)
+    _refuse_other("date columns are", public.date_names, own.date_names)
+    _refuse_other("categorical columns are", public.category_names, own.category_names)
     categories = np.array(own.categories)
     for column, name in enumerate(own.category_names):
         known = _codes(f"{name} of", public.vocabularies[column], own.vocabularies[column])
@@ -66,13 +66,15 @@ def table_like(public: Table, own: Table) -> Table:
 
 def tokens_like(public: Tokens, own: Tokens) -> Tokens:
     """Return `own`. Raises DataError if the vocabularies differ."""
-    _refuse_other("vocabularies have the size", public.vocabulary_size, own.vocabulary_size)
+    _refuse_other("vocabulary size is", public.vocabulary_size, own.vocabulary_size)
     return own
 
 
 def _refuse_other(what: str, public: Any, own: Any) -> None:
     if public != own:
-        raise DataError(f"a silo's data must match data.source, where {what} {public}, not {own}")
+        raise DataError(
+            f"a silo's data must match data.source, where the {what} {public}, not {own}"
+        )
 
 
 def _codes(what: str, public: Sequence[str], own: Sequence[str]) -> npt.NDArray[np.int64]:

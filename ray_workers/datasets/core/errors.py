@@ -126,6 +126,6 @@ class Budget:
         if self._left_bytes < 0:
             raise broken(
                 self._location,
-                f"its unpacked size exceeds {self._limit_bytes:,} bytes, the limit for a node "
+                f"the unpacked size exceeds {self._limit_bytes:,} bytes, the limit for a node "
                 f"({self._setting})",
             )

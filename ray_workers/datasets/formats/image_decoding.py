@@ -166,9 +166,8 @@ def _on_white(image: Any, location: str) -> Any:
     if most == 0 or (least < most and bool((pixels == pixels[0, 0]).all())):
         raise broken(
             location,
-            "has a single colour on white, which is the background used for transparent images. "
-            "Its content is only in its transparency: save it without transparency, on a "
-            "background of a different colour",
+            "has only one colour after its transparency is replaced by a white background: save "
+            "the image without transparency, on a background of a different colour",
         )
     return shown
 

@@ -61,8 +61,8 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
         if _label(sample) not in classes:
             raise broken(
                 sample.file.location,
-                f"is for validation and has the class {shortened(_label(sample))}, which no "
-                f"training image has; the training classes are {listed(classes)}",
+                f"is a validation image of the class {shortened(_label(sample))}, which has no "
+                f"training images; the training classes are {listed(classes)}",
             )
     folder_splits.refuse_like_names(classes, shop.location)
     if len(classes) < 2:

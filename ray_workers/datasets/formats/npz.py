@@ -184,7 +184,7 @@ def _one_each(target: Array, location: str) -> Array:
         raise broken(
             location,
             f"has the shape {target.shape} and the type {target.dtype}; there must be one target "
-            "per sample, either a number or a text",
+            "per sample, either a number or a string",
         )
     return target
 
@@ -257,7 +257,9 @@ def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
     location = f"{shop.location}, array {shortened(name)}"
     if target.dtype.kind == "U":
         raise broken(
-            location, "is text; regression predicts numbers, tabular_classification predicts names"
+            location,
+            "is text, but regression predicts numbers; to predict names, use "
+            "tabular_classification",
         )
     num_rounded = 0
     with ArrayWriter(shop.output, "target", (), np.float64, shop.budget) as written:
@@ -279,8 +281,8 @@ def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) 
         if np.count_nonzero(different % 1) > MAX_FRACTIONAL_CLASSES:
             raise broken(
                 location,
-                f"has more than {MAX_FRACTIONAL_CLASSES} different fractions, which are not "
-                "classes; tabular_regression predicts numbers",
+                f"has more than {MAX_FRACTIONAL_CLASSES} different fractional values, so they are "
+                "not classes; to predict numbers, use tabular_regression",
             )
     if len(different) > MAX_CLASSES:
         raise broken(location, f"has more than {MAX_CLASSES:,} different values")

@@ -189,9 +189,9 @@ class _Building:
             row, value = self.target.first_text or (0, "")
             raise broken(
                 self.file.where(row),
-                f"the target {shortened(self.target.name)} is {shortened(value)}, not a number; "
-                "regression predicts numbers, tabular_classification predicts names"
-                f"{self.target.hint}",
+                f"the target {shortened(self.target.name)} is {shortened(value)}, not a number, "
+                "but regression predicts numbers; to predict names, use "
+                f"tabular_classification{self.target.hint}",
             )
 
     def _find_bases_again(self, columns: Sequence[Column]) -> None:
@@ -229,7 +229,7 @@ class _Building:
             if is_identifier and not column.is_named:
                 raise broken(
                     self.file.location,
-                    f"the column {shortened(column.name)} has a different text in every row, so "
+                    f"the column {shortened(column.name)} has a different string in every row, so "
                     f"a model can't learn from it; leave it out of data.features{column.hint}",
                 )
         if self.classifies:
@@ -245,7 +245,8 @@ class _Building:
             self.file.location,
             f"the column {shortened(column.name)} splits the rows into {listed(column.values)}, "
             "but the split is defined by data.validation_fraction, and a model should not learn "
-            "from the column: list data.features without it, or with it if it is needed",
+            "from this column: list data.features without the column, or with the column if the "
+            "model needs it",
         )
 
     def _refuse_one_class(self) -> None:
@@ -282,8 +283,8 @@ class _Building:
             raise broken(
                 self.file.location,
                 f"the target {shortened(self.target.name)} has more than "
-                f"{column_kinds.MAX_FRACTIONAL_CLASSES} different fractions, which are not "
-                "classes; tabular_regression predicts numbers",
+                f"{column_kinds.MAX_FRACTIONAL_CLASSES} different fractional values, so they are "
+                "not classes; to predict numbers, use tabular_regression",
             )
 
     def _write(
@@ -326,7 +327,7 @@ class _Building:
                 codes.append(coded)
             num_rows = target.num_rows
         if num_rows == 0:
-            raise broken(self.file.location, "has no rows without missing values")
+            raise broken(self.file.location, "has missing values in every row")
         return num_rows
 
     @property

@@ -80,9 +80,9 @@ def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
         odd = next(name for name, part in names.items() if part not in named)
         raise broken(
             shop.location,
-            f"has files with the names of a split, {listed(sorted(named))}, and other files such "
-            f"as {shortened(odd)}: use these names for all files or top-level folders, or for "
-            "none",
+            f"has files named like the parts of a split ({listed(sorted(named))}), but also other "
+            f"files, such as {shortened(odd)}: use split names for all files or top-level "
+            "folders, or for none",
         )
     roles = resolved(named)
     training, validation, test = (
@@ -149,7 +149,8 @@ def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
         raise broken(
             location,
             f"has a token with the id {size - 1:,}, which is too large, because a model has a row "
-            f"for each id: number the tokens from 0, below {MAX_VOCABULARY:,}",
+            "for each id: number the tokens consecutively from 0, with ids below "
+            f"{MAX_VOCABULARY:,}",
         )
 
     def encode(text: str) -> npt.NDArray[Any]:

@@ -62,7 +62,7 @@ class HttpOrigin:
     async def _read(self, file: Listed, sink: Sink) -> None:
         async with self._response() as response:
             if self._listed(response) != file:
-                raise TransferError("it changed while it was being read")
+                raise TransferError("the file changed while it was being read")
             async for piece in response.content.iter_chunked(PIECE_BYTES):
                 sink(piece)
 
@@ -123,7 +123,7 @@ class HttpOrigin:
         others. Such characters are rejected, because the checked host might differ from the host of
         the request."""
         if not location:
-            raise TransferError("the server redirects, but sends no address")
+            raise TransferError("the server sent a redirect without an address")
         if _IN_NO_URL.search(location):
             raise broken(
                 self._location,
@@ -148,7 +148,7 @@ class HttpOrigin:
         if status == 200:
             return
         if status in WORTH_ANOTHER_TRY:
-            raise TransferError(f"the server responds with {status}")
+            raise TransferError(f"the server responded with {status}")
         known = {
             401: "the server requires credentials (401): set data.credentials",
             403: "the server denies access (403)",
@@ -156,7 +156,7 @@ class HttpOrigin:
             410: "the file no longer exists (410)",
         }
         raise broken(
-            self._location, known.get(status, f"the server responds with {status}, not 200")
+            self._location, known.get(status, f"the server responded with {status} instead of 200")
         )
 
 
@@ -167,7 +167,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "the server's certificate can't be verified"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "the host has no address"
+        return "the host name can't be resolved"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.os_error.strerror or 'refused'}"
     if isinstance(error, aiohttp.ClientPayloadError):

@@ -180,7 +180,7 @@ class Source:
                 sink = HashingSink(opened.write, self._refuse_too_large)
                 self._origin.fetch(file, sink)
             if file.size_bytes is not None and sink.size_bytes != file.size_bytes:
-                fault = f"{sink.size_bytes:,} bytes arrived instead of {file.size_bytes:,}"
+                fault = f"received {sink.size_bytes:,} bytes instead of {file.size_bytes:,}"
                 raise TransferError(fault)
             return (file.name, sink.sha256, sink.size_bytes)
 

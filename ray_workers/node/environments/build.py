@@ -159,7 +159,7 @@ class Build:
             return output
         if code < 0:  # the kernel kills programs when memory is short
             raise NotDone(f"uv was killed by signal {-code}", BuildState.UNREACHABLE)
-        sentence = sentence_of(output) or f"uv ended with code {code}"
+        sentence = sentence_of(output) or f"uv exited with code {code}"
         raise NotDone(sentence, state_of(output))
 
     def _uv_environment(self) -> dict[str, str]:
@@ -201,7 +201,7 @@ class Build:
             was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # for lack of memory
             last = output.strip().splitlines()[-1:] or [""]
             shown = command if len(command) <= 200 else f"{command[:200]}..."
-            how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
+            how = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
             sentence = f"the setup command {shown!r} {how}: {last[0][:500]}".rstrip(": ")
             raise NotDone(sentence, most_tries=MOST_TRIES if was_killed else 1)
 
@@ -236,7 +236,7 @@ class Build:
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
             raise NotDone(
-                f"it was not built within {self.policy.build_limit_s:g} s "
+                f"the build did not finish within {self.policy.build_limit_s:g} s "
                 "(DRAY_ENVIRONMENT_BUILD_LIMIT_S)"
             )
 
@@ -261,8 +261,8 @@ class Build:
             )
         if size_of(folder) > limit:
             raise NotDone(
-                f"it needs more than {limit} bytes, the limit for all environments of a node "
-                "(DRAY_ENVIRONMENT_LIMIT_BYTES)"
+                f"the environment needs more than {limit} bytes, the limit for all environments "
+                "of a node (DRAY_ENVIRONMENT_LIMIT_BYTES)"
             )
         self._size_due = time.monotonic() + SIZE_PERIOD_S + 20 * (time.monotonic() - begun)
 

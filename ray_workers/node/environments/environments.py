@@ -66,7 +66,9 @@ class Environments:
             return _answer(standing.state, message, log=log_of(root, key))
         record = await asyncio.to_thread(find, root, key)
         if record is None:
-            return _answer(BuildState.UNREACHABLE, "it was removed right after its build")
+            return _answer(
+                BuildState.UNREACHABLE, "the environment was removed right after it was built"
+            )
         return self._ready(root, record)
 
     async def forget(

@@ -240,7 +240,7 @@ def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
         for part in file.parts:
             if not 0 < part.size_bytes <= PART_BYTES:
                 raise BadCode(
-                    f"a part of {file.path} has {part.size_bytes} bytes, instead of 1 to "
+                    f"a part of {file.path} has {part.size_bytes} bytes, but must have 1 to "
                     f"{PART_BYTES}"
                 )
             with packs[part.pack].open("rb") as pack:

@@ -62,7 +62,7 @@ def _fetch_archive(
             nonlocal size
             size += len(piece)
             if size > code.limit_bytes:
-                raise too_large("the archive has too many bytes", code.limit_bytes)
+                raise too_large("the archive is too large", code.limit_bytes)
             if time.monotonic() > deadline:
                 raise CodeUnreachable(f"{location} could not be fetched within {limit_s:g} s")
             digest.update(piece)

@@ -123,7 +123,7 @@ def _resolved(git: _Git, entries: Sequence[_Entry]) -> list[_Entry]:
     """Return the files of the commit, with each link replaced by a copy of the file or folder to
     which it points."""
     if len(entries) > MAX_FILES:
-        raise CodeRefused(f"it has more than {MAX_FILES} files")
+        raise CodeRefused(f"the commit has more than {MAX_FILES} files")
     files = {entry.path: entry for entry in entries if entry.mode != "120000"}
     links = [entry for entry in entries if entry.mode == "120000"]
     if any(link.size_bytes > MAX_PATH_BYTES for link in links):
@@ -148,15 +148,15 @@ def _check(entries: Sequence[_Entry], limit_bytes: int) -> None:
     check_paths([entry.path for entry in entries])
     total = sum(entry.size_bytes for entry in entries)
     if total > limit_bytes:
-        raise too_large(f"its files have {total:,} bytes", limit_bytes)
+        raise too_large(f"the files have {total:,} bytes", limit_bytes)
 
 
 def check_paths(paths: Sequence[str]) -> None:
     """Refuse paths that are also refused in uploads."""
     if not paths:
-        raise CodeRefused("it contains no file")
+        raise CodeRefused("the code contains no file")
     if len(paths) > MAX_FILES:
-        raise CodeRefused(f"it has more than {MAX_FILES} files")
+        raise CodeRefused(f"the code has more than {MAX_FILES} files")
     for path in paths:
         if (fault := fault_of(path)) is not None:
             raise CodeRefused(f"the path {path[:200]!a} {fault}")
@@ -244,9 +244,9 @@ class _Git:
         packs = (self._repository / "objects" / "pack").glob("*")
         is_cut = any(path.stat().st_size > limit_bytes - _PIECE // 2 for path in packs)
         if code == -signal.SIGXFSZ or is_cut:
-            return too_large("the repository has too many bytes or names", limit_bytes)
+            return too_large("the repository is too large or contains too many names", limit_bytes)
         errors = [line for line in text.splitlines() if line.startswith(("fatal: ", "error: "))]
-        sentence = (errors or [f"git ended with code {code}"])[-1][:500]
+        sentence = (errors or [f"git exited with code {code}"])[-1][:500]
         sentence = "".join(c if c.isprintable() else "?" for c in sentence)
         if _UNREACHABLE.search(sentence):
             return CodeUnreachable(sentence)
@@ -298,7 +298,7 @@ def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise CodeUnreachable(f"the host {host} has no address") from None
+        raise CodeUnreachable(f"the host name {host} can't be resolved") from None
     addresses = {ipaddress.ip_address(str(sockaddr[0]).split("%", 1)[0]) for *_, sockaddr in found}
     is_named = allowed.has_name(host)
     for address in addresses:

@@ -61,7 +61,7 @@ def fetch_apart(
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         raise CodeUnreachable(
-            f"the process that fetches the code ended with code {process.returncode}"
+            f"the process that fetches the code exited with code {process.returncode}"
         )
     kind, result = json.loads(answer)
     if kind == "refused":
@@ -82,7 +82,9 @@ def _answer_of(
         except subprocess.TimeoutExpired:
             given = None  # it has been sent, or is being sent
             if time.monotonic() > deadline:
-                raise CodeUnreachable(f"it could not be fetched within {limit_s:g} s") from None
+                raise CodeUnreachable(
+                    f"the code could not be fetched within {limit_s:g} s"
+                ) from None
     process.terminate()  # the process ends git, which is in a separate session
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)

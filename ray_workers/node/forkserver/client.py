@@ -78,7 +78,7 @@ class ForkedProcess:
                 raise ForkFailed("the forkserver closed the connection without a response")
             reply = json.loads(answer)
             if "pid" not in reply:
-                raise ForkFailed("the forked process ended before it reported its pid")
+                raise ForkFailed("the forked process exited before it reported its pid")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
             # Also close the connection on cancellation, because a forked process lives as long as
@@ -178,7 +178,7 @@ async def _ask(socket_path: str, request: dict[str, Any]) -> dict[str, Any]:
         finally:
             writer.close()
         if not line:
-            raise ForkFailed("it closed the connection without a response")
+            raise ForkFailed("the server closed the connection without a response")
     except (OSError, TimeoutError, ForkFailed) as error:
         raise ForkFailed(f"no forkserver at {socket_path}: {error}") from error
     answer: dict[str, Any] = json.loads(line)

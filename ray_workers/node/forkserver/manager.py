@@ -116,7 +116,7 @@ class ForkserverManager:
             finally:
                 listening.cancel()
             lines = self._log_path.read_text(errors="replace")[-2000:].strip().splitlines()
-            ended = ": ".join([f"its forkserver ended with code {code}", *lines[-1:]])
+            ended = ": ".join([f"the node's forkserver exited with code {code}", *lines[-1:]])
             self._failure = self._killed_because or ended
             print(self._failure, flush=True)  # noqa: T201  # into the node agent's log
             self._close_lifeline()
@@ -125,7 +125,7 @@ class ForkserverManager:
             try:
                 self._process = self._start()
             except OSError as error:  # no memory or disk space at the moment
-                print(f"its forkserver can't be started: {error}", flush=True)  # noqa: T201
+                print(f"the node's forkserver can't be started: {error}", flush=True)  # noqa: T201
                 continue
             await asyncio.to_thread(orphans.reap_within, [self._directory], REAP_BOUND_S)
 
@@ -158,7 +158,8 @@ class ForkserverManager:
             limits, silent_s = self.limits, self._silence.seconds(process.pid)
             if silent_s > (limits.gateway_s if self._serves else limits.start_s):
                 self._killed_because = (
-                    f"its forkserver was killed because it did not respond for {silent_s:.0f} s"
+                    "the node's forkserver was killed because it did not respond for "
+                    f"{silent_s:.0f} s"
                 )
                 process.kill()
                 return self._silence.answered(process.pid)

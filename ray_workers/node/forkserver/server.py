@@ -228,7 +228,8 @@ class ForkServer:
     def _fork(self, client: Client) -> None:
         if client.pid or not client.fds:
             raise ValueError(
-                "a connection can only start one process, and must send a pipe for its output"
+                "a connection can start only one process, and must send a pipe for the output of "
+                "the process"
             )
         mark, own = new_mark(), os.getpid()
         client.memory_kills_before = num_memory_kills()
@@ -414,7 +415,7 @@ def main(path: str, find: Find = find_members) -> None:
     names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
     if len(names) != 1:
         # Some libraries, such as allocators, start their own threads. Most can be forked.
-        print(f"the preload left several threads, but a fork copies only one: {names}", flush=True)  # noqa: T201
+        print(f"threads run after the preload, but a fork copies only one: {names}", flush=True)  # noqa: T201
     with contextlib.suppress(OSError):  # the disk is full
         preloaded_path(path).write_text("\n".join(sorted({n.split(".")[0] for n in sys.modules})))
     gc.collect()

@@ -62,5 +62,5 @@ def _name_in(entry: dict[str, Any]) -> SeriesName:
     run, texts = entry["run"], (entry["form"], entry["key"], entry["name"])
     is_fit = isinstance(run, list) and run and all(isinstance(part, str) for part in (*run, *texts))
     if not is_fit or not is_key(entry["key"]) or not is_key(entry["name"]):
-        raise ValueError(f"not the name of a series: {entry!r}")
+        raise ValueError(f"not a valid series name: {entry!r}")
     return SeriesName(tuple(run), *texts)

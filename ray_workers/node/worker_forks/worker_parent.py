@@ -70,7 +70,7 @@ def why_not() -> str | None:
         return f"the imports have started {threads - 1} threads"
     first, second = (_id_of_a_fork() for _ in range(2))
     if first == second:
-        return "forked processes would draw the same ids"
+        return "forked processes would generate the same random ids"
     return None
 
 

@@ -113,7 +113,7 @@ def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
         raise
     except Exception as error:
         raise ModelError(
-            f"{target} can't compute a batch of shape {tuple(zeros.shape)} and type "
+            f"{target} can't process a batch of shape {tuple(zeros.shape)} and type "
             f"{zeros.dtype}, as in the data: {type(error).__name__}: {error}"
         ) from error
     finally:

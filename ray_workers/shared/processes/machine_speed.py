@@ -139,7 +139,7 @@ class MachineSpeed:
         try:
             while not task.done():
                 if self.is_over(began, limit_s):
-                    raise TimeoutError(f"it took more than {limit_s:g} s{self.why()}")
+                    raise TimeoutError(f"the operation took more than {limit_s:g} s{self.why()}")
                 await asyncio.wait({task}, timeout=CHECK_S)
             return task.result()
         finally:

@@ -94,14 +94,14 @@ def judge(
         raise ValueError("no rank has ended, so the group has no outcome")
     failed = [rank for rank in ended if rank.exit_code != 0]
     if not failed:
-        return Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
+        return Outcome.of(Cause.SUCCEEDED, "every rank exited with code 0")
     vanished = [rank for rank in failed if rank.exit_code is None]
     if vanished:
         rank = vanished[0].rank
         if any(each.lost_forkserver for each in vanished):
             message = (
-                f"the forkserver on the node of rank {rank} ended, which ended all ranks on this "
-                "node"
+                f"the forkserver on the node of rank {rank} exited, which terminated all ranks on "
+                "this node"
             )
             return Outcome.of(Cause.NODE_LOST, message, rank)
         return Outcome.of(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
@@ -114,7 +114,7 @@ def judge(
     root_cause = min(own or failed, key=lambda rank: _failed_at(rank, errors.get(rank.rank)))
     if not own and is_script and (left := _left_before(ended, root_cause, errors)):
         message = (
-            f"rank {left.rank} ended with code 0 while other ranks were running, and rank "
+            f"rank {left.rank} exited with code 0 while other ranks were running, and rank "
             f"{root_cause.rank} lost its connection: {errors[root_cause.rank].body['message']}"
         )
         return Outcome.of(Cause.USER_ERROR, message, left.rank, left.exit_code)

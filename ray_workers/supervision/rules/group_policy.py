@@ -218,7 +218,7 @@ class GroupPolicy:
             if grows or now - recovery.lacking_since <= limits.standby_limit_s:
                 return None
             return (
-                f"no slots became available within {limits.standby_limit_s:g} s for "
+                f"no slots became available within {limits.standby_limit_s:g} s to replace "
                 f"{recovery.num_lacking} lost workers"
             )
         if recovery.regrouping is None or recovery.announced_at is None:

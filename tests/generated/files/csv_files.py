@@ -172,7 +172,7 @@ class CsvCase:
             found += self._refusals_of(at, lines)
         truths = self.truths()
         if not truths[self.target].values:
-            found.append(Refusal("has no rows without missing values"))
+            found.append(Refusal("has missing values in every row"))
         if self.classifies and len({*truths[self.target].values}) == 1:
             found.append(Refusal("only one class"))
         return found

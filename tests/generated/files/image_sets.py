@@ -165,9 +165,7 @@ class ImageCase:
                 found.append(Refusal("only one class", PurePosixPath(self.top).name))
         if self.layout == "mixed":
             is_one = len({PurePosixPath(one.path).parts[0] for one in self.pictures}) == 1
-            found.append(
-                Refusal("only one class" if is_one else "names of a training and validation split")
-            )
+            found.append(Refusal("only one class" if is_one else "named like the parts of a split"))
         return found + self._refusals_of_masks()
 
     def _refusals_of_masks(self) -> list[Refusal]:

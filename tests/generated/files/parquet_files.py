@@ -173,7 +173,7 @@ class ParquetCase:
                 found.append(Refusal(f"row {values.index(None) + 1}:", "has no value", name))
         kept = self.kept()
         if not kept:
-            found.append(Refusal("has no rows without missing values"))
+            found.append(Refusal("has missing values in every row"))
         if self.classifies and len({self.columns[0].values[row] for row in kept}) == 1:
             found.append(Refusal("only one class"))
         return found

@@ -184,7 +184,7 @@ INVALID |= {
     "more min_workers than workers": (
         {**GOOD, "elastic": {"min_workers": 2}},
         "/elastic/min_workers",
-        "more than resources.num_workers, which is 1",
+        "must be at most resources.num_workers, which is 1",
     ),
     "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic/min_workers", "is missing"),
     "an exact elastic script": (

@@ -117,9 +117,7 @@ def test_classes_may_be_called_train_or_have_subfolders(
 def test_what_may_be_either_is_refused_with_what_was_found(
     folders: tuple[str, ...], found: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
-    with pytest.raises(
-        DataError, match="with the names of a training and validation split"
-    ) as raised:
+    with pytest.raises(DataError, match="that are named like the parts of a split") as raised:
         read(laid(tmp_path / "set", *folders), policy)
     assert found in str(raised.value)
 
@@ -179,7 +177,9 @@ def test_folders_like_a_split_are_refused(
 
 def test_a_class_that_training_lacks(tmp_path: Path, policy: DataPolicy) -> None:
     folders = ("train/dark", "train/light", "val/dark", "val/grey")
-    with pytest.raises(DataError, match=r"val/grey/0\.png: is for validation .* 'grey', which no"):
+    with pytest.raises(
+        DataError, match=r"val/grey/0\.png: is a validation image .* 'grey', which has no"
+    ):
         read(laid(tmp_path / "set", *folders), policy)
 
 

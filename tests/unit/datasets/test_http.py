@@ -87,7 +87,9 @@ def test_a_transfer_that_never_ends_well_is_given_up(web: Web, near: DataPolicy)
         read(web.url("/t.csv"), near)
     assert not list(Path(near.cache_dir or "", "objects").iterdir())
     web.answers["/t.csv"] = Answer(status=500)
-    with pytest.raises(SourceUnavailableError, match="the server responds with 500; tried 4 times"):
+    with pytest.raises(
+        SourceUnavailableError, match="the server responded with 500; tried 4 times"
+    ):
         read(web.url("/t.csv"), near)
 
 
@@ -96,7 +98,7 @@ def test_a_transfer_that_never_ends_well_is_given_up(web: Web, near: DataPolicy)
     [
         (Answer(status=404), {}, "the file does not exist (404)"),
         (Answer(status=401), {}, "requires credentials (401)"),
-        (Answer(status=204), {}, "the server responds with 204, not 200"),
+        (Answer(status=204), {}, "the server responded with 204 instead of 200"),
         (Answer(CSV), {"size_bytes": 17}, "has 16 bytes, but data.size_bytes is 17"),
         (Answer(CSV), {"sha256": "a" * 64}, f"but data.sha256 is {'a' * 64}"),
         (Answer(b""), {}, "is an empty file"),

@@ -92,7 +92,7 @@ def test_content_that_white_hides_is_refused(
 ) -> None:
     pixels = np.full((SIDE, SIDE, 4), 255, np.uint8)
     pixels[..., 3] = RNG.integers(0, 256, (SIDE, SIDE)) if alpha == "drawn" else 0
-    with pytest.raises(DataError, match=r"1\.png: has a single colour on white"):
+    with pytest.raises(DataError, match=r"1\.png: has only one colour after"):
         read(saved(Image.fromarray(pixels)), tmp_path, policy)
 
 

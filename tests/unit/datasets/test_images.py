@@ -189,7 +189,7 @@ def test_an_archive_can_not_fill_the_disk(tmp_path: Path) -> None:
     policy = replace(DataPolicy.open(str(tmp_path / "cache")), cache_limit_bytes=1 << 20)
     path = zipped(tmp_path / "bomb.zip", {"cat/1.png": b"\0" * (64 << 20), "dog/1.png": picture()})
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(DataError, match="its unpacked size exceeds 1,048,576 bytes"):
+    with pytest.raises(DataError, match="the unpacked size exceeds 1,048,576 bytes"):
         read(path, policy)
     assert list((tmp_path / "cache" / "scratch").iterdir()) == []
 

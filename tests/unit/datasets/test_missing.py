@@ -91,7 +91,7 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
         ("x,y\n1,a\n2,\n", {"missing": "mean"}, "set data.missing to drop"),
         ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "mean"}, "the column 'x' has no values"),
         ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "drop"}, "'x' has no values; leave it out"),
-        ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has no rows without missing values"),
+        ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has missing values in every row"),
         (
             "x,y\n1,a\ninf,b\n",
             {"missing": "mean"},

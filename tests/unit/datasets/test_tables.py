@@ -82,7 +82,7 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
-    with pytest.raises(DataError, match=r"is '1,5', not a number; .* data\.decimal"):
+    with pytest.raises(DataError, match=r"is '1,5', not a number, but .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
 
 
@@ -173,15 +173,18 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("x\ty\n1\t2\n", "data.delimiter: tab would find 2 columns"),
         ("x,y\n1,a\n".encode("utf-16"), "set data.encoding to the file's encoding, such as utf-16"),
         ("x,y\n1,a\n".encode("utf-16-le"), "set data.encoding, for example to utf-16-le"),
-        (COMMAS, "'x' has a different text in every row, so a model can't learn from it; leave"),
+        (COMMAS, "'x' has a different string in every row, so a model can't learn from it; leave"),
         (COMMAS, 'data.decimal: "," reads it as a number'),
         ("y\n1\n2\n", "table.csv: has no columns other than the target"),
         ("x,x,y\n1,2,3\n", "table.csv: has 2 columns with the name 'x'"),
         (",y\n1,2\n", "table.csv: column 1 has no name"),
         (b"x,y\n1,\xff\n", "table.csv: is not UTF-8: the byte at offset 6 is not text"),
         (b"x,y\n1,\xff\n", "set data.encoding to the file's encoding, such as latin-1 or cp1252"),
-        (IDENTIFIERS, "the column 'x' has a different text in every row"),
-        (MEASURES, "the target 'y' has more than 100 different fractions, which are not classes"),
+        (IDENTIFIERS, "the column 'x' has a different string in every row"),
+        (
+            MEASURES,
+            "the target 'y' has more than 100 different fractional values, so they are not classes",
+        ),
         ('x,y\n"' + "z" * (5 << 20), "check for an unclosed quotation mark"),
     ],
 )
@@ -230,7 +233,7 @@ def test_a_row_is_named_though_another_column_is_no_text(
 
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(
-        DataError, match="line 3: the target 'y' is 'many', not a number; regression"
+        DataError, match="line 3: the target 'y' is 'many', not a number, but regression"
     ):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
 
@@ -330,7 +333,7 @@ def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
         ({"x": np.ones(2), "y": np.array([0, np.nan])}, "array 'y': has a value that is missing"),
         (
             {"x": np.ones(200), "y": np.arange(200) * 0.37},
-            "array 'y': has more than 100 different fractions",
+            "array 'y': has more than 100 different fractional values",
         ),
         (
             {"x": np.ones(20_000), "y": np.arange(20_000)},
@@ -348,7 +351,7 @@ def test_errors_name_the_fault_of_an_npz_file(
 
 def test_npz_targets_that_are_text_are_no_numbers(tmp_path: Path, policy: DataPolicy) -> None:
     data = npz_file(tmp_path / "t.npz", x=np.ones(2), y=np.array(["a", "b"]))
-    with pytest.raises(DataError, match="array 'y': is text; regression predicts numbers"):
+    with pytest.raises(DataError, match="array 'y': is text, but regression predicts numbers"):
         open_table(data, policy, classifies=False)
 
 
@@ -363,7 +366,9 @@ def test_a_column_that_divides_the_rows_is_no_feature(tmp_path: Path, policy: Da
     text = "x,split,y\n" + "".join(
         f"{at},{('train', 'Test')[at % 3 > 1]},{at % 2}\n" for at in range(30)
     )
-    with pytest.raises(DataError, match=r"'split' splits the rows .*data\.features without it"):
+    with pytest.raises(
+        DataError, match=r"'split' splits the rows .*data\.features without the column"
+    ):
         read_csv(text, tmp_path, policy)
     assert read_csv(text, tmp_path, policy, features=["x", "split"]).category_names == ("split",)
 

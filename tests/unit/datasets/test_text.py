@@ -150,6 +150,6 @@ def test_names_of_files_divide_a_text(tmp_path: Path, policy: DataPolicy) -> Non
     assert text[validation[0] * 3 :].startswith(b"lidvalid")
     (tmp_path / "notes.txt").write_text("?")
     with pytest.raises(
-        DataError, match=r"the names of a split, .* and other files such as 'notes.txt'"
+        DataError, match=r"named like the parts of a split .* also other files, such as 'notes.txt'"
     ):
         open_text(Data(source=tmp_path.as_uri(), format="text"), policy, None)

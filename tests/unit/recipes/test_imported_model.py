@@ -142,7 +142,7 @@ def test_an_error_names_the_shape_of_data_that_the_model_can_not_compute() -> No
         {"recipe": "image_segmentation", "model": {"import": "my_net:Net"}, "data": DATA}
     ).model
     assert isinstance(options, Imported)
-    with pytest.raises(ModelError, match=r"can't compute a batch of shape \(2, 3, 9, 9\)"):
+    with pytest.raises(ModelError, match=r"can't process a batch of shape \(2, 3, 9, 9\)"):
         imported.build(options, 0, (3, 9, 9), (10, 9, 9), "(batch, classes, height, width)")
 
 

@@ -44,7 +44,7 @@ def test_each_column_has_a_line(tmp_path: Path) -> None:
     [
         (
             "indicator",
-            "replaced by 30 (mean), with an additional input that marks them",
+            "replaced by 30 (mean), with an additional input that marks missing values",
             "treated as a separate category",
         ),
         ("mean", "replaced by 30 (mean)", "replaced by 'red' (most_frequent)"),

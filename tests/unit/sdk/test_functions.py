@@ -99,7 +99,7 @@ def test_a_function_of_another_python_or_with_a_result_that_can_not_be_kept_says
     program.write_text(program.read_text().replace(here, "[3, 8]"))
     done, _ = call(tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("the function was packed by Python 3.8, but this node has")
+    assert done.stderr.startswith("the function was pickled by Python 3.8, but this node has")
 
 
 def _makes_a_lock() -> object:
@@ -107,7 +107,7 @@ def _makes_a_lock() -> object:
 
 
 def test_another_program_in_the_document_is_refused(client: Client) -> None:
-    with pytest.raises(errors.SpecError, match="the job runs the function"):
+    with pytest.raises(errors.SpecError, match="the job runs the submitted function"):
         client.submit_function(helped, [1], spec={"recipe": "image_classification"})
 
 

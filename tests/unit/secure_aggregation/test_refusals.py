@@ -52,25 +52,33 @@ def test_shares() -> None:
     fewer = {name: share for name, share in answer.shares.items() if name != "client 000"}
     for shares in (fewer, {**answer.shares, NAME: bytes(82)}, {**fewer, "x": bytes(82)}):
         other = answer.model_copy(update={"shares": shares})
-        refused(played, other.to_bytes(), "it must contain one share for each other client")
+        refused(
+            played,
+            other.to_bytes(),
+            "the message must contain exactly one share for each other client",
+        )
     long = answer.model_copy(update={"shares": {**answer.shares, "client 000": bytes(83)}})
     refused(played, long.to_bytes(), "SharedKeys shares/client 000")
-    refused(played, answer.to_bytes(), "it was lost before", "client 77")
+    refused(played, answer.to_bytes(), "the client was lost before", "client 77")
 
 
 def test_masked_updates() -> None:
     played = Round()
     played.until(MaskingPhase.MASKED_INPUT)
     answer = good(played)
-    refused(played, answer[:-1], "it has 407 bytes, not 408")
+    refused(played, answer[:-1], "the message has 407 bytes, not 408")
     played.server.receive(NAME, MaskingPhase.MASKED_INPUT, answer)
     played.server.receive(NAME, MaskingPhase.MASKED_INPUT, answer)  # sent again: counts once
-    refused(played, bytes(408), "it has already sent a different message in masked_input")
-    with pytest.raises(MessageRefused, match="is for share_keys, but the round is in masked_input"):
+    refused(
+        played, bytes(408), "the client has already sent a different message in phase masked_input"
+    )
+    with pytest.raises(
+        MessageRefused, match="is for phase share_keys, but the round is in phase masked_input"
+    ):
         played.server.receive(NAME, MaskingPhase.SHARE_KEYS, answer)
     found = played.play({MaskingPhase.MASKED_INPUT: [NAME]})
     np.testing.assert_allclose(found.mean, played.plain_mean(played.names), rtol=0, atol=1e-6)
-    with pytest.raises(MessageRefused, match="the round is in ended"):
+    with pytest.raises(MessageRefused, match="the round is in phase ended"):
         played.server.receive(NAME, MaskingPhase.ENDED, answer)
 
 
@@ -83,7 +91,7 @@ def test_codes_and_revealed_shares() -> None:
     refused(
         played,
         ConsistencyCodes(codes=without).to_bytes(),
-        "it must contain one code for each other survivor",
+        "the message must contain exactly one code for each other survivor",
     )
     played.server.receive(NAME, played.server.phase, answer.to_bytes())
     played.phase(lost=[NAME])
@@ -109,5 +117,5 @@ def test_a_wrong_share_spoils_no_result_in_silence(secret: str) -> None:
     spoiled = r"secret of client client 00[69] .* 6 shares .* only 5 are"
     with pytest.raises(WrongShares, match=spoiled):
         played.phase(lost=[NAME, *played.names[6:]])
-    lie = f"its share of client {about}'s secret is not the share that it received"
+    lie = f"the client's share of client {about}'s secret is not the share that the client received"
     assert played.server.liars == {NAME: lie}

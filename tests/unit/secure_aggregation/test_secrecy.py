@@ -159,7 +159,11 @@ def test_a_client_refuses_messages_of_the_server_that_would_hide_it_less() -> No
     played.phase()
     delivered = DeliveredShares.from_bytes(played.messages[name], "server")
     few = dict(list(delivered.shares.items())[:4])
-    told(client, DeliveredShares(shares=few).to_bytes(), "its digests do not match its shares")
+    told(
+        client,
+        DeliveredShares(shares=few).to_bytes(),
+        "the digests in the message do not match the shares",
+    )
     digests = {one: (delivered.digests or {})[one] for one in few}
     few_of_both = DeliveredShares(shares=few, digests=digests).to_bytes()
     told(client, few_of_both, "5 clients have shared .* 6 are required")
@@ -183,6 +187,7 @@ def test_clients_that_were_shown_different_rosters_have_no_keys_in_common() -> N
     other = Roster(clients=[*entries[:-1], entries[-1].model_copy(update={"name": "an impostor"})])
     played.messages = {**played.messages, name: other.to_bytes()}
     with pytest.raises(
-        MessageRefused, match=f"{name} .*it must contain one share for each other client"
+        MessageRefused,
+        match=f"{name} .*the message must contain exactly one share for each other client",
     ):
         played.phase()

@@ -23,8 +23,8 @@ def served(num_ranks: int, **sync: Any) -> dict[str, Any]:
 CUSTOM: dict[str, Any] = {"graph": "custom"}
 NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     ({"every": 4}, "/sync/every", "Extra inputs"),
-    (CUSTOM, "/sync/edges", "give both or neither"),
-    ({"edges": [[0, 1]]}, "/sync/edges", "give both or neither"),
+    (CUSTOM, "/sync/edges", "is required with `graph: custom`"),
+    ({"edges": [[0, 1]]}, "/sync/edges", "is required with `graph: custom`"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
     (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but ranks are 0"),
     (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "connects a rank to itself"),
@@ -55,12 +55,12 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"every": 5}, elastic={"min_workers": 1}),
             "/elastic",
-            "no common weights between averages",
+            "the weights of the ranks differ between averages",
         ),
         (
             images(sync={"every": 5}, train={"ema": {}}),
             "/train/ema",
-            "no common weights between averages",
+            "the weights of the ranks differ between averages",
         ),
         (
             images(sync={"every": 5}, checkpoint={"every_steps": "auto"}),
@@ -99,10 +99,10 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(7, servers=4),
             "/sync/servers",
-            "is 4, more than the 3 workers among the 7 ranks: use 3 servers or fewer",
+            "is 4, but only 3 of the 7 ranks are workers: use 3 servers or fewer",
         ),
-        (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded require each other"),
-        (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded require each other"),
+        (served(4, mode="bounded"), "/sync/max_staleness", "is required with `mode: bounded`"),
+        (served(4, max_staleness=4), "/sync/max_staleness", "is required with `mode: bounded`"),
         (
             served(4, correction={"name": "staleness_lr"}),
             "/sync/correction",
@@ -116,7 +116,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync="auto", init_from={"job": "job-1", "take": "everything"}),
             "/sync",
-            "give the sync of the other job, which this job continues",
+            "use the same sync as the job that this job continues",
         ),
         (
             images(sync="auto", federated={"clients": 20, "clients_per_round": 5, "rounds": 30}),
@@ -146,7 +146,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
             "/sync/server_resources",
-            "must be given with gpus_per_worker, because servers have no GPU",
+            "is required with gpus_per_worker, because servers have no GPU",
         ),
         (
             served(4, server_resources={})
@@ -231,7 +231,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             "/sync/compression/name",
             "must not be topk with lars",
         ),
-        (SCRIPT | {"sync": {}}, "/sync", "a script exchanges its gradients itself"),
+        (SCRIPT | {"sync": {}}, "/sync", "a script exchanges its own gradients"),
     ],
 )
 def test_a_way_to_keep_copies_in_step_fits_the_rest_of_the_document(

@@ -25,13 +25,13 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 3}),
             "/parallel/shard",
-            "does not divide resources.num_workers, which is 4: set num_workers to 6, or",
+            "does not divide resources.num_workers (4): set num_workers to 6, or",
         ),
         (
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
             "makes the product 6 (tensor 2 x pipeline 3), which does not divide "
-            "resources.num_workers, which is 4: set num_workers to 6, or pipeline to 4",
+            "resources.num_workers (4): set num_workers to 6, or pipeline to 4",
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so data must be 2"),
         (divided({"tensor": 2}), "/parallel/tensor", "Use parallel.shard, which works with"),
@@ -40,7 +40,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"pipeline": 4}, model={"name": "resnet", "depth": 8}),
             "/parallel/pipeline",
-            "makes 4 stages, more than the 3 blocks of this depth: it must be 3 or less",
+            "makes 4 stages, but the model has only 3 blocks: pipeline must be 3 or less",
         ),
         (divided_gpt({"tensor": 2, "zero": 1}), "/parallel/zero", "must be 2 or 3 with tensor"),
         (
@@ -59,7 +59,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"pipeline": 4, "stages_per_rank": 2, "schedule": "interleaved"}),
             "/parallel/pipeline",
-            "more than the 4 of model.num_layers: pipeline x stages_per_rank must be 4 or less",
+            "only 4 layers (model.num_layers): pipeline x stages_per_rank must be 4 or less",
         ),
         (
             divided_gpt({"tensor": 4}, num_heads=2),
@@ -91,16 +91,20 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "/train/measure_noise",
             "requires train.precision fp32 or bf16",
         ),
-        (divided({"shard": 2, "balance": "auto"}), "/parallel/balance", "must be even with shard"),
+        (
+            divided({"shard": 2, "balance": "auto"}),
+            "/parallel/balance",
+            "must be `even` with shard",
+        ),
         (
             divided({"balance": "auto"}, elastic={"min_workers": 1, "exact": True}),
             "/parallel/balance",
-            "must be even with elastic.exact",
+            "must be `even` with elastic.exact",
         ),
         (
             divided({"balance": "auto"}, sync={"compression": {"name": "fp16"}}),
             "/parallel/balance",
-            "must be even with sync.compression",
+            "must be `even` with sync.compression",
         ),
         (SCRIPT | {"parallel": {"balance": "auto"}}, "/parallel/balance", "is only for recipes"),
         (
@@ -166,9 +170,8 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "requires parallel.shard to be 1, or parallel.zero to be 1: torch has no "
-            "compression for the sharded gradients of FSDP2. "
-            "parallel.reduce_dtype bf16 halves the traffic",
+            "requires parallel.shard to be 1, or parallel.zero to be 1: torch can't compress the "
+            "sharded gradients of FSDP2. To halve the traffic, set parallel.reduce_dtype to bf16",
         ),
         (
             divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
@@ -214,7 +217,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             SCRIPT | {"parallel": {"shard": 2, "tensor": 2}, "resources": {"num_workers": 6}},
             "/parallel/tensor",
-            "does not divide resources.num_workers, which is 6",
+            "does not divide resources.num_workers (6)",
         ),
         (
             SCRIPT | {"parallel": {"shard": 2, "zero": 2}, "resources": {"num_workers": 2}},

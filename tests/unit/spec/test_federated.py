@@ -73,7 +73,7 @@ OF_ROUNDS = [
     (
         job({"clients_per_round": 101}),
         "/clients_per_round",
-        "is 101, more than federated.clients, which is 100",
+        "is 101, but must be at most federated.clients, which is 100",
     ),
     (job({"partition": {"by": "dirichlet", "alpha": 0}}), "/partition/alpha", "greater than 0"),
     (job({"partition": {"by": "classes", "alpha": 1.0}}), "/partition", "alpha is an option"),
@@ -95,7 +95,7 @@ OF_ROUNDS = [
         "/aggregator/name",
         "must be mean with privacy",
     ),
-    (job({"quorum": 11}), "/quorum", "is 11, more than federated.clients_per_round"),
+    (job({"quorum": 11}), "/quorum", "is 11, but must be at most federated.clients_per_round"),
     (
         job({"aggregator": {"name": "krum", "malicious": 4}}),
         "/aggregator/malicious",
@@ -104,12 +104,12 @@ OF_ROUNDS = [
     (
         job({"aggregator": {"name": "trimmed_mean", "trim": 0.05}}),
         "/aggregator/trim",
-        "is 0.05, for which trimmed_mean needs 20 clients in each round",
+        "is 0.05, so trimmed_mean needs at least 20 clients in each round",
     ),
     (
         job({"aggregator": {"name": "krum", "malicious": 3, "keep": 8}}),
         "/aggregator/keep",
-        "must be 7 or less",
+        "must be at most 7",
     ),
     (
         job({"aggregator": {"name": "median"}, "algorithm": "scaffold"}),
@@ -119,12 +119,12 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {}, "clients_per_round": 2}),
         "/clients_per_round",
-        "must be 3 to 500 with secure_aggregation: fewer clients can't hide an update",
+        "must be from 3 to 500 with secure_aggregation: fewer clients can't hide an update",
     ),
     (
         job({"secure_aggregation": {}, "clients": 501, "clients_per_round": 501}),
         "/clients_per_round",
-        "must be 3 to 500",
+        "must be from 3 to 500",
     ),
     (
         job({"secure_aggregation": {"bits": 32}}),
@@ -175,7 +175,7 @@ BESIDE_IT = [
     (
         job({}, resources={"num_workers": 11}),
         "/resources/num_workers",
-        "some workers would be idle",
+        "other workers would be idle",
     ),
     (job({}, sync={"every": 2}), "/sync", "clients send updates, not gradients"),
     (
@@ -210,12 +210,12 @@ OF_CLIENTS_OUTSIDE = [
     (
         outside({"quorum": 11}),
         "/federated/quorum",
-        "more than federated.clients_per_round, which is 10",
+        "must be at most federated.clients_per_round, which is 10",
     ),
     (
         outside({"clients": 5}),
         "/federated/clients_per_round",
-        "more than federated.clients, which is 5",
+        "must be at most federated.clients, which is 5",
     ),
     (outside({"deadline_s": 0}), "/federated/deadline_s", "1"),
     (outside({"dropout_rate": 0.1}), "/federated/dropout_rate", "clients are real"),
@@ -240,13 +240,17 @@ OF_SILOS = [
         "is 'north', the name of another silo",
     ),
     (silos(clients=3), "/federated/clients", "must be 2, the number of silos"),
-    (silos(quorum=3), "/federated/quorum", "more than federated.clients_per_round, which is 2"),
+    (
+        silos(quorum=3),
+        "/federated/quorum",
+        "must be at most federated.clients_per_round, which is 2",
+    ),
     (silos(dropout_rate=0.1), "/federated/dropout_rate", "is only for simulations"),
     (silos(partition={"by": "classes"}), "/federated/partition", "is only for simulations"),
     (silos(privacy=PRIVACY), "/federated/privacy", "is only for simulations"),
     (silos(metrics=["val/Age"]), "/federated/metrics/0", "match pattern"),
     (silos({"resources": {"num_workers": 2}}), "/resources/num_workers", "must be 3"),
-    (silos({"elastic": {"min_workers": 1}}), "/elastic", "Give a quorum"),
+    (silos({"elastic": {"min_workers": 1}}), "/elastic", "Set a quorum"),
     (silos({"environment": {"env": {"A": "b"}}}), "/environment", "must be unset"),
     (silos({"model": {"import": "net:Net"}}), "/model", "silos don't run users' code"),
     (silos({"array": {"size": 2}}), "/array", "must be unset"),
@@ -275,7 +279,7 @@ def test_a_script_trains_its_clients_itself() -> None:
     del document["recipe"]
     assert refusal(document) == (
         "/federated",
-        "is only for recipes: a script trains its clients itself",
+        "is only for recipes: a script trains its own clients",
     )
 
 

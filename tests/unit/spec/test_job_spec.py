@@ -39,7 +39,7 @@ def test_a_batch_range_counts_steps_by_its_least_batch() -> None:
     assert JobSpec.model_validate(divided({})).train.samples_per_step == 256
 
 
-DIVISOR = "must start at a number that divides its end and train.global_batch_size"
+DIVISOR = "does not divide both the end of the range and train.global_batch_size"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ DIVISOR = "must start at a number that divides its end and train.global_batch_si
     [
         (ranged(65, 256), "must include train.global_batch_size, which is 64"),
         (ranged(32, 48), "must include train.global_batch_size, which is 64"),
-        (ranged(24, 256), f"{DIVISOR}, but starts at 24"),
-        (ranged(32, 100), f"{DIVISOR}, but starts at 32"),
+        (ranged(24, 256), f"starts at 24, which {DIVISOR}"),
+        (ranged(32, 100), f"starts at 32, which {DIVISOR}"),
         (ranged(2, 256), "must start at 4 or more, one sample for each worker"),
         (ranged(32, 256, elastic=None), "requires elastic with by_speed"),
         (
@@ -101,7 +101,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
     [
         (text(model={"name": "cnn"}), "/model/name", "must be one of gpt"),
         (recipe("tabular_regression", data={}), "/data/source", "sklearn://diabetes"),
-        (text(data={}), "/data/source", "has no scikit-learn data sets"),
+        (text(data={}), "/data/source", "supports no scikit-learn data sets"),
         (
             classes(data={"source": "s3://b/x.csv"}),
             "/data/target",
@@ -110,7 +110,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             classes(data={"source": "s3://b/folder/"}),
             "/data/format",
-            "the extension of the source is none of",
+            "the extension of the source is not one of",
         ),
         (
             images(data={"source": "s3://b/x.csv"}),
@@ -165,7 +165,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/train/label_smoothing",
             "is only for classification",
         ),
-        (masks(data={}), "/data/source", "has no scikit-learn data sets"),
+        (masks(data={}), "/data/source", "supports no scikit-learn data sets"),
         (masks(model={"name": "cnn"}), "/model/name", "must be one of unet"),
         (images(model={"name": "unet"}), "/model/name", "one of cnn, resn"),
         (
@@ -203,7 +203,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/train/measure_noise",
             "requires resources.num_workers 2",
         ),
-        (SCRIPT | {"profile": {}}, "/profile", "a script calls torch.profiler itself"),
+        (SCRIPT | {"profile": {}}, "/profile", "a script can call torch.profiler"),
         (
             images(profile={"ranks": [0, 1]}),
             "/profile/ranks",
@@ -236,7 +236,7 @@ def test_fields_that_do_not_go_together_are_refused_where_the_fault_is(
         ("https://me:secret@host/x.csv", "must not contain a user name or password"),
         ("https://host/x.csv?X-Amz-Signature=abc", "must not contain a secret"),
         *(
-            (f"https://host/x.csv?a=b&{name}=abc", f"its parameter '{name}' looks like one")
+            (f"https://host/x.csv?a=b&{name}=abc", f"the parameter '{name}' looks like one")
             for name in (
                 *("access_token", "accessToken", "apikey", "api_key", "x_sig", "auth", "pass"),
                 *("pwd", "passwd", "dbPassword", "secrets"),
@@ -307,7 +307,7 @@ def test_a_unet_has_a_size_that_can_be_built(option: str, value: Any) -> None:
 def test_the_heads_of_a_gpt_share_its_width() -> None:
     model = {"width": 10, "num_heads": 4}
     _, said = refusal(recipe("language_model", model=model))
-    assert "width 10 is not a multiple of twice num_heads 4" in said
+    assert "width is 10, but must be a multiple of 2 x num_heads" in said
 
 
 @pytest.mark.parametrize("every", [1, 10**12, None, "auto"])

@@ -108,7 +108,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         recipe(early_stopping={"min_steps": 10, "max_steps": 9}),
         "/sweep/early_stopping/min_steps",
-        "is 10, more than max_steps, which is 9",
+        "is 10, but must be at most max_steps, which is 9",
     ),
     (recipe(early_stopping={"min_steps": 0}), "/early_stopping/min_steps", "must be greater"),
     (recipe(early_stopping={"min_steps": 1, "eta": 1}), "/eta", "must be greater than or equal"),
@@ -127,7 +127,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "/sweep/mode",
         "dray does not know whether a lower accuracy is better",
     ),
-    ({**SCRIPT, "sweep": GOOD}, "/train.optimizer.lr", "only the parameters of a recipe"),
+    (
+        {**SCRIPT, "sweep": GOOD},
+        "/train.optimizer.lr",
+        "a script's parameters are not paths of fields",
+    ),
 ]
 
 
@@ -233,6 +237,6 @@ def test_arguments_that_values_could_make_huge_are_refused_before_they_are_made(
         "script": {"entrypoint": "a.py", **(script if as_role else huge)},
         "sweep": {"metric": "train/loss", "sampler": "grid", "parameters": {"text": [value]}},
     }
-    with pytest.raises(Fault, match="characters in total with the values of the sweep") as caught:
+    with pytest.raises(Fault, match="characters with the sweep's values") as caught:
         check(document)
     assert caught.value.pointer == "/script/args"

@@ -296,7 +296,7 @@ def test_a_folder_that_can_not_be_saved_is_refused(spool: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match="found no file in"):
         train.save_checkpoint(empty, 1)
     (empty / "manifest.json").write_text("mine")
-    with pytest.raises(ValueError, match=r"can't be called manifest\.json"):
+    with pytest.raises(ValueError, match=r"must not be called manifest\.json"):
         train.save_checkpoint(empty, 1)
     with pytest.raises(ValueError, match="must be from 0 to"):
         train.save_checkpoint(empty, -1)

@@ -110,7 +110,8 @@ def test_more_names_than_fit_a_step_are_refused_and_none_is_written(spool: Path)
     names = [f"k{number}" for number in range(100_000)]
     for too_many in (train.MAX_KEYS + 1, len(names)):
         with pytest.raises(
-            ValueError, match=f"given {too_many} keys; a step can have at most {train.MAX_KEYS}"
+            ValueError,
+            match=f"given {too_many} keys, but a step must not have more than {train.MAX_KEYS}",
         ):
             train.report(1, dict.fromkeys(names[:too_many], 1.0))
     assert written(spool) == []
@@ -254,9 +255,9 @@ def test_the_log_says_how_many_reports_are_missing(
     )
     assert [frame["body"]["step"] for frame in written(spool)] == kept
     assert done.stdout.splitlines() == [
-        f"dray: {missing} missing here: the node of rank 7 had no space for more",
+        f"dray: {missing} missing here, because the node of rank 7 had no space for more reports",
         "goes on",
-        "dray: 1 report is missing here: the node of rank 7 had no space for more",
+        "dray: 1 report is missing here, because the node of rank 7 had no space for more reports",
     ]
 
 

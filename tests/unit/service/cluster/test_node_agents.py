@@ -64,7 +64,7 @@ def test_shared_object_storage_needs_no_nonce() -> None:
 
 
 def test_a_failed_preload_is_the_nodes_stated_problem() -> None:
-    problem = "its forkserver ended with code 1: No module named 'torch'"
+    problem = "the node's forkserver exited with code 1: No module named 'torch'"
     assert refusal(replace(SOUND, problem=problem), CONFIG) == problem
 
 

@@ -182,7 +182,7 @@ def test_broken_data_is_told_apart_also_when_wrapped() -> None:
 
 def test_a_source_that_does_not_answer_is_not_the_jobs_fault() -> None:
     gone = SourceUnavailableError(
-        "https://data.test/t.csv: the server responds with 503; tried 4 times"
+        "https://data.test/t.csv: the server responded with 503; tried 4 times"
     )
     wrapped = RuntimeError("could not begin")
     wrapped.__cause__ = gone

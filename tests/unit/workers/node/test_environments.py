@@ -137,7 +137,7 @@ async def test_a_setup_command_runs_in_the_folder_and_its_failure_is_named(
     assert made.read_text() == "1\n"
     bad = await settle(node, {"setup": ["echo it is so; exit 7"]})
     assert bad.state is BuildState.FAILED
-    assert bad.message == "the setup command 'echo it is so; exit 7' ended with code 7: it is so"
+    assert bad.message == "the setup command 'echo it is so; exit 7' exited with code 7: it is so"
 
 
 async def test_a_setup_command_that_replaces_files_with_pipes_does_not_stop_a_builder(
@@ -148,7 +148,7 @@ async def test_a_setup_command_that_replaces_files_with_pipes_does_not_stop_a_bu
     assert answer.state is BuildState.READY, answer
     failed = {"setup": [pipes, "echo the reason; exit 3"]}
     answer = await asyncio.wait_for(settle(node, failed), PATIENCE_S)
-    assert answer.message.endswith("ended with code 3: the reason")
+    assert answer.message.endswith("exited with code 3: the reason")
     assert answer.log == ""
 
 
@@ -160,7 +160,7 @@ async def test_a_build_that_takes_too_long_is_ended_with_all_it_started(
     for limit_s in (0.5, 5.0, 50.0):
         answer = await settle(node, wanted, replace(POLICY, build_limit_s=limit_s))
         assert answer.state is BuildState.FAILED
-        assert f"was not built within {limit_s:g} s" in answer.message
+        assert f"the build did not finish within {limit_s:g} s" in answer.message
         if pid_file.exists():  # otherwise the machine is too slow for the limit
             break
     pid = int(pid_file.read_text())
@@ -313,7 +313,7 @@ async def test_of_much_output_the_beginning_and_the_end_are_kept(
 ) -> None:
     flood = "echo first; head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last; exit 3"
     answer = await settle(node, {"setup": [flood]})
-    assert answer.message.endswith("ended with code 3: last")
+    assert answer.message.endswith("exited with code 3: last")
     (log,) = (tmp_path / "environments").glob("*.log")
     text = log.read_text()
     assert "\nfirst\n" in text
@@ -421,7 +421,7 @@ async def test_a_holder_of_the_lock_that_stands_still_is_not_waited_for_without_
         fcntl.flock(lock, fcntl.LOCK_EX)
         for limit_s in (1.0, 10.0, 100.0):  # half of which is spent waiting for the holder
             answer = await settle(node, wanted, replace(POLICY, build_limit_s=limit_s))
-            if answer.state is BuildState.READY or "not built within" not in answer.message:
+            if answer.state is BuildState.READY or "did not finish within" not in answer.message:
                 break  # otherwise the machine is too slow for the limit
     assert answer.state is BuildState.READY
 

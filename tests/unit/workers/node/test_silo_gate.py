@@ -184,7 +184,10 @@ async def test_an_agent_lets_out_what_the_owner_opened(
     assert CANARY not in str([bodies, errors])
     assert [body["text"] for body in bodies if "text" in body] == ["of the aggregator"]
     assert [error["message"] for error in errors] == ["error in silo north"] * 2
-    assert stacks == {0: "aggregator", 1: "the stacks of silo north stay on its node"}
+    assert stacks == {
+        0: "aggregator",
+        1: "the stacks of silo north are only available on the silo's node",
+    }
     assert system == {0: {"system/cpu": 1.0}}
     monkeypatch.setenv(OPENS, "logs, stacks, system_metrics")
     bodies, errors, stacks, system = await seen()

@@ -145,7 +145,7 @@ def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Nod
             "import threading, time\nthreading.Thread(target=time.sleep, args=[9]).start()",
             "1 threads",
         ),
-        ("import ray\nray.ActorClassID.from_random()", "the same ids"),
+        ("import ray\nray.ActorClassID.from_random()", "the same random ids"),
         ("raise ImportError('it is broken')", "it is broken"),
     ],
 )

@@ -95,7 +95,7 @@ async def test_a_group_that_does_not_leave_in_time_is_ended_when_its_grace_is_ov
     group, watching = watched_and_asked_to_leave(grace_s)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert time.monotonic() - began >= grace_s
-    message = f"was asked to release its slots, but did not end within {grace_s:g} s"
+    message = f"was asked to release its slots, but did not finish within {grace_s:g} s"
     assert outcome == Outcome.of(Cause.PREEMPTED, message)
     assert group.asked_to_leave.is_set()
     assert group.running, "the supervisor ends the rest"
@@ -169,7 +169,7 @@ async def test_a_recipe_whose_rank_is_lost_when_another_is_through_has_succeeded
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
     assert outcome.cause is Cause.SUCCEEDED
-    assert outcome.message.startswith("rank 0 had ended with code 0 when rank 1 was lost")
+    assert outcome.message.startswith("rank 0 had exited with code 0 when rank 1 was lost")
 
 
 async def test_a_recipe_whose_ranks_end_while_it_is_asked_who_is_left_has_succeeded(

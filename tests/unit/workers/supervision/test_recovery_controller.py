@@ -238,7 +238,7 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
     assert answer["grants"] == 1
-    assert "could not add more slots (it took more than 40 s)" in answer["message"]
+    assert "could not add more slots (the operation took more than 40 s)" in answer["message"]
     assert not job.recovery.state.is_adding_workers
     watching.cancel()
 

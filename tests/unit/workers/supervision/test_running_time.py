@@ -40,7 +40,7 @@ async def test_it_counts_from_the_slots_on_by_a_clock_that_stands_still_in_sleep
         await one._build()
         clock.awake_s += 30.0
         clock.wall_s += 3600.0
-        return Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
+        return Outcome.of(Cause.SUCCEEDED, "every rank exited with code 0")
 
     one = Ended(monkeypatch, tmp_path).supervisor
     plain_time = SimpleNamespace(monotonic=lambda: clock.awake_s, time=lambda: clock.wall_s)

@@ -21,7 +21,7 @@ SPEC = attempt_spec(
     slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
     storage_url="s3://bucket/dray/",
 )
-DONE = Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
+DONE = Outcome.of(Cause.SUCCEEDED, "every rank exited with code 0")
 FAILED = Outcome.of(Cause.USER_ERROR, "KeyError", 1, 1)
 KEPT = FilesKept(1, None, "", "")
 

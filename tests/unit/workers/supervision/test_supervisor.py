@@ -27,7 +27,7 @@ MEMBERS = [
     SimpleNamespace(index=index, node_id=node, is_placed=False) for index, node in enumerate("aab")
 ]
 DONE = replace(
-    Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0"), log_lines_lost={0: 3, 1: 4}
+    Outcome.of(Cause.SUCCEEDED, "every rank exited with code 0"), log_lines_lost={0: 3, 1: 4}
 )
 FAILED = Outcome.of(Cause.USER_ERROR, "KeyError: 'income'", 2, 1)
 LINE = b'{"kind":"log","time":1.0,"body":{"line":0,"text":"late"}}\n'

@@ -149,7 +149,7 @@ def test_a_tree_that_holds_itself_many_times_ends_at_the_limit(
         tree = git(root, "mktree", given=lines.encode())
     commit = git(root, "commit-tree", tree, "-m", "bomb")
     git(root, "update-ref", "refs/heads/bomb", commit)
-    assert "too many bytes or names" in refused(of_git(server, commit), tmp_path)
+    assert "too large or contains too many names" in refused(of_git(server, commit), tmp_path)
 
 
 def test_more_bytes_than_code_may_have_are_refused(server: GitServer, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_rank_of_a_script_that_ends_well_before_the_others_is_why_they_fail() 
     outcome = judge([RankExit.of(0, 1), left], errors, is_script=True)
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 0)
     assert outcome.message == (
-        "rank 1 ended with code 0 while other ranks were running, and rank 0 lost its connection: "
+        "rank 1 exited with code 0 while other ranks were running, and rank 0 lost its connection: "
         "Connection closed by peer"
     )
     assert judge([RankExit.of(0, 1), left], errors).cause is Cause.WORKER_LOST, "of a recipe"

@@ -325,7 +325,7 @@ def test_a_group_that_lacks_workers_waits_for_slots_for_a_while() -> None:
     assert decide(waits, at=[0.0, TIMINGS.standby_limit_s]) == []
     (end,) = decide(waits, at=[TIMINGS.standby_limit_s + 0.1])
     assert isinstance(end, End)
-    assert end.outcome.message == "no slots became available within 30 s for 2 lost workers"
+    assert end.outcome.message == "no slots became available within 30 s to replace 2 lost workers"
 
 
 def test_workers_are_added_in_granted_slots_one_grant_after_the_other() -> None:
