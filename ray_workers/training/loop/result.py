@@ -55,7 +55,7 @@ def log_spent_privacy(options: spec.Federated | None, step: int) -> None:
     if options is None or options.privacy is None or step >= options.rounds:
         return
     job_log.log(
-        f"ended after round {step} of {options.rounds}: the next round would spend more than "
+        f"ended after round {step} of {options.rounds}: another round would exceed "
         f"federated.privacy.epsilon, which is {options.privacy.epsilon:g}"
     )
 
