@@ -67,8 +67,10 @@ async def _why_program_unfit(
             f"{path} imports mpi4py in line {line}: mpi4py's ranks find each other through the "
             "daemons of mpirun, which dray does not run",
             pointer=pointer,
-            hint="use torch.distributed, whose gloo backend has MPI's collectives, or "
-            "dray.train.hvd",
+            hint=(
+                "use torch.distributed, whose gloo backend provides MPI's collectives, or "
+                "dray.train.hvd"
+            ),
         )
     return None
 

@@ -29,8 +29,9 @@ async def why_unfit(
         return None
     if not storage_url.startswith("file:"):
         return CodeUnfit(
-            "your own model requires the storage to be a folder: ranks that run your code don't "
-            "get the node's storage credentials, but a recipe's ranks must write the checkpoints",
+            "a model class of your own requires the storage to be a local folder: a recipe's "
+            "ranks write the checkpoints, but ranks that run your code don't receive the storage "
+            "credentials",
             pointer=WHERE,
             hint="train the model with a script: dray.train passes checkpoints to a process of "
             "dray, which writes them",

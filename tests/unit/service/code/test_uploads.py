@@ -163,7 +163,7 @@ async def test_more_than_the_limit_is_refused(
     for number in range(3):  # parts without code
         part = bytes([number]) * (1 << 20)
         await service.jobs.code.put_parts({sha(part): part}, "ann")
-    with pytest.raises(UploadTooLarge, match="don't belong to a completed upload"):
+    with pytest.raises(UploadTooLarge, match="are not part of a completed upload"):
         await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "bob")
 
@@ -326,4 +326,4 @@ async def test_a_model_of_ones_own_needs_storage_that_is_a_folder(service: Servi
     assert await models.why_unfit(service.jobs.code, document, "ann", "file:///x") is None
     unfit = await models.why_unfit(service.jobs.code, document, "ann", "s3://bucket")
     assert unfit is not None
-    assert "requires the storage to be a folder" in unfit.message
+    assert "requires the storage to be a local folder" in unfit.message

@@ -121,7 +121,8 @@ def test_the_clients_of_refused_updates_are_named(capsys: pytest.CaptureFixture[
     received = ReceivedUpdates(plan, verdicts, [1.0, math.nan, 2e3], [0.5, math.nan, 9.0])
     received.name_refused(1000.0)
     assert capsys.readouterr().out.splitlines() == [
-        "dray: round 5: the update of client 17 is refused: it has values that are not finite",
+        "dray: round 5: the update of client 17 is refused: the update contains values that are "
+        "not finite",
         "dray: round 5: the update of client 40 is refused: its norm is 2000, above "
         "federated.max_update_norm 1000",
     ]
