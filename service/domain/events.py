@@ -42,7 +42,9 @@ REMARKS: Final[Mapping[str, str]] = {
     "recall_unanswered": "The group did not release the slots that it was asked to release.",
     "regrouped": "The group is training again after it lost a rank.",
     "regrouping": "The group lost a rank while it was recovering from the loss of another rank.",
-    "reports_left_out": "Reports of the ranks were left out, because they could not be stored.",
+    "reports_left_out": (
+        "Some of the ranks' reports were dropped, because they could not be stored."
+    ),
     "resized": "The group is training with a different number of workers.",
     "resumed": "The attempt resumed from a checkpoint.",
     "round_broken": "A round of secure aggregation could not be completed and starts again.",

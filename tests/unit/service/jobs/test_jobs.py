@@ -178,7 +178,7 @@ async def test_a_gang_that_no_rack_could_hold_is_refused_and_a_level_that_is_unk
     service.database.write_sync(lambda s: node_table.store(s, None, "Ray is away", service.now))
     unknown = await refused(1, "row")
     assert (
-        "'row' is not a level of the topology (DRAY_TOPOLOGY), which has rack, node"
+        "'row' is not a level of the topology (DRAY_TOPOLOGY), whose levels are rack, node"
         in unknown.message
     )
     assert unknown.pointer == "/resources/required_topology"

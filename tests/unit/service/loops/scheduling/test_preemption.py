@@ -269,7 +269,7 @@ async def test_a_long_job_makes_room_for_a_new_one_and_goes_on_after_it(world: W
     events = (await runtime.queries.events(long_id)).items
     (asked,) = [event for event in events if event.code == "makes_room"]
     because = "which comes first until its duration is known"
-    assert asked.message.endswith(f"leaves its slots to job {new_id}, {because}")
+    assert asked.message.endswith(f"releases its slots for job {new_id}, {because}")
     await keeps_its_promises(world, runtime, long_id)
 
 
