@@ -317,7 +317,7 @@ class Runtime:
             async with asyncio.timeout(READY_LIMIT_S):
                 full = await self._storage_state()
         except Exception as error:
-            logger.warning("the database does not answer: %r", error)
+            logger.warning("the database does not respond: %r", error)
             checks["database"] = "does not answer"
         if self.database.damage is not None:
             checks["database"] = self.database.damage

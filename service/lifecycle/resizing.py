@@ -237,8 +237,10 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         job,
         type_="recall_unanswered",
         code="recall_unanswered",
-        message=f"did not release {workers(number)} within {limit_s:g} s of being asked: "
-        "it is assumed to keep them, and may be asked to leave",
+        message=(
+            f"did not release {workers(number)} within {limit_s:g} s of being asked: the job is "
+            "assumed to keep these slots, and may be asked to release all of them"
+        ),
         now=now,
         data={"recall": row.grants, "slices": as_rows(slices)},
     )

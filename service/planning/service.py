@@ -277,7 +277,7 @@ def _refusal(
         pointer="/parallel",
         hint=f"it fits with {change}"
         if change
-        else "no single change makes it fit: use a smaller model or larger workers",
+        else "no single change makes the job fit: use a smaller model or larger workers",
     )
 
 

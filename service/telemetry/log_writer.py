@@ -182,7 +182,10 @@ class LogStore:
             lost = _count(chunk, line)
             if lost > 0:
                 self._job.log_lines_dropped += lost
-                note = f"[dray] {lost} lines were lost here: they came too fast to be fetched"
+                note = (
+                    f"[dray] {lost} lines were lost here: they were written faster than they could "
+                    "be fetched"
+                )
                 new.insert(0, encode_line(line.seconds, note, lost))
             entries += new
             chunk.size_bytes += sum(len(entry.encode()) for entry in new)
@@ -301,7 +304,7 @@ class LogStore:
         del entries[:surplus]
         chunk.first_line += surplus
         seconds = json.loads(entries[0])[0] if entries else self._now.timestamp()
-        note = f"[dray] {chunk.left_out} lines are left out here: {self._limit_sentence}"
+        note = f"[dray] {chunk.left_out} lines are omitted here: {self._limit_sentence}"
         return encode_line(seconds, note)
 
 
