@@ -268,7 +268,10 @@ QUEUE: Mapping[str, Any] = {
     **USE,
     "users": [{"owner": "ann", "weight": 2.0, **USE}],
     "warnings": [
-        {"code": "quota_above_cluster", "message": "its quota is 4 GPU, but the cluster has 2 GPU"}
+        {
+            "code": "quota_above_cluster",
+            "message": "the queue's quota is 4 GPU, but the cluster has 2 GPU",
+        }
     ],
 }
 

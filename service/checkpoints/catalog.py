@@ -90,7 +90,7 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
     steps = ", ".join(str(row.step) for row in rows[:10])
     raise CheckpointNotFound(
         f"the job {job_id} has no checkpoint at step {step}",
-        hint=f"it has checkpoints at steps {steps}" if steps else "it has no checkpoints",
+        hint=f"the job has checkpoints at steps {steps}" if steps else "the job has no checkpoints",
     )
 
 

@@ -92,7 +92,8 @@ def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | Non
     if f"{base}.py" in paths or f"{base}/__main__.py" in paths:
         return None
     return CodeUnfit(
-        f"there is no module {module} in the code: it has neither {base}.py nor {base}/__main__.py",
+        f"there is no module {module} in the code, which contains neither {base}.py nor "
+        f"{base}/__main__.py",
         pointer="/script/module",
         hint=what_there_is(files),
     )

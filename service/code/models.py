@@ -46,7 +46,7 @@ async def why_unfit(
     file = files.get(f"{base}.py") or files.get(f"{base}/__init__.py")
     if file is None:
         return CodeUnfit(
-            f"there is no module {model.module} in the code: it has neither {base}.py nor "
+            f"there is no module {model.module} in the code, which contains neither {base}.py nor "
             f"{base}/__init__.py",
             pointer=WHERE,
             hint=what_there_is(list(files.values())),

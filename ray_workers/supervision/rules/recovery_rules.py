@@ -129,10 +129,10 @@ def refused(
         if keeper in gone:
             return (
                 f"rank {server} is a parameter server, and rank {keeper}, which holds its replica, "
-                "is lost too"
+                "was also lost"
             )
     if num_holders == 0:
-        return "no running rank holds the state"
+        return "no running rank holds the training state"
     if without_a_step >= MOST_WITHOUT_A_STEP:
         return f"the group recovered {without_a_step} times in a row without completing a step"
     for rank in lost:

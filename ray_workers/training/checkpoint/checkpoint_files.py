@@ -208,7 +208,7 @@ def _described(
         raise ValueError(f"the manifest is for step {manifest['step']}, not step {ref.step}")
     for entry in manifest["files"]:
         if "/" in entry["path"] or not isinstance(entry["sha256"], str):
-            raise ValueError(f"{entry['path']!r} is not a file of a checkpoint")
+            raise ValueError(f"{entry['path']!r} is not the name of a checkpoint file")
         num_bytes += int(entry["size_bytes"])
     loss = manifest.get("loss")
     dict(manifest["position"])

@@ -277,7 +277,7 @@ NET = b"import torch\n\nclass Net(torch.nn.Module):\n    pass\n\nsmall = other =
     [
         (
             "none:Net",
-            "no module none in the code: it has neither none.py nor none/__init__.py",
+            "no module none in the code, which contains neither none.py nor none/__init__.py",
             "net.py",
         ),
         ("package.none:Net", "no module package.none", "net.py"),

@@ -208,9 +208,7 @@ async def test_on_heterogeneous_gpus_a_type_that_supports_the_precision_must_be_
 ) -> None:
     see_cluster(service, CPU=8.0, GPU=4.0, **{"accelerator_type:T4": 1.0, "accelerator_type:L4": 1})
     train = {"precision": "bf16"}
-    with pytest.raises(
-        Unsatisfiable, match=r"bf16, which a T4 .* might be placed on one"
-    ) as caught:
+    with pytest.raises(Unsatisfiable, match=r"which a T4 .* might be placed on one") as caught:
         await service.jobs.submit(spec(resources={"gpus_per_worker": 1}, train=train))
     assert "request L4 with resources.accelerator" in (caught.value.hint or "")
     await service.submit(resources={"gpus_per_worker": 1, "accelerator": "L4"}, train=train)

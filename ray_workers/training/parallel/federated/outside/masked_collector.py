@@ -261,8 +261,8 @@ class MaskedCollector(UpdateCollector):
         answers = MaskedAnswers(server, f"{self._url}/{asking.name}", asking.update_bytes)
         if self._collect(asking, answers, asks_all=is_first) is None:
             raise RoundBrokenError(
-                f"{len(server.answered)} clients have responded in phase {server.phase}, but "
-                f"{server.least} are needed",
+                f"{len(server.answered)} clients responded in phase {server.phase}, but at least "
+                f"{server.least} are required",
                 self._gone(server),
             )
 

@@ -112,7 +112,10 @@ def test_an_unknown_step_says_which_there_are(http: httpx.Client, job_id: str) -
 
 def test_a_job_without_checkpoints_says_so(http: httpx.Client, server: LiveServer) -> None:
     answer = http.get(f"/v1/jobs/{server.submit()}/checkpoints/1/files").json()
-    assert (answer["code"], answer["hint"]) == ("checkpoint_not_found", "it has no checkpoints")
+    assert (answer["code"], answer["hint"]) == (
+        "checkpoint_not_found",
+        "the job has no checkpoints",
+    )
 
 
 def test_a_file_that_is_not_as_it_was_committed_is_not_served(

@@ -96,7 +96,7 @@ def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() ->
     first, second = RankExit.of(5, -signal.SIGKILL), RankExit.of(3, -signal.SIGKILL)
     worker = RankExit.of(0, -signal.SIGKILL)
     assert recovery_rules.refused([first, worker], {}, **limits) is None
-    reason = "rank 5 is a parameter server, and rank 3, which holds its replica, is lost too"
+    reason = "rank 5 is a parameter server, and rank 3, which holds its replica, was also lost"
     assert recovery_rules.refused([first, second], {}, **limits) == reason
     assert recovery_rules.refused([second], {}, **limits, recovering=[5]) == reason
     assert recovery_rules.refused([second], {}, **limits, recovering=[0]) is None
@@ -104,7 +104,7 @@ def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() ->
 
 def test_without_a_survivor_there_is_no_state_left() -> None:
     reason = refused(RankExit.of(0, -9), RankExit.of(1, -9), survivors=0)
-    assert reason == "no running rank holds the state"
+    assert reason == "no running rank holds the training state"
 
 
 def process(index: int, incarnation: int, step: int) -> RankObservation:
