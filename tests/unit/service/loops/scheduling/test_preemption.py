@@ -120,7 +120,7 @@ async def test_what_is_on_a_drained_node_leaves_in_time_and_resumes_on_another(
     assert [p.node_id for p in (await world.fake.launched(job_id, 2)).slices] == ["node-b"]
     (asked,) = await preemptions(runtime, job_id)
     assert asked.code == "node_drained"
-    assert "node-a.fake is drained" in asked.message
+    assert "node-a.fake is being drained" in asked.message
     assert 30.0 < asked.data["grace_s"] < 60.0, "before the node goes, not when the grace is over"
     await keeps_its_promises(world, runtime, job_id)
 
