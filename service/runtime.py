@@ -245,8 +245,8 @@ class Runtime:
         except DomainError:  # the database does not answer
             return
         report(
-            f"jobs have up to {grace_s:g} s to save before Ray stops; send a second signal to "
-            "skip this"
+            f"jobs have up to {grace_s:g} s to save before Ray stops; send a second signal to stop "
+            "Ray immediately"
         )
         gone = asyncio.create_task(self._nothing_lives())
         hurried = asyncio.create_task(hurry.wait())

@@ -64,7 +64,7 @@ async def _why_program_unfit(
         return CodeUnfit(f"{path} is not Python: {fault}", pointer=pointer)
     if framework == "mpi" and (line := _imports_mpi4py(source)) is not None:
         return CodeUnfit(
-            f"{path} imports mpi4py in line {line}: mpi4py's ranks find each other through the "
+            f"{path} imports mpi4py on line {line}: mpi4py's ranks find each other through the "
             "daemons of mpirun, which dray does not run",
             pointer=pointer,
             hint=(

@@ -47,7 +47,7 @@ REMARKS: Final[Mapping[str, str]] = {
     ),
     "resized": "The group is training with a different number of workers.",
     "resumed": "The attempt resumed from a checkpoint.",
-    "round_broken": "A round of secure aggregation could not be completed and starts again.",
+    "round_broken": "A round of secure aggregation could not be completed and is repeated.",
     "shrinking": "The group was asked to release slots for a waiting job.",
     "silence": "One of dray's processes on the cluster is not responding, or is responding again.",
     "slot_quarantined": "A slot could not be cleaned up after the job, and is withheld from other "

@@ -344,7 +344,7 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
     if attempt.granted == []:
-        return "is about to continue with another global batch", []
+        return "is about to continue with a different global batch size", []
     if attempt.granted is not None:
         return f"is being granted {workers(count_of(as_slices(attempt.granted)))} more", []
     if attempt.recalled is not None:

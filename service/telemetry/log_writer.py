@@ -101,8 +101,8 @@ class LogStore:
             note = f"{number} lines were lost here: the disk of the node was full"
             if number is None:
                 note = (
-                    "lines of this log may be missing: a worker of this rank vanished with the "
-                    "lines that it had not sent yet"
+                    "lines of this log may be missing: a worker of this rank was lost together "
+                    "with the lines that it had not sent yet"
                 )
             self._job.log_lines_dropped += number or 0
             chunk = last.get(rank)

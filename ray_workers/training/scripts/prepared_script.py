@@ -94,7 +94,7 @@ class RankGroup:
     def join(self) -> None:
         if dist.is_initialized():
             raise RuntimeError(
-                "prepare() forms the process group: remove init_process_group() from the script"
+                "prepare() creates the process group: remove init_process_group() from the script"
             )
         self._rendezvous.join(self._take_assignment)
         faultpoint(FaultPoint.GROUP_JOINED, given=self)

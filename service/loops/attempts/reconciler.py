@@ -249,7 +249,10 @@ class Reconciler:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
             logger.info(
-                "%s attempt %d could not be acknowledged yet: %s", ref.job_id, ref.attempt, error
+                "the end of %s attempt %d could not be acknowledged yet: %s",
+                ref.job_id,
+                ref.attempt,
+                error,
             )
             self._unowned_at = 0.0
         self._signals.publish(QUEUE)

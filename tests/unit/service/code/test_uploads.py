@@ -233,12 +233,12 @@ async def test_a_pack_that_was_never_written_is_swept(
         (
             {"entrypoint": "mpi.py", "framework": "mpi"},
             "/script/entrypoint",
-            "mpi.py imports mpi4py in line 2: mpi4py's ranks find each other through the daemons",
+            "mpi.py imports mpi4py on line 2: mpi4py's ranks find each other through the daemons",
         ),
         (
             {"entrypoint": "mpi_too.py", "framework": "mpi"},
             "/script/entrypoint",
-            "imports mpi4py in line 1",
+            "imports mpi4py on line 1",
         ),
     ],
 )

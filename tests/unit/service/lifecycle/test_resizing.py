@@ -312,7 +312,7 @@ async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) ->
         (A,),
         None,
     )
-    assert size_told(service, job_id) == "is about to continue with another global batch"
+    assert size_told(service, job_id) == "is about to continue with a different global batch size"
     assert (same_batch_s(), change()) == (0.0, False), "it has not answered yet"
     (event,) = await events_of(service, job_id, "changing_batch")
     assert event.data == {"grant": 1, "batch_size": 256}
