@@ -127,7 +127,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "job_not_running": {
         "detail": f"the job {JOB_ID} is QUEUED: it holds no slots",
-        "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
+        "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until the job is training",
     },
     "job_not_waiting": {
         "detail": f"the job {JOB_ID} is RUNNING: only a waiting job can be held, released or moved",
