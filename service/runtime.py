@@ -245,8 +245,8 @@ class Runtime:
         except DomainError:  # the database does not answer
             return
         report(
-            f"jobs have up to {grace_s:g} s to save before Ray stops; send a second signal to "
-            "skip this"
+            f"jobs have up to {grace_s:g} s to save before Ray stops; send a second signal to stop "
+            "Ray immediately"
         )
         gone = asyncio.create_task(self._nothing_lives())
         hurried = asyncio.create_task(hurry.wait())
@@ -317,7 +317,7 @@ class Runtime:
             async with asyncio.timeout(READY_LIMIT_S):
                 full = await self._storage_state()
         except Exception as error:
-            logger.warning("the database does not answer: %r", error)
+            logger.warning("the database does not respond: %r", error)
             checks["database"] = "does not answer"
         if self.database.damage is not None:
             checks["database"] = self.database.damage

@@ -199,8 +199,10 @@ SYNC_PLAN: Mapping[str, Any] = {
             "sent_bytes": 233_896,
             "step_time_s": 0.062,
             "staleness_steps": 0,
-            "why": "takes 62 ms per step, and no way that the document allows is known to be 1.5 "
-            "times as fast",
+            "why": (
+                "takes 62 ms per step, and no other option that the document allows is known to "
+                "be 1.5 times as fast"
+            ),
         }
     ],
     "facts": ["1 node holds all 2 workers"],
@@ -266,7 +268,10 @@ QUEUE: Mapping[str, Any] = {
     **USE,
     "users": [{"owner": "ann", "weight": 2.0, **USE}],
     "warnings": [
-        {"code": "quota_above_cluster", "message": "its quota is 4 GPU, but the cluster has 2 GPU"}
+        {
+            "code": "quota_above_cluster",
+            "message": "the queue's quota is 4 GPU, but the cluster has 2 GPU",
+        }
     ],
 }
 

@@ -53,7 +53,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "not_federated": {
         "detail": f"job {JOB_ID} has no clients outside of the cluster",
-        "hint": "set `federated: {http: {}}` in its document",
+        "hint": "set `federated: {http: {}}` in the job document",
     },
     "too_many_clients": {
         "detail": "federated.clients is 2, and 2 clients are already invited",
@@ -72,8 +72,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "delete a webhook that is no longer needed: `dray webhook ls` lists them",
     },
     "webhook_disabled": {
-        "detail": f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with 410, so it "
-        "doesn't want any more messages",
+        "detail": (
+            f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with status 410, so it "
+            "accepts no more messages"
+        ),
         "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
     },
     "job_not_found": {
@@ -116,20 +118,20 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
-        "hint": "repeat it in a moment to get the response to the first request",
+        "hint": "repeat the request in a moment to get the response to the first one",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
         "detail": f"the job {JOB_ID} is RUNNING, and only a finished job can be deleted",
-        "hint": "cancel it first, and wait until it has ended",
+        "hint": "cancel the job first, and wait until it has ended",
     },
     "job_not_running": {
         "detail": f"the job {JOB_ID} is QUEUED: it holds no slots",
-        "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
+        "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until the job is training",
     },
     "job_not_waiting": {
         "detail": f"the job {JOB_ID} is RUNNING: only a waiting job can be held, released or moved",
-        "hint": f"`dray preempt {JOB_ID}` makes it leave its slots and wait again",
+        "hint": f"`dray preempt {JOB_ID}` makes the job release its slots and wait again",
     },
     "too_many_requests": {
         "detail": "the server answers 2 requests of this kind per caller at a time, and 16 "
@@ -143,7 +145,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "queue_in_use": {
         "detail": "3 jobs in the queue 'night' have not ended",
-        "hint": "move or cancel them first, or wait until they have ended",
+        "hint": "move or cancel these jobs first, or wait until they have ended",
     },
     "queue_not_found": {
         "detail": "there is no queue 'night'",
@@ -183,8 +185,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "unsatisfiable": {
         "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
         "pointer": "/resources/num_workers",
-        "hint": "request fewer resources, or add nodes to the cluster; `dray cluster` shows its "
-        "nodes",
+        "hint": (
+            "request fewer resources, or add nodes to the cluster; `dray cluster` shows the "
+            "cluster's nodes"
+        ),
     },
     "out_of_memory": {
         "detail": "this job can't fit: each worker needs 96.2 GiB, but has 78.0 GiB; 18.2 GiB "

@@ -54,7 +54,7 @@ class Counterfactual(View):
     """A change to a waiting job, and when the job would start if the change were made."""
 
     message: str
-    """`starts now with 4 workers`, `starts earlier at priority 70`, `not on the cluster as it is:
+    """`starts now with 4 workers`, `starts earlier at priority 70`, `never on the current cluster:
     each worker needs 16 GPU ...`."""
     at: datetime | None = None
     """When the job would start; null if it would never start, or if the time is unknown."""

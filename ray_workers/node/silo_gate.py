@@ -27,7 +27,7 @@ from ray_workers.shared.spool_reader import parse_key
 OPENS: Final = "DRAY_SILO_OPENS"
 METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
-FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and only runs ranks of silos"
+FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and runs only ranks of silos"
 OUTPUT: Final = "output.log"
 """File with the output of a silo's ranks, and with the errors that occurred when they were started,
 unless the owner has opened them (`Opening.LOGS`)."""

@@ -44,7 +44,7 @@ class ScriptFolders:
         }
         for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
             if problem is not None:
-                message = f"the script's folders can't be created on the node {node_id}: {problem}"
+                message = f"the script's folders can't be created on node {node_id}: {problem}"
                 raise CodeUnavailable(message)
 
     def _plans_on(self, node_ids: Collection[str]) -> dict[str, FolderPlan]:
@@ -136,7 +136,7 @@ def _digest_of(code: CodeRef | RemoteCodeRef | None) -> str:
 def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
     """Return the outcome, with a note about files that were not stored. In `ends`, None stands for
     a dead node."""
-    lost = ["a node with some of them is gone" if e is None else e.problem for e in ends]
+    lost = ["a node that held some of the files was lost" if e is None else e.problem for e in ends]
     problems = [problem for problem in lost if problem]
     left_out = [end.left_out for end in ends if end is not None and end.left_out]
     left_out += [end.left_behind for end in ends if end is not None and end.left_behind]

@@ -74,7 +74,7 @@ class SilenceWatch:
             return False
         self._silence.answered(name)
         self._speed.ran_out()
-        print(f"killing {name}, silent for {self._limits.rank_actor_s:g} s", flush=True)  # noqa: T201
+        print(f"killing {name}: no response for {self._limits.rank_actor_s:g} s", flush=True)  # noqa: T201
         return True
 
     async def _ask_actor(self, member: Member) -> None:

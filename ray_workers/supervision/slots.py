@@ -82,8 +82,8 @@ class AttemptSlots:
                 found = await self._acquire_seen(part.node_id, lacking, bundle, deadline)
             except (SlotsUnavailable, TimeoutError):
                 raise SlotsUnavailable(
-                    f"Ray did not provide {part.num_workers} slots of {bundle['GPU']:g} GPU, each "
-                    f"on a different GPU of one node, within {self._spec.start_timeout_s:g} s"
+                    f"Ray did not provide {part.num_workers} slots of {bundle['GPU']:g} GPU on "
+                    f"different GPUs of the same node within {self._spec.start_timeout_s:g} s"
                 ) from None
             again = [slots for slots, gpu in found if kept.setdefault(gpu, slots) is not slots]
             await self.release_slots(again)

@@ -370,7 +370,7 @@ def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> 
     if outcome.cause is not Cause.SUCCEEDED:
         return outcome
     nodes = "a node" if num_nodes == 1 else f"{num_nodes} nodes"
-    message = f"every rank succeeded, but the last reports of {nodes} never arrived"
+    message = f"every rank succeeded, but the last reports from {nodes} never arrived"
     return replace(outcome, cause=Cause.NODE_LOST, message=message)
 
 

@@ -411,9 +411,9 @@ class WorkerGroup:
         """Wait until the rendezvous store has exited because of a fault. Return the outcome."""
         assert self._store is not None
         if await self._store.wait() is None:
-            message = "the node's forkserver ended, which ended the group's rendezvous store"
+            message = "the node's forkserver exited, which stopped the group's rendezvous store"
             return Outcome.of(Cause.NODE_LOST, message)
-        return Outcome.of(Cause.WORKER_LOST, "the group's rendezvous store is gone")
+        return Outcome.of(Cause.WORKER_LOST, "the group's rendezvous store exited unexpectedly")
 
     async def release(self) -> None:
         """Release all resources. Returns when the processes have exited and the slots are free.

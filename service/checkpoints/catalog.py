@@ -90,7 +90,7 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
     steps = ", ".join(str(row.step) for row in rows[:10])
     raise CheckpointNotFound(
         f"the job {job_id} has no checkpoint at step {step}",
-        hint=f"it has checkpoints at steps {steps}" if steps else "it has no checkpoints",
+        hint=f"the job has checkpoints at steps {steps}" if steps else "the job has no checkpoints",
     )
 
 
@@ -103,13 +103,13 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
     try:
         text = storage.read_bytes(f"{storage.key_of(row.url)}/{MANIFEST}")
     except (BadKey, FileNotFoundError):
-        raise _broken(row, "its manifest is missing from the storage") from None
+        raise _broken(row, "the manifest is missing from the storage") from None
     if hashlib.sha256(text).hexdigest() != row.manifest_sha256:
-        raise _broken(row, "its manifest was changed after the commit")
+        raise _broken(row, "the manifest was changed after the checkpoint was committed")
     try:
         found = files_of(json.loads(text))
     except MALFORMED:
-        raise _broken(row, "its manifest names no files") from None
+        raise _broken(row, "the manifest does not list any files") from None
     return [
         *found,
         views.CheckpointFile(path=MANIFEST, size_bytes=len(text), sha256=row.manifest_sha256),
@@ -140,7 +140,10 @@ def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.Check
             except (BadKey, FileNotFoundError):
                 size = None
             if size != file.size_bytes:
-                raise _broken(row, f"the file {path!r} was deleted or changed after the commit")
+                raise _broken(
+                    row,
+                    f"the file {path!r} was deleted or changed after the checkpoint was committed",
+                )
             return file, key
     raise CheckpointNotFound(
         f"the checkpoint at step {row.step} has no file {path!r}",

@@ -96,8 +96,10 @@ def refuse_if_needed(session: Session, job_id: str) -> None:
     raise CheckpointInUse(
         f"the unfinished job{'' if one else 's'} {named} need{'s' if one else ''} a checkpoint of "
         f"{job_id}",
-        hint=f"wait until {'it has' if one else 'they have'} ended, or cancel "
-        f"{'it' if one else 'them'}",
+        hint=(
+            f"wait until {'that job has' if one else 'these jobs have'} ended, or cancel "
+            f"{'it' if one else 'them'}"
+        ),
     )
 
 
@@ -153,5 +155,5 @@ def _no_such_step(session: Session, job: JobRow, wanted: Wanted) -> InitFromNotF
         hint = f"use latest, or one of the steps {steps}"
     else:
         message = f"the job {job.id} has no checkpoint at step {wanted}"
-        hint = f"it has checkpoints at steps {steps}"
+        hint = f"the job has checkpoints at steps {steps}"
     return InitFromNotFound(message, pointer="/init_from/step", hint=hint)

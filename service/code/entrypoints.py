@@ -64,11 +64,13 @@ async def _why_program_unfit(
         return CodeUnfit(f"{path} is not Python: {fault}", pointer=pointer)
     if framework == "mpi" and (line := _imports_mpi4py(source)) is not None:
         return CodeUnfit(
-            f"{path} imports mpi4py in line {line}: mpi4py's ranks find each other through the "
+            f"{path} imports mpi4py on line {line}: mpi4py's ranks find each other through the "
             "daemons of mpirun, which dray does not run",
             pointer=pointer,
-            hint="use torch.distributed, whose gloo backend has MPI's collectives, or "
-            "dray.train.hvd",
+            hint=(
+                "use torch.distributed, whose gloo backend provides MPI's collectives, or "
+                "dray.train.hvd"
+            ),
         )
     return None
 
@@ -90,7 +92,8 @@ def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | Non
     if f"{base}.py" in paths or f"{base}/__main__.py" in paths:
         return None
     return CodeUnfit(
-        f"there is no module {module} in the code: it has neither {base}.py nor {base}/__main__.py",
+        f"there is no module {module} in the code, which contains neither {base}.py nor "
+        f"{base}/__main__.py",
         pointer="/script/module",
         hint=what_there_is(files),
     )

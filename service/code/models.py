@@ -29,8 +29,9 @@ async def why_unfit(
         return None
     if not storage_url.startswith("file:"):
         return CodeUnfit(
-            "your own model requires the storage to be a folder: ranks that run your code don't "
-            "get the node's storage credentials, but a recipe's ranks must write the checkpoints",
+            "a model class of your own requires the storage to be a local folder: a recipe's "
+            "ranks write the checkpoints, but ranks that run your code don't receive the storage "
+            "credentials",
             pointer=WHERE,
             hint="train the model with a script: dray.train passes checkpoints to a process of "
             "dray, which writes them",
@@ -45,7 +46,7 @@ async def why_unfit(
     file = files.get(f"{base}.py") or files.get(f"{base}/__init__.py")
     if file is None:
         return CodeUnfit(
-            f"there is no module {model.module} in the code: it has neither {base}.py nor "
+            f"there is no module {model.module} in the code, which contains neither {base}.py nor "
             f"{base}/__init__.py",
             pointer=WHERE,
             hint=what_there_is(list(files.values())),

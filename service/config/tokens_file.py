@@ -119,13 +119,17 @@ def ensure(home: Path) -> str:
             _write(path, f"{home_token.PREFIX}{secrets.token_urlsafe(32)}\n")
             found = home_token.read(home)
     except UnsafeTokenFile as error:
-        raise HomeTokenUnusable(f"{path} {error}: delete it, and start again") from None
+        raise HomeTokenUnusable(
+            f"{path} {error}: delete this file, and start the service again"
+        ) from None
     except OSError as error:
         raise HomeTokenUnusable(
             f"{path} {reason_of(error)}: fix this, or set DRAY_HOME to another folder"
         ) from error
     if found is None:
-        raise HomeTokenUnusable(f"{path} was deleted while the service started: start again")
+        raise HomeTokenUnusable(
+            f"{path} was deleted while the service started: start the service again"
+        )
     return found
 
 

@@ -173,5 +173,7 @@ class PricesFile:
 
     def _keep(self, problem: str) -> None:
         if problem != self._problem:
-            logger.error("the previous prices still apply: %s", problem)
+            logger.error(
+                "the prices file can't be used, so the previous prices still apply: %s", problem
+            )
         self._problem = problem

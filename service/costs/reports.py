@@ -74,7 +74,10 @@ class Costs:
             return [views.Reason(code="no_prices", message=message)]
         found = []
         if self._prices.problem is not None:
-            message = f"the previous prices still apply: {self._prices.problem}"
+            message = (
+                "the prices file can't be used, so the previous prices still apply: "
+                f"{self._prices.problem}"
+            )
             found.append(views.Reason(code="prices_invalid", message=message))
         free = _without_price(prices, cluster_repository.nodes(session))
         if free:

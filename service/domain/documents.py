@@ -101,8 +101,8 @@ def upcast(
     version = int(document.get("version", 1))
     if version > target:
         raise ValueError(
-            f"the job document has version {version}, but this release of dray reads only up to "
-            f"version {target}: use a newer release"
+            f"the job document has version {version}, but this release of dray supports only "
+            f"versions up to {target}: use a newer release"
         )
     while version < target:
         step = upcasts.get(version)

@@ -42,10 +42,12 @@ REMARKS: Final[Mapping[str, str]] = {
     "recall_unanswered": "The group did not release the slots that it was asked to release.",
     "regrouped": "The group is training again after it lost a rank.",
     "regrouping": "The group lost a rank while it was recovering from the loss of another rank.",
-    "reports_left_out": "Reports of the ranks were left out, because they could not be stored.",
+    "reports_left_out": (
+        "Some of the ranks' reports were dropped, because they could not be stored."
+    ),
     "resized": "The group is training with a different number of workers.",
     "resumed": "The attempt resumed from a checkpoint.",
-    "round_broken": "A round of secure aggregation could not be completed and starts again.",
+    "round_broken": "A round of secure aggregation could not be completed and is repeated.",
     "shrinking": "The group was asked to release slots for a waiting job.",
     "silence": "One of dray's processes on the cluster is not responding, or is responding again.",
     "slot_quarantined": "A slot could not be cleaned up after the job, and is withheld from other "

@@ -66,7 +66,7 @@ JOB_WAIT = ServiceMetric(
 )
 JOB_START = ServiceMetric(
     "dray_job_start_seconds",
-    "Time from an attempt's claim of slots until its training was observed.",
+    "Time from when an attempt claimed its slots until it was first seen training.",
     bounds=_LONG,
 )
 RECOVERY = ServiceMetric(

@@ -117,8 +117,10 @@ class ClientRounds:
             raise BadUpdate(
                 f"part {part} has {len(content)} bytes instead of {wanted}: an update of this "
                 f"model has {at.update_bytes} bytes",
-                hint="send its values in little-endian order without a header, in parts of "
-                f"{round_files.PART_BYTES} bytes",
+                hint=(
+                    "send the values of the update in little-endian order without a header, in "
+                    f"parts of {round_files.PART_BYTES} bytes"
+                ),
             )
         key = f"{self._prefix}/{name}/{round_files.part_path(at.client, part)}"
         await in_storage_thread(self._storage.write_bytes, key, content)

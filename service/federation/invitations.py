@@ -110,6 +110,6 @@ def _federated(session: Session, job_id: str, *, lock: bool = True) -> JobRow:
     if (job.spec.get("federated") or {}).get("http") is None:
         raise NotFederated(
             f"job {job_id} has no clients outside of the cluster",
-            hint="set `federated: {http: {}}` in its document",
+            hint="set `federated: {http: {}}` in the job document",
         )
     return job

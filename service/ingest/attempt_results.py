@@ -358,7 +358,7 @@ def _confirmed(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
     """Return the outcome, or a failure if the outcome is a success but reports were omitted."""
     if outcome.cause is not Cause.SUCCEEDED or not lacks_reports:
         return outcome
-    message = "it ended normally, but some of its reports could not be stored"
+    message = "the attempt ended normally, but some of its reports could not be stored"
     return replace(outcome, cause=Cause.INFRASTRUCTURE, message=message)
 
 

@@ -140,7 +140,7 @@ def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
     if found.closes_at is None:
         return waits
     left_s = (found.closes_at - now).total_seconds()
-    enough = f"{found.quorum} {'is' if found.quorum == 1 else 'are'} enough"
+    enough = f"{found.quorum} {'response is' if found.quorum == 1 else 'responses are'} enough"
     when = (
         f"at the deadline, in {left_s:.0f} s" if left_s > 0 else "now that the deadline has passed"
     )

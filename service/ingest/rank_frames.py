@@ -279,11 +279,11 @@ class RankFrames:
                 f"rank {rank} by a factor of {slowdown[str(rank)]:.1f}" for rank in report.ranks
             )
             message = (
-                f"slower than the others: {named}; the others waited {report.lost_s:.2f} s in the "
-                f"last {report.num_steps} steps"
+                f"slower than the other ranks: {named}; the other ranks waited {report.lost_s:.2f} "
+                f"s in the last {report.num_steps} steps"
             )
         else:
-            message = "no rank is slower than the others any more"
+            message = "no rank is slower than the other ranks any longer"
         self._remark("stragglers", "stragglers", message, report.body())
 
     def _take_divergence(self, report: DivergenceReport) -> None:

@@ -45,10 +45,10 @@ def note(
         return False
     hostnames = _hostnames(session)
     for key in sorted(fallen, key=str):
-        message = f"{_name(kept[key], hostnames)} does not answer"
+        message = f"{_name(kept[key], hostnames)} does not respond"
         _remark(session, job, SILENT, message, kept[key], now)
     for key in sorted(back, key=str):
-        message = f"{_name(known[key], hostnames)} answers again, or was replaced"
+        message = f"{_name(known[key], hostnames)} is responding again, or was replaced"
         _remark(session, job, ANSWERS, message, known[key], now)
     attempt.silent = list(kept.values()) or None
     if kept:
@@ -63,7 +63,7 @@ def sentence(session: Session, attempt: AttemptRow | None) -> str:
         return ""
     hostnames = _hostnames(session)
     parts = [
-        f"{_name(entry, hostnames)} has not answered since "
+        f"{_name(entry, hostnames)} has not responded since "
         f"{datetime.fromtimestamp(entry['since'], UTC):%Y-%m-%d %H:%M:%S} UTC"
         for entry in attempt.silent
     ]

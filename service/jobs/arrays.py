@@ -73,8 +73,8 @@ def _refuse_too_long(spec: JobSpec) -> None:
     if size * spec.num_jobs > MAX_BYTES:
         kind, of_it = ("array", "jobs") if spec.sweep is None else ("sweep", "trials")
         raise ArrayTooLarge(
-            f"the documents of its {spec.num_jobs:,} {of_it} have up to {size:,} bytes each, but "
-            f"this server allows {MAX_BYTES:,} for all of them",
+            f"the documents of the {kind}'s {spec.num_jobs:,} {of_it} have up to {size:,} bytes "
+            f"each, but this server allows {MAX_BYTES:,} bytes in total",
             pointer=f"/{kind}",
             hint=f"move long strings to a file in the code or on the nodes, or split the {kind}",
         )
@@ -189,7 +189,7 @@ class Arrays:
             if not array.is_settled():
                 raise JobLive(
                     f"the array {array_id} has jobs that have not ended",
-                    hint="cancel it first, and wait until all have ended",
+                    hint="cancel the array first, and wait until all of its jobs have ended",
                 )
             needed = repository.first_needed(session, array_id)
             if needed is not None:

@@ -155,7 +155,7 @@ def _live_attempt(
     if job.state not in states or attempt is None or attempt.finished_at is not None:
         hint = None
         if not job.state.is_terminal and job.state is not JobState.CANCELLING:
-            hint = f"`dray wait {job.id} --state RUNNING` waits until it trains"
+            hint = f"`dray wait {job.id} --state RUNNING` waits until the job is training"
         raise JobNotRunning(f"the job {job.id} is {job.state}: {needs}", hint=hint)
     return attempt
 

@@ -71,8 +71,10 @@ def refuse_impossible(
         raise Unsatisfiable(
             f"this job could never start: {reason.message}",
             pointer=_pointer_of_lack(spec, request, usable or ()),
-            hint="request fewer resources, or add nodes to the cluster; `dray cluster` shows its "
-            "nodes",
+            hint=(
+                "request fewer resources, or add nodes to the cluster; `dray cluster` shows the "
+                "cluster's nodes"
+            ),
         )
 
 

@@ -182,7 +182,8 @@ class Queries:
             if remote:
                 url = f"{remote['git']} at {remote['commit']}" if remote["git"] else remote["url"]
                 raise CodeNotFound(
-                    f"the code of {job_id} is not stored here: its nodes fetch it from {url}"
+                    f"the code of {job_id} is not stored on this server: the job's nodes download "
+                    f"the code from {url}"
                 )
             if row.code is None:
                 raise CodeNotFound(f"the job {job_id} was submitted without code")
@@ -345,7 +346,7 @@ def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
     is_live = attempt is not None and attempt.finished_at is None
     if not is_live or cluster is None or cluster.connected:
         return ""
-    return f"the cluster does not answer: {cluster.reason}"
+    return f"the cluster does not respond: {cluster.reason}"
 
 
 def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:

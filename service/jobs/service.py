@@ -316,7 +316,7 @@ class Jobs:
             if not row.state.is_terminal:
                 raise JobLive(
                     f"the job {job_id} is {row.state}, and only a finished job can be deleted",
-                    hint="cancel it first, and wait until it has ended",
+                    hint="cancel the job first, and wait until it has ended",
                 )
             init_from.refuse_if_needed(session, job_id)
             # Use the database's clock: another process may have to finish the deletion.
@@ -345,7 +345,7 @@ class Jobs:
                 erased += 1
             except (OSError, StorageUnavailable) as error:
                 logger.warning(
-                    "can't delete the files of the deleted job %s now: %s", job_id, error
+                    "can't delete the files of the deleted job %s yet: %s", job_id, error
                 )
         return erased
 

@@ -50,7 +50,7 @@ def ask(
         job,
         type_="preempting",
         code=code,
-        message=f"was asked to save a checkpoint and leave its slots within {within}{because}",
+        message=f"was asked to save a checkpoint and release its slots within {within}{because}",
         now=now,
         data={"grace_s": grace_s} | ({} if actor is None else {ACTOR: actor}),
     )
@@ -69,7 +69,7 @@ def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now
             continue
         node = drained[on]
         left_s = max(0.0, (node.drained_by or math.inf) - now.timestamp() - RESERVE_S)
-        because = f": its node {node.hostname} is drained"
+        because = f": its node {node.hostname} is being drained"
         asked += _ask_live(session, attempt, min(grace_s, left_s), now, "node_drained", because)
     return asked
 

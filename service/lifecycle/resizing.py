@@ -236,8 +236,10 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         job,
         type_="recall_unanswered",
         code="recall_unanswered",
-        message=f"did not release {workers(number)} within {limit_s:g} s of being asked: "
-        "it is assumed to keep them, and may be asked to leave",
+        message=(
+            f"did not release {workers(number)} within {limit_s:g} s of being asked: the job is "
+            "assumed to keep these slots, and may be asked to release all of them"
+        ),
         now=now,
         data={"recall": row.grants, "slices": as_rows(slices)},
     )
@@ -342,7 +344,7 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
     if attempt.granted == []:
-        return "is about to continue with another global batch", []
+        return "is about to continue with a different global batch size", []
     if attempt.granted is not None:
         return f"is being granted {workers(count_of(as_slices(attempt.granted)))} more", []
     if attempt.recalled is not None:

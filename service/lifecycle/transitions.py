@@ -51,7 +51,7 @@ class Ends:
         events_repository.add_events(session, self._events)
         moves.note(session, self._events)
         ids = [job.id for job, _ in self._jobs]
-        message = "the job ended before it continued to train"
+        message = "the job ended before training continued"
         faults_repository.fail_drills(session, ids, message, now)
         dependencies_repository.withdraw(
             session, [job.id for job, before in self._jobs if before is JobState.QUEUED]

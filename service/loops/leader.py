@@ -118,7 +118,9 @@ class Leader:
             self.other = None
             return 0.0
         if self.other is None or self.other.holder != found.holder:
-            logger.info("%s waits for the lease: %s runs the loops", self.name, found.holder)
+            logger.info(
+                "%s is waiting for the lease, because %s runs the loops", self.name, found.holder
+            )
         self.other = found
         return (found.expires_at - now).total_seconds()
 
@@ -151,7 +153,7 @@ class Leader:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
             self.tasks = []
-        logger.warning("%s lost the lease of the loops and stops them", self.name)
+        logger.warning("%s lost the lease of the loops and is stopping them", self.name)
         self.lease = None
 
     async def _keep(self, database: LoopDatabase) -> None:

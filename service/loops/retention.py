@@ -110,7 +110,9 @@ class Retention:
             except FolderSpoilt:  # only this job's folder is affected
                 continue
             except StorageUnavailable as error:
-                logger.info("refused parts of logs remain in the database: %s", error)
+                logger.info(
+                    "parts of logs that the storage refused are still in the database: %s", error
+                )
                 return
         self._tried_log_of = found[-1] if len(found) == BATCH else ""
 
@@ -131,11 +133,11 @@ class Retention:
         if self._days:
             before = now - timedelta(days=self._days)
             old = await self._database.read(lambda s: repository.finished_before(s, before, BATCH))
-            deleted += await self._delete(old, f"it ended more than {self._days:g} days ago")
+            deleted += await self._delete(old, f"the job ended more than {self._days:g} days ago")
         if self._count:
             keep = self._count
             many = await self._database.read(lambda s: _surplus(s, keep))
-            deleted += await self._delete(many, f"its project has {keep} newer finished jobs")
+            deleted += await self._delete(many, f"the project has {keep} newer finished jobs")
         return deleted
 
     async def _delete(self, found: list[tuple[str, str]], why: str) -> int:

@@ -204,7 +204,9 @@ class WebhookSender:
         if not task.cancelled() and task.exception() is not None:
             self._resting[webhook_id] = now_s + self._timings.webhook_period_s
             logger.error(
-                "the webhook %s could not be served", webhook_id, exc_info=task.exception()
+                "the messages of the webhook %s could not be sent",
+                webhook_id,
+                exc_info=task.exception(),
             )
         self._signals.publish(WEBHOOKS)
 
@@ -315,7 +317,7 @@ class WebhookSender:
             for webhook_id in repository.overfull(session, MAX_WAITING):
                 hook = repository.get(session, webhook_id, lock=True)
                 if hook is not None and hook.disabled_at is None:
-                    why = f"more than {MAX_WAITING:,} messages are waiting for its receiver"
+                    why = f"more than {MAX_WAITING:,} messages are waiting for the receiver"
                     self._disable(session, hook, None, "too_slow", why, now)
 
         await self._database.write(work)

@@ -75,7 +75,9 @@ def store(
 
 
 def _why_closed(labels: Mapping[str, str]) -> str | None:
-    return "it has a silo's data, and only runs ranks of silos" if SILO_LABEL in labels else None
+    return (
+        "the node has a silo's data, and runs only ranks of silos" if SILO_LABEL in labels else None
+    )
 
 
 def _clean(message: str | None) -> str | None:
@@ -154,7 +156,8 @@ def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
         gathered = spec.parallel.param_dtype == "bf16"
         fields = "train.precision" + (" and parallel.param_dtype" if gathered else "")
         raise Unsatisfiable(
-            f"train.precision is bf16, which a {named} does not support, and the job could get one",
+            f"train.precision is bf16, which a {named} does not support, and the job might be "
+            "placed on one",
             pointer="/train/precision",
             hint=f"set {fields} to fp16, or request {newer} with resources.accelerator",
         )

@@ -95,4 +95,4 @@ def _unpacked(data: bytes) -> Any:
     try:
         return json.loads(zlib.decompress(data))
     except (zlib.error, ValueError) as error:
-        raise Unreadable(f"it is not compressed JSON: {error}") from error
+        raise Unreadable(f"the data is not compressed JSON: {error}") from error

@@ -130,7 +130,7 @@ def replay(session: Session, number: int) -> views.ReplayedDecision:
     DecisionNotFound if the round is not stored, or was written by another release."""
     row = repository.get(session, number)
     if row is None:
-        hint = f"rounds are kept for {KEPT_FOR.total_seconds() / 3600:g} hours"
+        hint = f"scheduling rounds are kept for {KEPT_FOR.total_seconds() / 3600:g} hours"
         raise DecisionNotFound(f"scheduling round {number} is not stored", hint=hint)
     try:
         situation, decided, now = codec.decode_record(row.record)

@@ -242,7 +242,7 @@ def _plan(
 
 def _no_way(spec: JobSpec) -> NotPlannable:
     return NotPlannable(
-        f"no sizes of {', '.join(spec.parallel.auto)} divide {spec.resources.num_workers} "
+        f"no sizes of {', '.join(spec.parallel.auto)} multiply to {spec.resources.num_workers} "
         "workers, given the sizes of the other axes",
         pointer="/parallel",
         hint="leave more axes to the planner, or specify other sizes",
@@ -277,7 +277,7 @@ def _refusal(
         pointer="/parallel",
         hint=f"it fits with {change}"
         if change
-        else "no single change makes it fit: use a smaller model or larger workers",
+        else "no single change makes the job fit: use a smaller model or larger workers",
     )
 
 

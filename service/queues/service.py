@@ -27,7 +27,9 @@ from service.queues import admission
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_PRICES = "it has a budget, but no prices are set: the operator can set DRAY_PRICES_FILE"
+WITHOUT_PRICES = (
+    "the queue has a budget, but no prices are set: the operator can set DRAY_PRICES_FILE"
+)
 
 
 class Queues:
@@ -161,7 +163,7 @@ def _refuse_if_used(session: Session, name: str) -> None:
         raise QueueInUse(
             f"{number} job{'' if number == 1 else 's'} in the queue {name!r} "
             f"{'has' if number == 1 else 'have'} not ended",
-            hint="move or cancel them first, or wait until they have ended",
+            hint="move or cancel these jobs first, or wait until they have ended",
         )
 
 

@@ -107,7 +107,7 @@ def why_no_space(
     if quota is not None and used is not None and used >= quota:
         return f"the storage holds {size(used)}, and its quota is {size(quota)}"
     if min_free is not None and free is not None and free < min_free:
-        return f"the disk has {size(free)} free, and {size(min_free)} must stay free"
+        return f"the disk has {size(free)} of free space, but {size(min_free)} must stay free"
     return None
 
 

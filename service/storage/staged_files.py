@@ -94,4 +94,6 @@ async def with_files(storage: Storage, write: Callable[[StagedFiles], Awaitable[
             return await write(files)
         except FilesMissing:
             await files.write()
-    raise StorageUnavailable(f"a transaction needed other files in each of {MAX_RUNS} runs")
+    raise StorageUnavailable(
+        f"a transaction required different files in each of its {MAX_RUNS} runs"
+    )

@@ -102,8 +102,8 @@ class LogStore:
             note = f"{number} lines were lost here: the disk of the node was full"
             if number is None:
                 note = (
-                    "lines of this log may be missing: a worker of this rank vanished with the "
-                    "lines that it had not sent yet"
+                    "lines of this log may be missing: a worker of this rank was lost together "
+                    "with the lines that it had not sent yet"
                 )
             self._job.log_lines_dropped += number or 0
             chunk = last.get(rank)
@@ -183,7 +183,10 @@ class LogStore:
             lost = _count(chunk, line)
             if lost > 0:
                 self._job.log_lines_dropped += lost
-                note = f"[dray] {lost} lines were lost here: they came too fast to be fetched"
+                note = (
+                    f"[dray] {lost} lines were lost here: they were written faster than they could "
+                    "be fetched"
+                )
                 new.insert(0, encode_line(line.seconds, note, lost))
             entries += new
             chunk.size_bytes += sum(len(entry.encode()) for entry in new)
@@ -302,7 +305,7 @@ class LogStore:
         del entries[:surplus]
         chunk.first_line += surplus
         seconds = json.loads(entries[0])[0] if entries else self._now.timestamp()
-        note = f"[dray] {chunk.left_out} lines are left out here: {self._limit_sentence}"
+        note = f"[dray] {chunk.left_out} lines are omitted here: {self._limit_sentence}"
         return encode_line(seconds, note)
 
 

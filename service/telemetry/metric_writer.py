@@ -195,8 +195,8 @@ class MetricStore:
         if len(steps) < len(points[0]) and (key, rank) not in self._may_repeat:
             self._remark_once(
                 "metric_steps_repeated",
-                f"{key!r} was reported for a step that is not above its last step; the first "
-                "value is kept (steps must increase within an attempt)",
+                f"{key!r} was reported for a step that is not after the metric's last step; the "
+                "first value is kept (steps must increase within an attempt)",
             )
         return steps, values
 

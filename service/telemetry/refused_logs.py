@@ -35,8 +35,8 @@ def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datet
     limit."""
     if not events_repository.has_event(session, job.id, REFUSED, job.attempt):
         message = (
-            f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of this log's full "
-            "parts until the storage accepts them"
+            f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of the log's "
+            "completed parts until the storage accepts them"
         )
         remark(session, job, type_=REFUSED, code=REFUSED, message=message, now=now)
     chunks = repository.refused_log_chunks(session, job.id)
@@ -67,8 +67,8 @@ def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
     seconds = json.loads(chunk.text[: chunk.text.index("\n")])[0]
     chunk.dropped_bytes = dropped_before + chunk.size_bytes
     note = (
-        f"[dray] {chunk.dropped_bytes} bytes of this log were dropped here: the storage refuses "
-        "them, and the service keeps no more"
+        f"[dray] {chunk.dropped_bytes} bytes of this log were dropped here: the storage refused "
+        "them, and the service's own limit was reached"
     )
     chunk.first_line, chunk.num_lines = chunk.first_line + chunk.num_lines - 1, 1
     chunk.text = encode_line(seconds, note)

@@ -32,7 +32,7 @@ from tests.fakes.attempt import Attempt, FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse
 
 T = TypeVar("T")
-STARTS = "its node agent is starting"
+STARTS = "the node agent is starting"
 """The problem reported for a node that is otherwise fine."""
 READY = NodeEnvironment(
     JobNeed.ENVIRONMENT, BuildState.READY, "", packages=("hello==1.0",), replaced=(), log=""
@@ -130,7 +130,7 @@ class FakeCluster:
             resources=without_labels(node.resources),
             available=without_labels(has),
             accepted=node.problem is None and node.drained_by is None and not node.is_released,
-            problem=node.problem if node.drained_by is None else "it is being drained",
+            problem=node.problem if node.drained_by is None else "the node is being drained",
             full=node.full,
             drained_by=node.drained_by,
             quarantined=tuple(node.quarantined),
@@ -179,7 +179,7 @@ class FakeCluster:
         self.num_polls += 1
         self.pulse.beat()
         if ref.session != self.session:
-            return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+            return _ended(cursor, Cause.NODE_LOST, "the attempt's Ray cluster no longer exists")
         attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is None:
             return self._poll_unsupervised(ref, cursor, max_bytes, "there is no such actor")
@@ -194,7 +194,7 @@ class FakeCluster:
             await self.pulse.wait(deadline)
             self._check()
         if ref.session != self.session:
-            raise ClusterUnavailable("the Ray driver is gone")
+            raise ClusterUnavailable("the Ray driver has exited")
         return self._poll_unsupervised(ref, cursor, max_bytes, "the actor died")
 
     def _poll_unsupervised(
@@ -218,8 +218,8 @@ class FakeCluster:
                 advanced, Phase.STOPPING, {}, tuple(frames), more=True, outcome=None, silent=()
             )
         if len(here) < len(ref.node_ids):
-            return _ended(cursor, Cause.NODE_LOST, "a node on which it ran is gone")
-        return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
+            return _ended(cursor, Cause.NODE_LOST, "a node on which the attempt ran was lost")
+        return _ended(cursor, Cause.SUPERVISOR_LOST, f"the attempt lost its supervisor: {how}")
 
     async def send(self, ref: AttemptRef, command: Command) -> None:
         self._check()

@@ -246,4 +246,4 @@ def test_a_job_leaves_a_node_that_is_drained_and_resumes_where_it_was(
     (node,) = [node for node in client.cluster().nodes if node.node_id == gone]
     assert not node.accepted
     assert node.reason is not None
-    assert node.reason.startswith("it is being drained")
+    assert node.reason.startswith("the node is being drained")

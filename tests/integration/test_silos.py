@@ -136,7 +136,7 @@ def test_no_other_job_runs_on_the_node_whose_owner_names_a_silos_data(
     assert undisturbed.state is JobState.SUCCEEDED, "the silo itself does"
     nodes = {node.labels.get(LABEL): node for node in client.cluster().nodes}
     assert nodes["west"].labels["dray.io/silo"] == "true"
-    assert nodes["west"].reason == "it has a silo's data, and only runs ranks of silos"
+    assert nodes["west"].reason == "the node has a silo's data, and runs only ranks of silos"
     assert "dray.io/silo" not in nodes["north"].labels
     reads = {"module": "this"}
     for labels in ({LABEL: "west"}, {"dray.io/silo": "true"}):

@@ -56,8 +56,8 @@ NODES = ("gpu-a", "gpu-b", "gpu-c", "cpu-a")
 GPUS = {"CPU": 64.0, "GPU": 8.0, "memory": 512.0 * (1 << 30)}
 MODELS = {"gpu-a": "H100", "gpu-b": "A100-80G", "gpu-c": "A100-80G", "gpu-d": "L40S"}
 OTHER_FILES = (
-    "it does not see the service's files at file:///mnt/dray/storage: mount the same directory "
-    "there, or set DRAY_STORAGE_URL to storage that all nodes share"
+    "the node can't access the service's files at file:///mnt/dray/storage: mount the same "
+    "directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
 )
 STUCK = (
     "still alive after SIGKILL: pid 48113 (python, state D); "

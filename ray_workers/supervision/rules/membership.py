@@ -92,7 +92,7 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
         return "there are no ranks left"
     num_awaited = max(0, roster.least - len(members)) if waits_for_lost else 0
     if num_awaited and traits.is_tied_to_nodes:
-        return "a node is lost, and no other node has the data of its ranks"
+        return "a node was lost, and no other node holds the data of its ranks"
     return NextRound(
         members=_indices(members),
         restarted=_indices(lost if waits_for_lost else ()),

@@ -122,21 +122,28 @@ def refused(
     for server in sorted(gone & servers):
         keeper = replicas.get(server)
         if keeper is None:
-            return f"rank {server} is a server, and no other rank holds its part of the state"
+            return (
+                f"rank {server} is a parameter server, and no other rank holds its part of the "
+                "state"
+            )
         if keeper in gone:
             return (
-                f"rank {server} is a server, and rank {keeper}, which has its replica, is lost too"
+                f"rank {server} is a parameter server, and rank {keeper}, which holds its replica, "
+                "was also lost"
             )
     if num_holders == 0:
-        return "no running rank holds the state"
+        return "no running rank holds the training state"
     if without_a_step >= MOST_WITHOUT_A_STEP:
         return f"the group recovered {without_a_step} times in a row without completing a step"
     for rank in lost:
         frame = errors.get(rank.rank)
         if frame is not None and frame.body["type"] in STATE_LOST:
-            return f"rank {rank.rank} found that the group can't continue from its ranks' state"
+            return (
+                f"rank {rank.rank} reported that training can't continue from the state that the "
+                "ranks hold"
+            )
         if frame is not None and Cause(frame.body["cause"]) is not Cause.WORKER_LOST:
-            return f"rank {rank.rank} failed with its own error"
+            return f"rank {rank.rank} raised an error that was not caused by a lost worker"
         if frame is None and rank.exit_code is not None and rank.exit_code > 0:
             return f"rank {rank.rank} exited with code {rank.exit_code}"
     return None
@@ -206,10 +213,11 @@ def loss_report(
     if lost:
         reason = "; ".join(how(rank, traits.role_names) for rank in lost)
     else:
-        reason = "ranks lost their connections, although all of them are alive"
+        reason = "ranks lost their connections to each other, but all ranks are still running"
     goes_on = (traits.goes_on_without_lost or traits.restarted_alone) and lost
     others = (
-        f"{'the other ranks' if lost else 'they'} {'continue' if goes_on else 'keep their state'}"
+        f"{'the other ranks' if lost else 'all ranks'} "
+        f"{'continue' if goes_on else 'keep their state'}"
     )
     return RegroupingReport(
         generation=round_number,

@@ -159,7 +159,9 @@ def load(ref: CheckpointRef) -> LoadedCheckpoint:
     try:
         state = _state_of(parts)
     except (*MALFORMED, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise BrokenCheckpointError(f"{ref.url} does not contain a state: {error!r}") from error
+        raise BrokenCheckpointError(
+            f"{ref.url} does not contain a training state: {error!r}"
+        ) from error
     return LoadedCheckpoint(saved, state, manifest["position"], manifest.get("loss"))
 
 
@@ -203,10 +205,10 @@ def _described(
 ) -> CommittedCheckpoint:
     """Check the fields of a manifest. Raises LookupError, TypeError or ValueError."""
     if manifest["step"] != ref.step:
-        raise ValueError(f"it belongs to step {manifest['step']}, not {ref.step}")
+        raise ValueError(f"the manifest is for step {manifest['step']}, not step {ref.step}")
     for entry in manifest["files"]:
         if "/" in entry["path"] or not isinstance(entry["sha256"], str):
-            raise ValueError(f"{entry['path']!r} is not a file of a checkpoint")
+            raise ValueError(f"{entry['path']!r} is not the name of a checkpoint file")
         num_bytes += int(entry["size_bytes"])
     loss = manifest.get("loss")
     dict(manifest["position"])

@@ -36,7 +36,9 @@ def choose(
         if everywhere(sound) and isinstance(found, LoadedCheckpoint):
             return found, passed_over
         if isinstance(found, LoadedCheckpoint):
-            found = SkippedCheckpoint(found.saved.step, "it is invalid on another rank")
+            found = SkippedCheckpoint(
+                found.saved.step, "another rank found the checkpoint to be invalid"
+            )
         passed_over.append(found)
     out_of_reach = [each for each in passed_over if not each.is_reached]
     if out_of_reach:

@@ -77,7 +77,10 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     that `flatten` did not create."""
     if not isinstance(tree, Mapping):
         if tree is not None and not isinstance(tree, bool | int | float | str):
-            raise ValueError(f"found a {type(tree).__name__} instead of a value")
+            raise ValueError(
+                "expected a dictionary, a number, a string, a boolean or null, but found a "
+                f"{type(tree).__name__}"
+            )
         return tree
     ((kind, content),) = tree.items()
     match kind:
@@ -89,7 +92,7 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [restore(value, tensors) for value in content]
         case "tuple":
             return tuple(restore(value, tensors) for value in content)
-    raise ValueError(f"{kind!r} is not part of a state")
+    raise ValueError(f"unknown kind of element: {kind!r}")
 
 
 def lay_out(tensors: Mapping[str, Tensor]) -> Layout:

@@ -140,7 +140,7 @@ class OutsideClient:
         masking = self._masking
         if masking is None or (self._session, masking.phase) != (session, phase):
             raise _LostToRoundError(
-                "its secrets for this round are lost, for example because of a restart"
+                "the client's secrets for this round were lost, for example because it restarted"
             )
         if phase is not MaskingPhase.MASKED_INPUT:
             return MaskedAnswer(masking.answer(message), None, None)
@@ -159,7 +159,7 @@ class OutsideClient:
         most = self._federated.max_update_norm
         verdict, norm = judged(update, len(update), most)
         if verdict is not Verdict.ACCEPTED:
-            raise _LostToRoundError(f"its update is not sent: {reason(verdict, norm, most)}")
+            raise _LostToRoundError(f"not sending the update: {reason(verdict, norm, most)}")
         return np.append(update.numpy(), loss_value(loss, most)), loss
 
     def _update(self, number: int) -> tuple[Tensor, int, float, float | None]:

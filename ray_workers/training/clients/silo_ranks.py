@@ -59,7 +59,7 @@ def _workload_of(task: RankTask, spec: JobSpec) -> Workload:
         name = (spec.federated.silos or [])[task.rank - 1].name
         raise DataError(
             f"the silo {name} has no data: set its source in the job document, or set "
-            "DRAY_SILO_SOURCE where Ray is started on its node"
+            "DRAY_SILO_SOURCE in the environment of Ray on the silo's node"
         )
     alone = {"source": task.silo_source, "sha256": None, "size_bytes": None}
     if urlsplit(task.silo_source).scheme == "sklearn":

@@ -55,7 +55,7 @@ class Divergence:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        self._last = f"the loss is {loss:.4g} and the norm of the gradient is {grad_norm:.4g}"
+        self._last = f"the loss is {loss:.4g} and the gradient norm is {grad_norm:.4g}"
         if rank == 0 and not self._is_reported:
             self._is_reported = True
             self._report(step, loss, grad_norm)
@@ -82,9 +82,9 @@ class Divergence:
             raise self._error()
         if not math.isfinite(val_loss):
             raise DivergedError(
-                f"training diverged: val/loss is {val_loss:.4g} at the end, although the training "
-                "loss is finite. Look for validation samples whose values are not finite or far "
-                "from the training data, or lower train.optimizer.lr"
+                f"training diverged: val/loss is {val_loss:.4g} at the end of training, although "
+                "the training loss is finite. Look for validation samples whose values are not "
+                "finite or far from the training data, or lower train.optimizer.lr"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +101,8 @@ class Divergence:
 
     def _error(self) -> DivergedError:
         return DivergedError(
-            f"training diverged: {self._last} at step {self._seen}, and they have not been "
-            f"finite since step {self._seen - self._in_a_row + 1}. Lower train.optimizer.lr, set "
-            "train.max_grad_norm, or look for values in the data that are not finite"
+            f"training diverged: {self._last} at step {self._seen}. At least one of them has been "
+            f"non-finite in every step since step {self._seen - self._in_a_row + 1}. Lower "
+            "train.optimizer.lr, set train.max_grad_norm, or look for values in the data that are "
+            "not finite"
         )

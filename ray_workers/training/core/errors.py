@@ -69,8 +69,7 @@ class PartsLostError(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "part of the model's state after the last step was only on ranks that are lost; "
-            f"{RESUMES}"
+            f"the lost ranks held the only copy of part of the model's latest state; {RESUMES}"
         )
 
 

@@ -175,7 +175,9 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
             "one of your files was not uploaded: `dray submit --dry-run` lists the uploaded files"
         )
     else:
-        upload = "if it is in one of your files, upload its folder: `dray submit --code FOLDER`"
+        upload = (
+            "if the module is in one of your files, upload its folder: `dray submit --code FOLDER`"
+        )
     parent = missing.name.rpartition(".")[0]
     if parent in sys.modules:
         return f"{upload[0].upper()}{upload[1:]}" if _is_here(parent) else None

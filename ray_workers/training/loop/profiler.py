@@ -96,8 +96,9 @@ class Profiler:
             self._leave(steps_done)
         elif self._is_wanted and not self._is_done:
             log(
-                f"this process of rank {self.rank} recorded no profile: profile requests steps "
-                f"{self._first} to {self._last}, but training ended with step {steps_done}"
+                f"rank {self.rank} recorded no profile in this process: the profile was requested "
+                f"for steps {self._first} to {self._last}, but training ended after step "
+                f"{steps_done}"
             )
 
     def _leave(self, step: int) -> None:

@@ -55,8 +55,8 @@ def log_spent_privacy(options: spec.Federated | None, step: int) -> None:
     if options is None or options.privacy is None or step >= options.rounds:
         return
     job_log.log(
-        f"ended after round {step} of {options.rounds}: the next round would spend more than "
-        f"federated.privacy.epsilon, which is {options.privacy.epsilon:g}"
+        f"training ended after round {step} of {options.rounds}, because another round would "
+        f"exceed federated.privacy.epsilon, which is {options.privacy.epsilon:g}"
     )
 
 

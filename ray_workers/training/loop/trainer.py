@@ -379,8 +379,8 @@ class Trainer:
         about, state = self.state.of_checkpoint(step, self.world_size)
         if self.divergence.forbids_saving:
             log(
-                f"the checkpoint of step {step} is not saved because the loss or the gradient of "
-                "the last steps is not finite"
+                f"the checkpoint of step {step} is not saved because the loss or the gradient was "
+                "not finite in the last steps"
             )
             return
         self.triggers.save(about, state, volatile=self.strategy.model.buffers())

@@ -106,9 +106,10 @@ class TrainingState:
         known = loaded.position.get("data")
         if known != self._workload.fingerprint:
             raise DataError(
-                f"the checkpoint of step {loaded.saved.step} was trained on a different data set: "
-                f"the hash of data.source is {self._workload.fingerprint} instead of {known}. "
-                "Restore the data, or start a new job with init_from, which uses the weights"
+                f"the checkpoint of step {loaded.saved.step} was written by training on a "
+                f"different data set: the hash of data.source is {self._workload.fingerprint} "
+                f"instead of {known}. Restore the data, or start a new job that loads the weights "
+                "with init_from"
             )
         step = loaded.saved.step
         resuming.refuse_other_model(
@@ -136,8 +137,8 @@ class TrainingState:
         if self._spec.is_divided and is_numbered(loaded.state["optimizer"]):
             raise DataError(
                 "init_from: the checkpoint was written by an old version of dray, and its "
-                "optimizer state requires ranks with the whole model. Load only its weights, or do "
-                "not divide the model"
+                "optimizer state can be loaded only if each rank holds the whole model. Load only "
+                "the weights, or do not divide the model between ranks"
             )
         self._restore(loaded)
         self.batch_size = self._spec.train.global_batch_size

@@ -27,7 +27,7 @@ from ray_workers.training.core.failure_reason import (
 )
 
 MAX_TRACEBACK_CHARS = 32_000
-CONSEQUENCE = "a consequence of another failure: another rank ended, hung or could not be reached"
+CONSEQUENCE = "a consequence of another failure: another rank exited, hung or could not be reached"
 """Appended to the traceback and the reason of a rank whose error is not the root cause."""
 
 

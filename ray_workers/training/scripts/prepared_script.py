@@ -40,11 +40,11 @@ class BatchLostError(PartsLostError):
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "no rank is at a batch from which a new rank could continue. Either the ranks waited "
-            "for each other between an optimizer step and the next batch of the loader, or the "
-            "script changed weights itself, or, for the first time, it exchanged gradients after "
-            "an optimizer step of the same batch, or accumulated gradients of several batches; "
-            f"{RESUMES}",
+            "no rank is at a batch from which a new rank could continue. The ranks waited for "
+            "each other between an optimizer step and the next batch of the loader; or the script "
+            "changed weights without an optimizer; or, for the first time, the script exchanged "
+            "gradients after an optimizer step of the same batch or accumulated the gradients of "
+            f"several batches. In this case, {RESUMES}",
         )
 
 
@@ -55,8 +55,8 @@ class ScriptDiffersError(CopiesDifferError):
         Exception.__init__(
             self,
             "after the group was re-formed, the ranks had different weights or optimizer states, "
-            "or were at different batches: the script depends on state that is not known to "
-            "prepare(), such as an untracked object or the script's own batch counter (use "
+            "or were at different batches: the script depends on state that prepare() does not "
+            "track, such as an untracked object or the script's own batch counter (use "
             f"train.progress() instead); {RESUMES}",
         )
 
@@ -94,7 +94,7 @@ class RankGroup:
     def join(self) -> None:
         if dist.is_initialized():
             raise RuntimeError(
-                "prepare() forms the process group: remove init_process_group() from the script"
+                "prepare() creates the process group: remove init_process_group() from the script"
             )
         self._rendezvous.join(self._take_assignment)
         faultpoint(FaultPoint.GROUP_JOINED, given=self)

@@ -122,8 +122,8 @@ def _finish(task: RankTask) -> None:
         return
     if task.generation == AWAITING:
         raise RuntimeError(
-            "the script ended without calling train.prepare(), but the other ranks wait for this "
-            "rank in train.prepare()"
+            "the script ended without calling train.prepare(), but the other ranks are waiting "
+            "for this rank in train.prepare()"
         )
     parallel = task.spec.get("parallel") or {}
     if max(parallel.get("shard", 1), parallel.get("tensor", 1)) > 1:

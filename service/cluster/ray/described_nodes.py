@@ -69,7 +69,7 @@ def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]
 
 
 def _leaving(drained_by: float) -> str:
-    reason = "it is being drained: Ray was asked to remove the node"
+    reason = "the node is being drained: Ray was asked to remove it"
     try:
         return f"{reason} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError):  # such as `math.inf`

@@ -172,7 +172,7 @@ class RayCluster:
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
         if ref.session != self._session:
-            lost = Outcome.unseen(Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+            lost = Outcome.unseen(Cause.NODE_LOST, "the attempt's Ray cluster no longer exists")
             await self.snapshot()  # to update the list of nodes
             return await self._left_of(ref, cursor, max_bytes) or _ended(cursor, lost)
         if (ref.job_id, ref.attempt) in self._launching:
@@ -214,7 +214,7 @@ class RayCluster:
         if silent_s > limit_s * slowness:
             await self.snapshot()
             logger.warning(
-                "ending the supervisor of %s attempt %d, silent for %.0f s", *key, silent_s
+                "killing the supervisor of %s attempt %d: no response for %.0f s", *key, silent_s
             )
             self._ended[key] = slowness
             await asyncio.to_thread(end_actor, await self._supervisor(ref))
@@ -294,12 +294,12 @@ class RayCluster:
         for node_id in ref.node_ids:
             self._silence.answered((ref, node_id))
         if is_lost:
-            lost = Outcome.unseen(Cause.NODE_LOST, "a node on which it ran is gone")
+            lost = Outcome.unseen(Cause.NODE_LOST, "a node on which the attempt ran was lost")
             return _ended(cursor, lost)
         slowness = self._ended.get(attempt, USUAL)
         if attempt in self._ended:
-            how = "it did not answer and was ended"
-        message = f"its supervisor is gone: {how}{overload_note(slowness)}"
+            how = "the supervisor did not respond and was killed"
+        message = f"the attempt lost its supervisor: {how}{overload_note(slowness)}"
         slowness = slowness if slowness >= OVERLOADED else USUAL
         return _ended(cursor, Outcome.unseen(Cause.SUPERVISOR_LOST, message, slowness))
 

@@ -104,7 +104,7 @@ class GatewayCluster:
         answer: ClusterSnapshot = await self._call("snapshot")
         # Ray considers a node with a suspended raylet dead, and an embedded Ray has only one node.
         if not answer.nodes and self._target.embedded is not None:
-            raise ClusterUnavailable("the raylet of the embedded Ray does not answer")
+            raise ClusterUnavailable("the raylet of the embedded Ray does not respond")
         self._silence.answered(RAY)
         return answer
 
@@ -166,9 +166,9 @@ class GatewayCluster:
             async with asyncio.timeout(limit_s + waits_s):
                 return await answer
         except TimeoutError:
-            raise ClusterUnavailable(f"Ray did not answer {method} in time") from None
+            raise ClusterUnavailable(f"Ray did not respond to {method} in time") from None
         except OSError as error:
-            raise ClusterUnavailable(f"the Ray driver is gone: {error}") from None
+            raise ClusterUnavailable(f"the Ray driver has exited: {error}") from None
         finally:
             self._calls.pop(number, None)
 
@@ -194,7 +194,7 @@ class GatewayCluster:
             await asyncio.wait({answers, silence}, return_when=asyncio.FIRST_COMPLETED)
             if silence.done():
                 return silence.result()
-            return "the Ray driver ended and is being restarted"
+            return "the Ray driver exited and is being restarted"
         finally:
             answers.cancel()
             silence.cancel()
@@ -207,9 +207,9 @@ class GatewayCluster:
                 self._silence.answered(DRIVER)
             driver_s, ray_s = self._silence.seconds(DRIVER), self._silence.seconds(RAY)
             if driver_s > self._limits.gateway_s:
-                return f"the Ray driver did not answer for {driver_s:.0f} s and is restarted"
+                return f"the Ray driver did not respond for {driver_s:.0f} s and is being restarted"
             if ray_s > self._limits.ray_s:
-                return f"Ray did not answer for {ray_s:.0f} s"
+                return f"Ray did not respond for {ray_s:.0f} s"
             await asyncio.sleep(PING_S)
 
     async def _start_child(self) -> asyncio.StreamReader:
@@ -222,7 +222,7 @@ class GatewayCluster:
         target, daemon = self._target, None
         if target.embedded is not None:
             if self._is_ray_given_up():
-                logger.warning("the embedded Ray does not answer and is being restarted")
+                logger.warning("the embedded Ray does not respond and is being restarted")
                 await asyncio.to_thread(target.embedded.end)
                 self._silence.answered(JOIN)
             daemon = await asyncio.to_thread(target.embedded.ensure)

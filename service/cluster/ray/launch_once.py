@@ -15,14 +15,14 @@ from ray_workers.shared.names import namespace, supervisor_name
 
 
 class LaunchedBefore(Exception):
-    """Raised if the attempt was already launched or given up."""
+    """Raised if the attempt was already launched or abandoned."""
 
 
 def claim_launch(deployment_id: str, job_id: str, attempt: int) -> None:
     """Reserve the launch of the attempt. Raises LaunchedBefore if the launch is no longer
     allowed."""
     if _has_value(deployment_id, job_id, attempt, "launched"):
-        raise LaunchedBefore(f"attempt {attempt} of {job_id} was already launched or given up")
+        raise LaunchedBefore(f"attempt {attempt} of {job_id} was already launched or abandoned")
 
 
 def give_up(deployment_id: str, job_id: str, attempt: int) -> None:

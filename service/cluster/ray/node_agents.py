@@ -29,9 +29,12 @@ from ray_workers.shared.quarantine import Quarantined
 logger = logging.getLogger(__name__)
 
 REDESCRIBE_S = 5.0
-STARTS = "its node agent is starting"
+STARTS = "the node agent is starting"
 """`JoinedNode.problem` of a node whose agent has not reported yet."""
-RELEASED = "it is idle and was released to Ray's autoscaler; it will be used when a job needs it"
+RELEASED = (
+    "the node is idle and was released to Ray's autoscaler; it will be used again when a job "
+    "needs it"
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class JoinedNode:
             self.full, self.idle_workers = report.full, report.idle_workers
             self.has_silo_source = report.has_silo_source
         except Exception as error:
-            self.problem = f"its node agent failed: {brief(error)}"
+            self.problem = f"the node agent failed: {brief(error)}"
 
 
 class NodeAgents:
@@ -222,7 +225,9 @@ class NodeAgents:
             # that the silence can still be reported.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
-            logger.warning("ending the agent of node %s, silent for %.0f s", node_id, silent_s)
+            logger.warning(
+                "killing the agent of node %s: no response for %.0f s", node_id, silent_s
+            )
             ending = asyncio.to_thread(end_actor, known.agent, may_restart=True)
             known.ending = asyncio.ensure_future(ending)
             known.has_answered = False  # the next agent is given the time that a start takes
@@ -253,7 +258,7 @@ def _end_agent(node_id: str, known: JoinedNode | None) -> None:
 
 def _silence(process: str, since: float) -> str:
     at = datetime.fromtimestamp(since, UTC)
-    return f"its {process} has not answered since {at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"the {process} has not responded since {at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
@@ -262,13 +267,13 @@ def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
         return report.problem
     if report.version != dray.__version__:
         return (
-            f"it runs dray {report.version}, but the service runs {dray.__version__}: "
-            "start its Ray from the same checkout or image"
+            f"the node runs dray {report.version}, but the service runs dray {dray.__version__}: "
+            "start the node's Ray from the service's checkout or image"
         )
     if nonce_path(config.storage_url) and report.storage_nonce != config.storage_nonce:
         return (
-            f"it does not see the service's files at {config.storage_url}: mount the "
-            "same directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
+            f"the node can't access the service's files at {config.storage_url}: mount the same "
+            "directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
         )
     return None
 

@@ -87,7 +87,9 @@ class Prestarter:
             )
         except (ImportError, AttributeError) as error:
             self._refused = True
-            logger.info("this Ray can't prestart workers, so jobs start more slowly: %s", error)
+            logger.info(
+                "this version of Ray can't prestart workers, so jobs start more slowly: %s", error
+            )
         except Exception as error:
             logger.info("the raylet at %s did not prestart workers: %s", address, error)
 

@@ -65,7 +65,7 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     because their workers don't perform optimizer steps.
     """
     if document.script is not None and document.is_divided:
-        return "ranks of a script that divide a model among themselves do not recover in place"
+        return "scripts whose ranks divide a model among themselves do not recover in place"
     if document.script is not None:
         return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
@@ -79,7 +79,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     if document.num_replicas == 1:
         return (
             "ranks that divide a single model among themselves do not recover in place, because "
-            "each rank has parts that no other rank has: set parallel.data above 1 to have copies"
+            "each rank holds parts of the model that no other rank holds: set parallel.data to "
+            "more than 1 to keep copies"
         )
     if document.takes_local_steps:
         return (

@@ -126,7 +126,7 @@ def decide(
             return Retry(delay_s, RetryBudget.USER)
         case Cause.DIVERGED:
             if not budgets.rolls_back:
-                return GiveUp(cause, RetryBudget.USER, "a retry would end in the same way")
+                return GiveUp(cause, RetryBudget.USER, "a retry would diverge again")
             if budgets.rollbacks >= MAX_ROLLBACKS:
                 because = f"{MAX_ROLLBACKS} rollbacks, each halving the learning rate, did not help"
                 return GiveUp(cause, RetryBudget.USER, because)

@@ -106,7 +106,7 @@ def _brought_by_sklearn(spec: JobSpec) -> str:
 
 _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/recipe", lambda spec: spec.recipe, "the model was trained for a different task"),
-    ("/model", lambda spec: spec.model, "the weights belong to the earlier model"),
+    ("/model", lambda spec: spec.model, "the weights were trained for the earlier model"),
     ("/data/source", _brought_by_sklearn, "the model was trained on different samples"),
     ("/data/validation_fraction", lambda spec: spec.data.validation_fraction, _ORDER),
     ("/train/global_batch_size", lambda spec: spec.train.samples_per_step, _ORDER),
@@ -119,8 +119,8 @@ _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/train/precision", _scales_its_loss, "only fp16 uses a loss scale"),
     ("/train/ema/decay", _decay, "the stored average depends on this field"),
     ("/sync/compression/name", _momentum_holder, "topk stores the momentum in its own state"),
-    ("/sync/kind", _kind, "each kind stores a different state for the ranks"),
-    ("/sync/mode", _push_weights, "the copies of sgp must be multiplied by push weights"),
+    ("/sync/kind", _kind, "each kind of synchronization stores a different state for the ranks"),
+    ("/sync/mode", _push_weights, "only sgp multiplies the ranks' weights by push weights"),
     ("/sync/every", _own_steps, "with a value above 1, each rank has its own optimizer state"),
     ("/sync/outer", lambda spec: spec.outer, "the outer momentum depends on this field"),
     *(

@@ -47,7 +47,8 @@ def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
     """
     if source.recipe is None:
         return Difference(
-            "/init_from/job", "is a script's job, whose weights can't be read by recipes"
+            "/init_from/job",
+            "is a job that ran a script, and recipes can't read the weights of scripts",
         )
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
@@ -114,14 +115,14 @@ def _given(option: str) -> Callable[[JobSpec], str]:
 _SHAPE: Final = "the weights have a different shape"
 _RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], Any], str], ...]] = (
     ("/recipe", lambda spec: spec.recipe, "the model is different"),
-    ("/model/name", _of_model("name"), "the weights belong to the earlier model"),
+    ("/model/name", _of_model("name"), "the weights were trained for the earlier model"),
     ("/model/width", _of_model("width"), _SHAPE),
-    ("/model/depth", _of_model("depth"), "it has other layers"),
-    ("/model/num_layers", _of_model("num_layers"), "it has other layers"),
+    ("/model/depth", _of_model("depth"), "the layers are different"),
+    ("/model/num_layers", _of_model("num_layers"), "the layers are different"),
     (
         "/model/num_heads",
         _of_model("num_heads"),
-        "the rows of the attention weights belong to these heads",
+        "the rows of the attention weights are divided among the heads",
     ),
     ("/model/tokenizer", _tokenizer, "the tokens are different"),
     (_given("features"), _columns, _SHAPE),

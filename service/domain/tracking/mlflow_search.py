@@ -82,7 +82,7 @@ _TOKEN = re.compile(
 class _Tokens:
     def __init__(self, text: str) -> None:
         if len(text) > MAX_CHARS:
-            raise BadSearch(f"it is longer than {MAX_CHARS} characters")
+            raise BadSearch(f"the search expression is longer than {MAX_CHARS} characters")
         self._text, self._at = text, 0
         self._found: list[tuple[str, str]] = []
         end = len(text.rstrip())
@@ -119,7 +119,7 @@ def parse_filter(text: str) -> list[Condition]:
             raise BadSearch(f"write AND before {tokens.take('')[1]!r}: OR is not supported")
         found.append(_condition(tokens))
         if len(found) > MAX_CONDITIONS:
-            raise BadSearch(f"it has more than {MAX_CONDITIONS} conditions")
+            raise BadSearch(f"the filter has more than {MAX_CONDITIONS} conditions")
     return found
 
 

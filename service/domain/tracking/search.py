@@ -233,7 +233,8 @@ class _Parser:
         is_negated = self._takes("not")
         if not self._takes("in"):
             self._expected(
-                '"in tags"', "a string must follow a comparison operator or precede: in tags"
+                '"in tags"',
+                'a string must follow a comparison operator or be followed by "in tags"',
             )
         self._need("tags")
         return Negated(HasTag(tag)) if is_negated else HasTag(tag)
@@ -243,7 +244,7 @@ class _Parser:
         literals = [self._literal(field)]
         while comma := self._takes(","):
             if len(literals) == MAX_LITERALS:
-                _refuse(comma.at, f"there are more than {MAX_LITERALS} values")
+                _refuse(comma.at, f"the list has more than {MAX_LITERALS} values")
             literals.append(self._literal(field))
         self._need(")")
         return IsOneOf(field, literals)

@@ -231,7 +231,10 @@ class Reconciler:
             async with asyncio.timeout(self._timings.storage_limit_s):
                 await searching
         except Exception as error:  # the job must end even without these reports
-            text = "%s attempt %d ends without a full list of its checkpoints in the storage: %r"
+            text = (
+                "%s attempt %d ended, but not all of its checkpoints in the storage could be "
+                "listed: %r"
+            )
             logger.warning(text, ref.job_id, ref.attempt, error)
         return list(found)
 
@@ -246,7 +249,10 @@ class Reconciler:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
             logger.info(
-                "%s attempt %d could not be acknowledged yet: %s", ref.job_id, ref.attempt, error
+                "the end of %s attempt %d could not be acknowledged yet: %s",
+                ref.job_id,
+                ref.attempt,
+                error,
             )
             self._unowned_at = 0.0
         self._signals.publish(QUEUE)
@@ -266,7 +272,7 @@ class Reconciler:
             for ref in known:
                 key = (ref.job_id, ref.attempt)
                 if key not in owned:
-                    logger.warning("ending %s attempt %d, which no job owns", *key)
+                    logger.warning("ending %s attempt %d, which belongs to no job", *key)
                     # The supervisor might be suspended.
                     with contextlib.suppress(ClusterUnavailable):
                         await self._cluster.send(ref, Stop())
@@ -287,7 +293,7 @@ class Reconciler:
             kept = await self._cluster.kept_jobs()
             known = await self._database.read(lambda s, _: repository.existing(s, kept))
             if deleted := sorted(set(kept) - known):
-                logger.info("the nodes delete the files of deleted jobs: %s", deleted)
+                logger.info("asking the nodes to delete the files of deleted jobs: %s", deleted)
                 await self._cluster.drop_jobs(deleted)
         except ClusterUnavailable:
             await self._pause()

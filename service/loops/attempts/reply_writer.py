@@ -153,8 +153,8 @@ class ReplyReduction:
         kept = tuple(frame for frame in frames if keeps_some and is_from_supervisor(frame))
         number = len(frames) - len(kept) + len(received.in_storage)
         message = (
-            f"{number} reports of this attempt are omitted: they can't be stored ({self._why}); "
-            "the service's log has the full error"
+            f"{number} reports of this attempt are dropped, because they can't be stored "
+            f"({self._why}); the service's log has the full error"
         )
         reply = replace(received.reply, frames=kept)
         return replace(received, reply=reply, in_storage=(), left_out=message)

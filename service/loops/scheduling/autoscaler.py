@@ -170,7 +170,7 @@ class Autoscaler(Stage):
             at = self._asked_at[job_id]
             more = autoscaling.sentence(demand.nodes_of[job_id], at)
         elif job_id in demand.without_hope:
-            more = "no more nodes can currently be added for it (DRAY_AUTOSCALE_NODES)"
+            more = "no more nodes can currently be added for the job (DRAY_AUTOSCALE_NODES)"
             if job_id in requests and self._real_types != self._types:
                 types = self._types, self._real_types
                 more = autoscaling.why_too_small(requests[job_id], *types) or more

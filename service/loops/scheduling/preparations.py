@@ -226,7 +226,9 @@ class Preparations:
         except ClusterUnavailable:
             pass  # the node itself stops a preparation if it is no longer asked about it
         except Exception:
-            logger.exception("a node could not be notified of a preparation that no job needs")
+            logger.exception(
+                "a node could not be notified that no job needs a preparation any longer"
+            )
 
     def _question(self, job_id: str, needs: NodeNeeds, node_id: str) -> _Question:
         now = asyncio.get_running_loop().time()

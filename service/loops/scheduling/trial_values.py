@@ -141,12 +141,14 @@ class TrialValues(Stage):
         try:
             done, _ = await asyncio.wait({answering}, timeout=PATIENCE_S)
             if not done:
-                await self._pass_over(job_id, sweep_id, "its sampler has not returned values yet")
+                await self._pass_over(
+                    job_id, sweep_id, "the sweep's sampler has not returned values yet"
+                )
             await answering
         except Exception as error:
             # For example, Optuna is not installed; another service might have it.
             logger.warning("no values for the trial %s: %r", job_id, error)
-            why = clean(f"its sampler returned no values: {error}")[:MAX_MESSAGE]
+            why = clean(f"the sweep's sampler returned no values: {error}")[:MAX_MESSAGE]
             await self._pass_over(job_id, sweep_id, why)
             return False
         finally:

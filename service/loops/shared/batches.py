@@ -37,7 +37,7 @@ async def together_or_alone(
         if len(items) == 1:
             return [error]
         logger.warning(
-            "%d items are stored one by one, because storing them together failed: %r",
+            "storing %d items one by one, because storing them together failed: %r",
             *(len(items), error),
         )
     return await _each_alone(items, store)

@@ -71,5 +71,5 @@ class LoopDatabase:
         if self._term is not None:
             holder, number = self._term.holder, self._term.number
             if not leases.holds(repository.get(session), holder, number, now):
-                raise LeaseLost(f"term {number} of {holder} is over")
+                raise LeaseLost(f"term {number} of {holder} has ended")
         return work(session, now)

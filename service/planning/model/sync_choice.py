@@ -118,7 +118,7 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
         found = check_as(JobSpec, document_with(spec, {"sync": dict(cost.sync)}))
     except Fault as fault:
         field = (fault.pointer or "").strip("/").replace("/", ".")
-        return None, f"this document does not allow it: {field} {fault.detail}"
+        return None, f"the job document does not allow this option: {field} {fault.detail}"
     optimizer, is_stale = spec.train.optimizer, cost.sync.get("mode") in ("asynchronous", "bounded")
     if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
         return None, (
@@ -127,8 +127,8 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
         )
     if cost.sync["kind"] == "parameter_server" and facts.may_get_spot:
         return None, (
-            "workers could get spot nodes, and if a node with a server is reclaimed, the job "
-            "returns to its last checkpoint"
+            "workers could be placed on spot nodes, and if a node with a server is reclaimed, the "
+            "job returns to its last checkpoint"
         )
     return found, None
 
@@ -150,7 +150,8 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
     if cost is best:
         if cost is first:
             return (
-                f"{takes}, and no way that the document allows is known to be {GAIN} times as fast"
+                f"{takes}, and no other option that the document allows is known to be {GAIN} "
+                "times as fast"
             )
         return f"{takes}, {times:.1f} times as fast as all-reduce: {_reason(first, facts)}"
     if cost is first:
@@ -159,7 +160,7 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
         return f"{takes}, no faster than all-reduce"
     if gain >= GAIN:
         longer = cost.step_time_s / best.step_time_s
-        return f"{takes}, {longer:.2f} times as long as the chosen way"
+        return f"{takes}, {longer:.2f} times as long as the chosen option"
     if times >= GAIN and facts.knows_network:
         return f"{takes}, {times:.1f} times as fast as all-reduce, with an assumed latency"
     if times >= GAIN:
@@ -168,8 +169,8 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
             "sync.bandwidth_bytes_per_s to make this an option"
         )
     return (
-        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify copies that "
-        "differ"
+        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify copies of the "
+        "model that differ"
     )
 
 

@@ -145,7 +145,7 @@ def test_a_job_that_is_not_there_exits_with_3(cli: Cli, command: str) -> None:
 def test_a_cancelled_job_can_be_deleted_and_a_live_one_not(cli: Cli, server: LiveServer) -> None:
     job_id = server.submit()
     cli("delete", job_id, "--yes", exits=3)
-    assert "hint: cancel it first" in cli.err
+    assert "hint: cancel the job first" in cli.err
     assert "CANCELLED" in cli("cancel", job_id)
     assert cli.json("cancel", job_id)["state"] == "CANCELLED"
     cli("delete", job_id, exits=2)

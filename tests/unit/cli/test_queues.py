@@ -62,7 +62,7 @@ def test_the_jobs_of_a_queue_are_shown_by_user(cli: Cli, server: LiveServer) -> 
     assert line.split() == ["default", "4", "1", "1", "3", "CPU"]
     cli("queue", "delete", "cli-users", exits=3)
     assert "2 jobs in the queue 'cli-users' have not ended" in cli.err
-    assert "hint: move or cancel them first" in cli.err
+    assert "hint: move or cancel these jobs first" in cli.err
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,10 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
 def test_a_job_that_nobody_knows_the_start_of_says_why_and_until_when_not(answered: Any) -> None:
     start = {
         "not_before": "2026-01-31T12:00:00Z",
-        "reason": {"code": "beyond_forecast", "message": "the forecast ends 3 hours from now"},
+        "reason": {
+            "code": "beyond_forecast",
+            "message": "the forecast covers only the next 3 hours",
+        },
         "made_at": "2026-01-31T09:00:00Z",
     }
     reason = {"code": "waiting", "message": "waits for 2 GPUs"}
@@ -141,7 +144,7 @@ def test_a_job_that_nobody_knows_the_start_of_says_why_and_until_when_not(answer
     explanation = {"state": "QUEUED", "reason": reason, "start": start, "forecast_error": off}
     lines = answered(explanation, "explain", JOB)
     assert lines[-1] == (
-        "expected start: unknown: the forecast ends 3 hours from now; not before "
+        "expected start: unknown: the forecast covers only the next 3 hours; not before "
         "2026-01-31 13:00 CET"
     )
 

@@ -111,12 +111,12 @@ async def test_while_the_cluster_is_silent_a_job_has_no_rate_and_explain_says_wh
     service: Service,
 ) -> None:
     job_id = await training(service)
-    why = "Ray did not answer snapshot in time"
+    why = "Ray did not respond to snapshot in time"
     service.database.write_sync(lambda s: node_table.store(s, None, why, service.now))
     assert rates(await service.jobs.get(job_id)) == NO_RATES
     assert rates((await service.jobs.list()).items[0]) == NO_RATES
     assert b'"samples_per_s":null' in await StatusCache(service.database).read(job_id)
-    said = f"the cluster does not answer: {why}"
+    said = f"the cluster does not respond: {why}"
     assert said in (await service.queries.explain(job_id)).reason.message
     see_cluster(service)
     assert rates(await service.jobs.get(job_id))[0] == 50.0

@@ -49,7 +49,7 @@ def reconnect(store: Store, server: int) -> TensorConnection:
     pause_s = RETRY_S
     while True:
         if store.check([FINISHED_KEY]):
-            raise ConnectionLost("the training has ended, and the server no longer exists")
+            raise ConnectionLost("training has ended, and the parameter server no longer exists")
         if store.check([key_of(server)]):
             with contextlib.suppress(
                 ConnectionLost

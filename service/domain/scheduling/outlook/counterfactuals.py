@@ -174,7 +174,7 @@ class JobQuestions:
         """Return the changes that would let the job start. why: the reason why the job is
         waiting."""
         if why.code == UNSATISFIABLE:
-            not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
+            not_now = Counterfactual(f"never on the current cluster: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
         # Other queues differ only in their limits, and in the rules by which other jobs come first.

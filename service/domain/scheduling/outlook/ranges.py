@@ -45,7 +45,7 @@ def _ranged(found: Sequence[Expected], is_usual_known: bool) -> Expected:
     if middle.num_assumed and not is_usual_known:
         number = middle.num_assumed
         jobs = "a job" if number == 1 else f"{number} jobs"
-        message = f"it starts after {jobs} of unknown length"
+        message = f"the job starts after {jobs} of unknown length"
         return Expected(None, Reason("unknown_length", message))
     times = [each.at for each in found if each.at is not None]
     return Expected(

@@ -384,7 +384,7 @@ class Simulation:
             return Expected(None, Reason(HELD, held_message(held, job_id)))
         if is_cut_off:
             passed_s = (self._now - self._began).total_seconds()
-            message = f"the forecast ends {passed_s / 3600:.3g} hours from now"
+            message = f"the forecast covers only the next {passed_s / 3600:.3g} hours"
             return Expected(None, Reason("beyond_forecast", message), not_before=self._now)
         after = self._classes.after(job_id)
         if after:
@@ -393,7 +393,7 @@ class Simulation:
 
 
 NOTHING_ENDS = Reason(
-    "behind_in_queue", "the jobs ahead of it do not start, no matter which jobs end"
+    "behind_in_queue", "the jobs ahead of this job do not start, no matter which running jobs end"
 )
 
 

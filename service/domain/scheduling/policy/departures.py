@@ -143,11 +143,13 @@ class Departures:
                 self._shrink(running, given, message, name)
             return
         if not target:
-            message = f"leaves its slots temporarily, because {OTHERS_GAIN} them"
+            message = f"releases its slots temporarily, because {OTHERS_GAIN} them"
         else:
             is_own = target > held or self.chooses_at_most(running, target)
             why = "based on its speed" if is_own else "because other jobs come first or gain more"
-            message = f"leaves its slots and resumes on {workers(target)} instead of {held}, {why}"
+            message = (
+                f"releases its slots and resumes on {workers(target)} instead of {held}, {why}"
+            )
         self.asked.append(Preempt(name, Reason("resized", message), name))
         self._expect(running, running.slices)
 
@@ -195,7 +197,7 @@ class Departures:
         slices = tuple(part for ask in asks for part in ask.slices)
         if any(ask.is_all for ask in asks):
             why = eviction.because(coming, self._ranks[running.job_id])
-            reason = Reason("preempted", f"leaves its slots to job {name}, {why}")
+            reason = Reason("preempted", f"releases its slots for job {name}, {why}")
             self.asked.append(Preempt(running.job_id, reason, name))
             slices = running.slices
         else:

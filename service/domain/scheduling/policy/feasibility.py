@@ -200,8 +200,8 @@ def why_no_level(request: Request, topology: Topology) -> Reason | None:
         return None
     known = ", ".join(topology.levels)
     return _unsatisfiable(
-        f"{needs(request)}, but {level!r} is not a level of the topology (DRAY_TOPOLOGY), "
-        f"which has {known}"
+        f"{needs(request)}, but {level!r} is not a level of the topology (DRAY_TOPOLOGY), whose "
+        f"levels are {known}"
     )
 
 

@@ -162,7 +162,7 @@ def _without_unsound(
 def _not_planned(error: Exception) -> Reason:
     kind = type(error).__name__
     message = f"can't be planned because of an internal error ({kind}); see the service's log"
-    return Reason("not_planned", f"{message}. It is retried in each round")
+    return Reason("not_planned", f"{message}. Planning is retried in each scheduling round")
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:

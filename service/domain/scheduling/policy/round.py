@@ -283,7 +283,7 @@ class Round:
                 return self._stay(sentence, group, gang, 1)
             why = f"{OTHERS_GAIN} the available slots"
             if self.departures.chooses_at_most(group, held):
-                why = "this is currently its best size, according to its known step times"
+                why = "this is currently the job's best size, according to its known step times"
             message = f"trains on {workers(held)}; {why}"
             return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))

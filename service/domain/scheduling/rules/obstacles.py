@@ -149,7 +149,7 @@ class Obstacles:
             code = "waiting_for_domain"
             there = f"{total} {_is(total)} free, but {self._together(kind, free, not runs)}"
         if kind.is_whole:
-            there = "they do not all fit into the free slots"
+            there = "the free slots do not have room for all of them"
         elif closed := self._free.closed(kind):
             there += f" ({closed} more on nodes with a silo's data are reserved for ranks of silos)"
         message, in_the_way = f"{sentence}; {there}", tuple(named)
@@ -158,13 +158,13 @@ class Obstacles:
             slots = "1 slot" if held == 1 else f"{held} slots"
             message += f", and {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
         elif not reach.node_kinds:
-            message = f"{sentence}; no accepted node could run one"
+            message = f"{sentence}; none of the accepted nodes could run a worker"
         elif reach.node_kinds & self._stuck:
-            message += ", and processes that could not be ended use some of the rest"
+            message += ", and processes that could not be killed use some of the other slots"
         elif self._stock.whole(kind) > own:
             message += ", and other programs use the rest of the cluster"
         else:
-            message += ", and it already holds everything that the cluster has"
+            message += ", and the job already holds all suitable slots of the cluster"
         return Reason(code, message), in_the_way
 
     def _behind(self, sentence: str, ahead: Ahead, free: int) -> Explanation:

@@ -120,7 +120,7 @@ def unmet_quotas(
         together = amount + sum(other.quota.get(name, 0.0) for other in others)
         has = f"the cluster has {spoken(name, there)}"
         if amount > there + EPSILON:
-            sentence = f"its quota is {spoken(name, amount)}, but {has}"
+            sentence = f"the queue's quota is {spoken(name, amount)}, but {has}"
             found.append(("quota_above_cluster", sentence))
         elif together > there + EPSILON and amount > 0:
             sentence = f"the quotas of all queues add up to {spoken(name, together)}, but {has}"

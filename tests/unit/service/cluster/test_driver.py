@@ -159,7 +159,7 @@ async def test_only_an_overloaded_machine_excuses_the_end_of_a_silent_supervisor
     assert await ground.silent_for(LIMIT_S * (slowness or 1.0) + 1)
     outcome = await ground.outcome()
     assert (outcome.cause, outcome.slowness) == (Cause.SUPERVISOR_LOST, excused)
-    assert "it did not answer" in outcome.message
+    assert "the supervisor did not respond" in outcome.message
     assert ("overloaded" in outcome.message) is (excused > 1.0)
     assert outcome.log_lines_lost is None
 

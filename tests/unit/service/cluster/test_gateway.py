@@ -162,7 +162,7 @@ async def test_a_driver_that_answers_no_ping_is_given_up_at_its_limit(
     answers.answers_pings = False
     why = await asyncio.wait_for(answers.gateway._until_silent(), PATIENCE_S)
     limit_s = answers.limits.gateway_s
-    assert why == f"the Ray driver did not answer for {limit_s + 2:.0f} s and is restarted"
+    assert why == f"the Ray driver did not respond for {limit_s + 2:.0f} s and is being restarted"
     assert answers.clock.now_s == limit_s + answers.took_s
 
 
@@ -172,7 +172,7 @@ async def test_a_ray_that_answers_nothing_behind_a_driver_that_does_is_given_up_
     answers = Answers(monkeypatch)
     answers.silence.asked(RAY)
     why = await asyncio.wait_for(answers.gateway._until_silent(), PATIENCE_S)
-    assert why == f"Ray did not answer for {answers.limits.ray_s + 2:.0f} s"
+    assert why == f"Ray did not respond for {answers.limits.ray_s + 2:.0f} s"
     assert answers.silence.seconds(DRIVER) == 0.0
 
 

@@ -105,11 +105,11 @@ def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() 
     assert node.refused is None
     assert agents.silent_forkservers(["n"]) == ()
     node.forkserver_silent_since = 1_767_268_800.0
-    assert node.refused == "its forkserver has not answered since 2026-01-01 12:00:00 UTC"
+    assert node.refused == "the forkserver has not responded since 2026-01-01 12:00:00 UTC"
     silent = SilentProcess(ProcessKind.FORKSERVER, "n", 1_767_268_800.0)
     assert agents.silent_forkservers(["n", "gone"]) == (silent,)
     node.silent_since = 1_767_268_810.0  # its forkserver's state is now unknown
-    assert node.refused == "its node agent has not answered since 2026-01-01 12:00:10 UTC"
+    assert node.refused == "the node agent has not responded since 2026-01-01 12:00:10 UTC"
     assert agents.silent_forkservers(["n"]) == ()
 
 

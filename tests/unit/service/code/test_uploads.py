@@ -163,7 +163,7 @@ async def test_more_than_the_limit_is_refused(
     for number in range(3):  # parts without code
         part = bytes([number]) * (1 << 20)
         await service.jobs.code.put_parts({sha(part): part}, "ann")
-    with pytest.raises(UploadTooLarge, match="don't belong to a completed upload"):
+    with pytest.raises(UploadTooLarge, match="are not part of a completed upload"):
         await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "bob")
 
@@ -233,12 +233,12 @@ async def test_a_pack_that_was_never_written_is_swept(
         (
             {"entrypoint": "mpi.py", "framework": "mpi"},
             "/script/entrypoint",
-            "mpi.py imports mpi4py in line 2: mpi4py's ranks find each other through the daemons",
+            "mpi.py imports mpi4py on line 2: mpi4py's ranks find each other through the daemons",
         ),
         (
             {"entrypoint": "mpi_too.py", "framework": "mpi"},
             "/script/entrypoint",
-            "imports mpi4py in line 1",
+            "imports mpi4py on line 1",
         ),
     ],
 )
@@ -277,7 +277,7 @@ NET = b"import torch\n\nclass Net(torch.nn.Module):\n    pass\n\nsmall = other =
     [
         (
             "none:Net",
-            "no module none in the code: it has neither none.py nor none/__init__.py",
+            "no module none in the code, which contains neither none.py nor none/__init__.py",
             "net.py",
         ),
         ("package.none:Net", "no module package.none", "net.py"),
@@ -326,4 +326,4 @@ async def test_a_model_of_ones_own_needs_storage_that_is_a_folder(service: Servi
     assert await models.why_unfit(service.jobs.code, document, "ann", "file:///x") is None
     unfit = await models.why_unfit(service.jobs.code, document, "ann", "s3://bucket")
     assert unfit is not None
-    assert "requires the storage to be a folder" in unfit.message
+    assert "requires the storage to be a local folder" in unfit.message

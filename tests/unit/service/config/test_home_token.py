@@ -84,7 +84,7 @@ def test_a_file_that_others_may_have_made_or_read_is_refused(
 ) -> None:
     assert callable(make)
     make(found.path_in(tmp_path))
-    with pytest.raises(HomeTokenUnusable, match=f"token {why}: delete it"):
+    with pytest.raises(HomeTokenUnusable, match=f"token {why}: delete this file"):
         tokens_file.ensure(tmp_path)
 
 

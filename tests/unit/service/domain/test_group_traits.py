@@ -53,7 +53,11 @@ def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
         (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
         (RECIPE, {"workers": 1}, "no other rank holds its state"),
         (RECIPE, {"gpus": True}, "in the middle of a step"),
-        (RECIPE | {"parallel": {"shard": 2}}, {}, "each rank has parts that no other rank has"),
+        (
+            RECIPE | {"parallel": {"shard": 2}},
+            {},
+            "each rank holds parts of the model that no other rank holds",
+        ),
         (RECIPE | {"sync": {"every": 4}}, {}, "each rank has its own state"),
     ],
 )

@@ -90,7 +90,7 @@ def test_what_the_shapes_do_not_hang_on_may_differ(
             {"recipe": None, "script": {"entrypoint": "train.py"}},
             DIGITS,
             "/init_from/job",
-            "is a script's job",
+            "is a job that ran a script",
         ),
     ],
 )

@@ -633,10 +633,10 @@ async def test_stragglers_are_named_with_the_time_they_cost(service: Service) ->
     told = [event for event in events if event.type == "stragglers"]
     assert [event.data for event in told] == [slow, gone]
     assert told[0].message == (
-        "slower than the others: rank 1 by a factor of 2.0; the others waited 3.21 s in the "
-        "last 20 steps"
+        "slower than the other ranks: rank 1 by a factor of 2.0; the other ranks waited 3.21 s in "
+        "the last 20 steps"
     )
-    assert told[1].message == "no rank is slower than the others any more"
+    assert told[1].message == "no rank is slower than the other ranks any longer"
 
 
 ERROR = "ValueError: no column 'age' in {} (train.py, line 12)"

@@ -191,7 +191,7 @@ async def test_a_cluster_of_silos_alone_refuses_jobs_and_says_why(service: Servi
         await service.submit()
     (node,) = (await service.queries.cluster()).nodes
     assert node.labels == KEPT
-    assert node.reason == "it has a silo's data, and only runs ranks of silos"
+    assert node.reason == "the node has a silo's data, and runs only ranks of silos"
     see(service, {})
     await service.submit()
     see(service, KEPT)

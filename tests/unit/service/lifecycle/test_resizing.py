@@ -312,7 +312,7 @@ async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) ->
         (A,),
         None,
     )
-    assert size_told(service, job_id) == "is about to continue with another global batch"
+    assert size_told(service, job_id) == "is about to continue with a different global batch size"
     assert (same_batch_s(), change()) == (0.0, False), "it has not answered yet"
     (event,) = await events_of(service, job_id, "changing_batch")
     assert event.data == {"grant": 1, "batch_size": 256}
@@ -560,8 +560,8 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     (event,) = await events_of(service, job_id, "recall_unanswered")
     assert (event.code, event.message) == (
         "recall_unanswered",
-        "did not release 1 worker within 120 s of being asked: it is assumed to keep them, "
-        "and may be asked to leave",
+        "did not release 1 worker within 120 s of being asked: the job is assumed to keep these "
+        "slots, and may be asked to release all of them",
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     seen = live(service, job_id)

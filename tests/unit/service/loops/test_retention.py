@@ -77,7 +77,10 @@ async def test_jobs_that_ended_long_ago_are_deleted_and_a_line_says_so(
     with caplog.at_level(logging.INFO, logger="service.loops.retention"):
         assert await here.retention.run_once() == 1
     assert await here.ids() == [live, young]
-    assert f"deleted the job {old} of the project vision: it ended more than 2 days" in caplog.text
+    assert (
+        f"deleted the job {old} of the project vision: the job ended more than 2 days"
+        in caplog.text
+    )
     with pytest.raises(NotFound):
         await here.jobs.get(old)
 

@@ -144,7 +144,7 @@ async def test_beyond_the_limit_the_newest_lines_stay_and_the_others_are_counted
         newest = numbers[10:]
         assert newest == list(range(begin + 30 - len(newest), begin + 30)), "the tail"
         left_out = begin + 30 - len(numbers)
-        assert f"{left_out} lines are left out here" in read[10]
+        assert f"{left_out} lines are omitted here" in read[10]
     assert 5 < len(newest) < 10
     service.report(job_id, 1, [log(0, "z", rank=1)])
     assert [line.text for line in await read_all(service, job_id, rank=1)][1:] == ["z"]
@@ -163,7 +163,7 @@ async def test_a_line_that_exceeds_the_limit_is_the_first_of_the_tail(
     service.end(job_id, 1, frames=[log(3, "bye")])
     texts = [line.text for line in await read_all(service, job_id)]
     assert texts[0] == "a"
-    assert "0 lines are left out here" in texts[1]
+    assert "0 lines are omitted here" in texts[1]
     assert texts[2:] == ["b" * 2000, "c", "bye"]
 
 
@@ -177,7 +177,7 @@ async def test_lines_that_were_lost_and_then_left_out_are_counted_once(
     service.report(job_id, 1, [log(i, "y" * 99) for i in range(120, 140)])
     texts = [line.text for line in await read_all(service, job_id)]
     kept = sum(not text.startswith("[dray]") for text in texts)
-    assert f"{140 - kept} lines are left out here" in texts[10]
+    assert f"{140 - kept} lines are omitted here" in texts[10]
     service.end(job_id, 1)
     last = (await service.queries.events(job_id)).items[-1]
     assert last.data["log_lines_dropped"] == 140 - kept

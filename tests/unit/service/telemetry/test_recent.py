@@ -229,7 +229,7 @@ async def test_lost_lines_are_noted_between_open_chunks(service: Service) -> Non
     service.report(job_id, 1, [log(0, "line 0")])
     service.report(job_id, 1, [log(1, "line 1")])
     service.report(job_id, 1, [log(4, "line 4")])
-    lost = "[dray] 2 lines were lost here: they came too fast to be fetched"
+    lost = "[dray] 2 lines were lost here: they were written faster than they could be fetched"
     assert await texts_of(service, job_id) == ["line 0", "line 1", lost, "line 4"]
 
 

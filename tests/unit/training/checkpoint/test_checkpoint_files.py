@@ -198,7 +198,7 @@ def test_a_state_that_is_hashed_but_no_state_is_passed_over(tmp_path: Path, tree
     manifest["files"][1]["size_bytes"] = len(tree)
     manifest["files"][1]["sha256"] = hashlib.sha256(tree.encode()).hexdigest()
     ref = with_manifest(ref, json.dumps(manifest))
-    with pytest.raises(BrokenCheckpointError, match="does not contain a state"):
+    with pytest.raises(BrokenCheckpointError, match="does not contain a training state"):
         checkpoint_files.load(ref)
 
 
@@ -236,7 +236,7 @@ def test_one_that_another_rank_can_not_read_is_passed_over_here_too(tmp_path: Pa
     loaded, passed_over = resuming.choose([newer, older], lambda sound: next(answers))
     assert loaded is not None
     assert loaded.saved.step == 5
-    assert passed_over == [SkippedCheckpoint(9, "it is invalid on another rank")]
+    assert passed_over == [SkippedCheckpoint(9, "another rank found the checkpoint to be invalid")]
 
 
 def test_a_save_that_dies_midway_leaves_no_checkpoint(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_run_goes_on_from_all_that_another_job_left(tmp_path: Path) -> None:
     )
     assert codes == [1]
     (error,) = frames(elsewhere, kind="error")
-    assert "start a new job with init_from, which uses the weights" in error["message"]
+    assert "start a new job that loads the weights with init_from" in error["message"]
 
 
 def test_how_long_another_job_waited_for_an_improvement_is_not_gone_on_with(
@@ -246,7 +246,7 @@ def test_a_state_that_numbers_its_parameters_is_not_divided(tmp_path: Path) -> N
     ref = checkpoint_refs(first)[0]
     assert run_ranks(second, spec, world_size=2, init_from=ref) == [1, 1]
     (error,) = frames(second, kind="error")
-    assert "Load only its weights, or do not divide the model" in error["message"]
+    assert "Load only the weights, or do not divide the model" in error["message"]
 
 
 def _number_parameters(task: RankTask) -> None:
@@ -313,7 +313,10 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     assert codes == [1]
     (error,) = frames(tmp_path, attempt=2, kind="error")
     assert error["cause"] == "bad_data"
-    assert "the checkpoint of step 2 was trained on a different data set" in error["message"]
+    assert (
+        "the checkpoint of step 2 was written by training on a different data set"
+        in error["message"]
+    )
 
 
 @SOAK

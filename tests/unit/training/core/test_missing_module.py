@@ -22,7 +22,7 @@ def failed_to_import(name: str) -> ModuleNotFoundError:
 
 def test_a_package_may_be_installed_and_a_file_be_uploaded() -> None:
     error = failed_to_import("timm_of_mine.models")
-    upload = "if it is in one of your files, upload its folder: `dray submit --code FOLDER`"
+    upload = "if the module is in one of your files, upload its folder: `dray submit --code FOLDER`"
     assert advised("said", error, has_code=False, max_chars=1000) == f"said. {PACKAGE}{upload}"
     packed = "one of your files was not uploaded: `dray submit --dry-run` lists the uploaded files"
     assert advised("said", error, has_code=True, max_chars=1000) == f"said. {PACKAGE}{packed}"

@@ -143,5 +143,5 @@ def test_a_job_that_ends_before_the_last_of_the_steps_leaves_those_that_came(
 
 def test_steps_that_never_come_are_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     Profiler(Profile(at_step=500), torch.device("cpu")).finish(8)
-    said = "profile requests steps 500 to 502, but training ended with step 8"
+    said = "the profile was requested for steps 500 to 502, but training ended after step 8"
     assert said in capsys.readouterr().out

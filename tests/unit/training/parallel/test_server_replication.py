@@ -409,7 +409,7 @@ def test_a_server_that_had_no_weights_yet_is_replaced_by_one_without() -> None:
     with listening(store, key_of(1), LOOPBACK, keeper.serve):
         assert taken_over(store, 0, 2, 1) is None
     store.set(FINISHED_KEY, "1")
-    with pytest.raises(ConnectionLost, match="the training has ended"):
+    with pytest.raises(ConnectionLost, match="training has ended"):
         taken_over(store, 0, 2, 1)
 
 

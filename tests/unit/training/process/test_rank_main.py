@@ -206,7 +206,7 @@ def test_a_program_that_fetched_code_does_not_have_is_named_and_not_tried_again(
             "cannot_run",
             "ModuleNotFoundError: No module named 'no_such_module' (train_it.py, line 1). If "
             "no_such_module is a package, add it to environment.python_packages or to the file "
-            "passed to --requirements; if it is in one of your files, upload its folder: "
+            "passed to --requirements; if the module is in one of your files, upload its folder: "
             "`dray submit --code FOLDER`",
         ),
     ],

@@ -136,7 +136,7 @@ async def test_a_node_with_a_silos_source_starts_no_other_rank_and_builds_nothin
     await actor.start(aggregates, "", b"")
     monkeypatch.setenv(silo_gate.SOURCE, "file:///own.npz")
     for task in (aggregates, rank_task(rank=0), rank_task(rank=3)):
-        with pytest.raises(RuntimeError, match="only runs ranks of silos"):
+        with pytest.raises(RuntimeError, match="runs only ranks of silos"):
             await actor.start(task, "", b"")
     await actor.start(silo, "", b"")
     assert started == [0, 1]

@@ -174,7 +174,7 @@ async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost(
     job = Recovering(spec=of(silos(quorum=2)), group=SlowGroup(3))
     job.group.vanish(job.group.lost, monkeypatch=monkeypatch)
     job.group.replaced.set()
-    assert not await job.recover(), "no quorum is left, and no other node has the data"
+    assert not await job.recover(), "no quorum is left, and no other node holds the data"
 
 
 async def test_a_silo_that_is_replaced_costs_no_step() -> None:

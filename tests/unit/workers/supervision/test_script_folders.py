@@ -70,7 +70,7 @@ def test_each_node_has_a_plan_with_its_first_rank() -> None:
 
 async def test_a_node_that_cannot_have_the_folders_is_a_reason_not_to_start() -> None:
     nodes = Nodes(a_begin_folders=[None], b_begin_folders=["the bucket is gone"])
-    with pytest.raises(CodeUnavailable, match="on the node b: the bucket is gone"):
+    with pytest.raises(CodeUnavailable, match="on node b: the bucket is gone"):
         await folders(nodes).begin(["a", "b"])
 
 
@@ -111,7 +111,7 @@ async def test_a_node_that_is_gone_with_its_files_is_no_success() -> None:
     )
     outcome = await folders(nodes).keep(DONE, always)
     assert outcome.cause is Cause.NODE_LOST
-    assert "a node with some of them is gone" in outcome.message
+    assert "a node that held some of the files was lost" in outcome.message
 
 
 async def test_a_recipe_and_a_script_without_slots_have_no_files() -> None:

@@ -114,6 +114,6 @@ async def test_gpus_that_do_not_suffice_are_reported_and_every_slot_can_be_relea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = SharedCluster(monkeypatch, {"a": PackingNode(1.0, 0.2)}, (Slice("a", 2),), 0.5)
-    with pytest.raises(SlotsUnavailable, match=r"2 slots of 0\.5 GPU, each on a different GPU"):
+    with pytest.raises(SlotsUnavailable, match=r"2 slots of 0\.5 GPU on different GPUs"):
         await cluster.group.acquire()
     assert {node_id for node_id, _ in cluster.held()} == {"a"}, "the release has them all"

@@ -155,7 +155,7 @@ async def test_the_reports_of_a_node_that_is_silent_for_too_long_are_lost(
     (silent,) = reply.silent
     assert (silent.kind, silent.node_id) == (ProcessKind.NODE_AGENT, "b")
     reply = await ended.until(lambda reply: reply.outcome)
-    message = "every rank succeeded, but the last reports of a node never arrived"
+    message = "every rank succeeded, but the last reports from a node never arrived"
     lost = {0: 3, 1: 4, 2: None}
     assert reply.outcome == replace(
         DONE, cause=Cause.NODE_LOST, message=message, log_lines_lost=lost

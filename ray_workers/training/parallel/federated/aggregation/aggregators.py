@@ -82,7 +82,7 @@ def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
             ends = options.num_trimmed(len(rows))
             return rows.sort(dim=0).values[ends : len(rows) - ends].mean(dim=0)
         case "krum":
-            raise AssertionError("krum compares whole updates, not elements")
+            raise AssertionError("krum compares whole updates, not individual elements")
 
 
 def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:

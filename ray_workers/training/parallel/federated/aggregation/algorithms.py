@@ -186,6 +186,6 @@ def _check_memory(num_clients: int, num_elements: int) -> None:
         raise RoundsError(
             f"scaffold keeps a vector of {num_elements:,} numbers for each of {num_clients:,} "
             f"clients, which requires {needed / 1e9:.1f} GB on each rank, but a node has "
-            f"{available / 1e9:.1f} GB: use fewer federated.clients, a smaller "
-            "model, or another federated.algorithm"
+            f"{available / 1e9:.1f} GB: reduce federated.clients, use a smaller model, or choose "
+            "another federated.algorithm"
         )

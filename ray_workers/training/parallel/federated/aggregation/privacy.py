@@ -37,8 +37,8 @@ class Accountant:
             from opacus.accountants.analysis.rdp import compute_rdp
         except ModuleNotFoundError as error:
             raise RoundsError(
-                "federated.privacy requires the package opacus on the nodes, which computes the "
-                'privacy spent: add "opacus>=1.5" to environment.python_packages'
+                "federated.privacy requires the package opacus on the nodes to compute how much "
+                'of the privacy budget is spent: add "opacus>=1.5" to environment.python_packages'
             ) from error
         orders = list(RDPAccountant.DEFAULT_ALPHAS)
         noise = self._privacy.noise_multiplier

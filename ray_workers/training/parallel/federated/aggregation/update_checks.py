@@ -40,13 +40,16 @@ def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
     """Return why an update was refused, for the log."""
     match verdict:
         case Verdict.WRONG_SHAPE:
-            return "its shape differs from the shape of the model"
+            return "the update's shape differs from the model's shape"
         case Verdict.NOT_FINITE:
-            return "it has values that are not finite"
+            return "the update contains values that are not finite"
         case Verdict.TOO_LARGE:
-            return f"its norm is {norm:.4g}, above federated.max_update_norm {max_norm:g}"
+            return (
+                f"the update's norm of {norm:.4g} exceeds federated.max_update_norm, which is "
+                f"{max_norm:g}"
+            )
         case Verdict.ACCEPTED:
-            return "it was accepted"
+            return "the update was accepted"
 
 
 MAX_VALUE = 1e6

@@ -77,7 +77,8 @@ def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
         FixedPoint.of(outside_settings(options, "any", num_elements), options.clients_per_round)
     except ValueError as error:
         raise RoundsError(
-            f"federated.secure_aggregation: {error} (the weights are limited by http.max_samples)"
+            f"federated.secure_aggregation: {error} (http.max_samples limits the weight of each "
+            "client)"
         ) from error
 
 
@@ -211,8 +212,8 @@ class MaskedCollector(UpdateCollector):
             is_sound = norm <= limit and abs(found.mean[-1]) <= limit
         if not is_sound:
             raise RoundBrokenError(
-                "a client has masked an invalid update: the sum is impossible for updates within "
-                "federated.max_update_norm and weights within http.max_samples"
+                "at least one client has masked an invalid update: no updates within "
+                "federated.max_update_norm and weights within http.max_samples have this sum"
             )
 
     def _leave_out(self, step: int, server: MaskingServer) -> None:
@@ -228,7 +229,7 @@ class MaskedCollector(UpdateCollector):
             return
         named = [f"client {client}: {lie}" for client, lie in sorted(found.items())]
         more = f"; and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        message = f"excluded from all later rounds because of a lie in round {step}: "
+        message = f"excluded from all later rounds because they lied in round {step}: "
         message += "; ".join(named[:MAX_NAMED]) + more
         log(message)
         self._report(RoundTroubleReport(step, sorted(found), message))
@@ -261,8 +262,8 @@ class MaskedCollector(UpdateCollector):
         answers = MaskedAnswers(server, f"{self._url}/{asking.name}", asking.update_bytes)
         if self._collect(asking, answers, asks_all=is_first) is None:
             raise RoundBrokenError(
-                f"{len(server.answered)} clients have responded in phase {server.phase}, but "
-                f"{server.least} are needed",
+                f"{len(server.answered)} clients responded in phase {server.phase}, but at least "
+                f"{server.least} are required",
                 self._gone(server),
             )
 

@@ -82,11 +82,11 @@ def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearr
         try:
             content += read_file(url)
         except FileNotFoundError:
-            raise DamagedUpdateError(f"its part {part} is missing") from None
+            raise DamagedUpdateError(f"part {part} of the update is missing") from None
     if len(content) != num_bytes:
-        raise DamagedUpdateError("its size differs from the model's")
+        raise DamagedUpdateError("the update's size differs from the model's size")
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise DamagedUpdateError("its bytes do not match the client's announcement")
+        raise DamagedUpdateError("the update does not match the hash that the client announced")
     return content
 
 

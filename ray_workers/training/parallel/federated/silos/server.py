@@ -77,7 +77,7 @@ class SiloServer:
         hello, _ = connection.receive()
         silo = hello["silo"]
         if type(silo) is not int or not 0 <= silo < self._num_silos:
-            raise ConnectionLost(f"the document has no silo {silo}")
+            raise ConnectionLost(f"the job document does not define a silo {silo}")
         connection.send({"is_same": hello["fingerprint"] == self._fingerprint})
         with self._lock:
             older = self._connections.get(silo)

@@ -168,7 +168,7 @@ def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bo
                 offering.append((heap[0][0], label))
         if not offering:
             raise DataError(
-                f"some class has too few samples for {num_clients} clients: reduce "
+                f"at least one class has too few samples for {num_clients} clients: reduce "
                 "federated.clients, or increase partition.alpha or classes_per_client"
             )
         _, label = min(offering)

@@ -59,7 +59,7 @@ class SecureRound:
             raise RoundsError(f"federated.secure_aggregation: {error}") from error
         if rank == 0 and plan.number == 1:
             log(
-                "secure aggregation rounds numbers, with an error of at most "
+                "secure aggregation rounds all numbers, which causes an error of at most "
                 f"{encoding.max_error:.2g}"
             )
         self._server = MaskingServer(settings)

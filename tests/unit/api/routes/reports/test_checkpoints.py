@@ -112,7 +112,10 @@ def test_an_unknown_step_says_which_there_are(http: httpx.Client, job_id: str) -
 
 def test_a_job_without_checkpoints_says_so(http: httpx.Client, server: LiveServer) -> None:
     answer = http.get(f"/v1/jobs/{server.submit()}/checkpoints/1/files").json()
-    assert (answer["code"], answer["hint"]) == ("checkpoint_not_found", "it has no checkpoints")
+    assert (answer["code"], answer["hint"]) == (
+        "checkpoint_not_found",
+        "the job has no checkpoints",
+    )
 
 
 def test_a_file_that_is_not_as_it_was_committed_is_not_served(
@@ -121,9 +124,12 @@ def test_a_file_that_is_not_as_it_was_committed_is_not_served(
     url = f"/v1/jobs/{job_id}/checkpoints/10/files"
     key = f"{attempt_prefix(job_id, 1)}/checkpoints/step-{10:012d}"
     server.hands.storage.write_bytes(f"{key}/state.pt", b"short")
-    assert "deleted or changed after the commit" in http.get(f"{url}/state.pt").json()["detail"]
+    assert (
+        "deleted or changed after the checkpoint was committed"
+        in http.get(f"{url}/state.pt").json()["detail"]
+    )
     server.hands.storage.write_bytes(f"{key}/manifest.json", b"{}")
-    assert "changed after the commit" in http.get(url).json()["detail"]
+    assert "changed after the checkpoint was committed" in http.get(url).json()["detail"]
     server.hands.storage.delete_tree(key)
     gone = http.get(url)
     assert (gone.status_code, gone.json()["code"]) == (404, "checkpoint_not_found")
@@ -148,4 +154,4 @@ def test_a_manifest_that_names_what_is_no_file_of_it_is_refused(
     server.train(job_id, saved(server, job_id, 1, **changes))
     response = http.get(f"/v1/jobs/{job_id}/checkpoints/1/files")
     assert response.status_code == 404
-    assert "names no files" in response.json()["detail"]
+    assert "does not list any files" in response.json()["detail"]

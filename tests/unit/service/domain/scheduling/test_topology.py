@@ -237,7 +237,8 @@ def test_a_gang_waits_for_room_in_one_domain_and_says_so() -> None:
         (
             2,
             "row",
-            "but 'row' is not a level of the topology (DRAY_TOPOLOGY), which has zone, rack, node",
+            "but 'row' is not a level of the topology (DRAY_TOPOLOGY), whose levels are zone, "
+            "rack, node",
         ),
     ],
 )

@@ -154,7 +154,7 @@ async def test_a_transaction_that_always_needs_other_files_fails(storage: Storag
         files.write_bytes("logs/a", str(next(runs)).encode())
         files.check()
 
-    with pytest.raises(StorageUnavailable, match="other files in each of 10 runs"):
+    with pytest.raises(StorageUnavailable, match="different files in each of its 10 runs"):
         await staged_files.with_files(storage, write)
     assert next(runs) == staged_files.MAX_RUNS
 

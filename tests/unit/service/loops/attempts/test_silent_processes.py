@@ -46,7 +46,7 @@ async def test_explain_says_who_is_silent_since_when_and_progress_promises_no_en
     assert (await service.jobs.get(job_id)).progress.latest_end_at is not None
     service.store(job_id, 1, nothing_but(service, job_id, SUPERVISOR))
     message = (await service.queries.explain(job_id)).reason.message
-    assert "the attempt's supervisor has not answered since 2026-01-01 12:00:00 UTC" in message
+    assert "the attempt's supervisor has not responded since 2026-01-01 12:00:00 UTC" in message
     job = await service.jobs.get(job_id)
     assert job.progress.latest_end_at is None
     assert job.progress.step == 19

@@ -126,7 +126,7 @@ async def test_a_job_waits_while_nodes_are_refused_and_no_more_may_come(world: W
     runtime = await open_on(world, autoscale_nodes=node_types.parse("1x CPU=4"))
     job_id = await world.submit(runtime, workers=4)
     told = (await says(runtime, job_id, "waiting_for_nodes")).reason.message
-    assert "no more nodes can currently be added for it" in told
+    assert "no more nodes can currently be added for the job" in told
     world.fake.nodes["node-a"].problem = None
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 

@@ -120,7 +120,7 @@ async def test_what_is_on_a_drained_node_leaves_in_time_and_resumes_on_another(
     assert [p.node_id for p in (await world.fake.launched(job_id, 2)).slices] == ["node-b"]
     (asked,) = await preemptions(runtime, job_id)
     assert asked.code == "node_drained"
-    assert "node-a.fake is drained" in asked.message
+    assert "node-a.fake is being drained" in asked.message
     assert 30.0 < asked.data["grace_s"] < 60.0, "before the node goes, not when the grace is over"
     await keeps_its_promises(world, runtime, job_id)
 
@@ -269,7 +269,7 @@ async def test_a_long_job_makes_room_for_a_new_one_and_goes_on_after_it(world: W
     events = (await runtime.queries.events(long_id)).items
     (asked,) = [event for event in events if event.code == "makes_room"]
     because = "which comes first until its duration is known"
-    assert asked.message.endswith(f"leaves its slots to job {new_id}, {because}")
+    assert asked.message.endswith(f"releases its slots for job {new_id}, {because}")
     await keeps_its_promises(world, runtime, long_id)
 
 

@@ -233,7 +233,7 @@ async def test_readiness_names_a_node_that_gets_no_work_and_the_service_stays_re
     runtime = await world.open()
     await comes_to(runtime, await world.submit(runtime), JobState.SUCCEEDED)
     assert (await runtime.ready()).checks["nodes"] == "ok"
-    why = "its node agent has not answered since 2026-01-01 12:00:00 UTC"
+    why = "the node agent has not responded since 2026-01-01 12:00:00 UTC"
     world.fake.nodes["node-a"].problem = why
 
     async def said() -> bool:

@@ -193,7 +193,7 @@ async def test_slots_do_not_wait_for_a_sampler_that_hangs_nor_do_other_sweeps(
     hanging = await swept(world, runtime, "hangs", sampler="optuna", trials=4, seed=7)
     first = (await trials_of(runtime, hanging))[0].job_id
     explained = await says(runtime, first, "sampler_unavailable")
-    assert explained.reason.message == "its sampler has not returned values yet"
+    assert explained.reason.message == "the sweep's sampler has not returned values yet"
     other = await world.submit(runtime, workers=4)  # all slots
     await comes_to(runtime, other, JobState.SUCCEEDED)
     asking = await swept(world, runtime, "measures", sampler="optuna", trials=2)

@@ -127,7 +127,7 @@ def test_a_rank_refuses_more_control_variates_than_its_node_can_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(algorithms, "memory_here", lambda: 1000)
-    with pytest.raises(RoundsError, match=r"for each of 40 clients, .* use fewer") as raised:
+    with pytest.raises(RoundsError, match=r"for each of 40 clients, .* reduce federated") as raised:
         server(algorithm="scaffold")
     assert cause_of(raised.value) is Cause.CANNOT_RUN
     server()

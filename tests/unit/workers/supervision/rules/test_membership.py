@@ -106,4 +106,4 @@ def test_ranks_whose_numbers_are_their_roles_do_not_go_on_without_a_node() -> No
 def test_silos_go_on_without_a_lost_node_as_long_as_they_are_a_quorum() -> None:
     left = roster(A, L, A, dead_nodes={"n1"}, least=2)
     assert next_round(left, SILOS) == replace(NOTHING, members=(0, 2))
-    assert "no other node has the data" in str(next_round(replace(left, least=3), SILOS))
+    assert "no other node holds the data" in str(next_round(replace(left, least=3), SILOS))

@@ -65,12 +65,15 @@ def test_a_group_whose_state_is_lost_is_not_recovered_while_its_other_ranks_are_
     for kind in kinds:
         lost = error(1, Cause.WORKER_LOST, type_=kind.__qualname__)
         reason = refused(RankExit.of(1, 1), errors={1: lost})
-        assert reason == "rank 1 found that the group can't continue from its ranks' state"
+        assert (
+            reason
+            == "rank 1 reported that training can't continue from the state that the ranks hold"
+        )
 
 
 def test_an_error_of_ones_own_would_come_again() -> None:
     reason = refused(RankExit.of(1, 1), errors={1: error(1, Cause.USER_ERROR)})
-    assert reason == "rank 1 failed with its own error"
+    assert reason == "rank 1 raised an error that was not caused by a lost worker"
     assert refused(RankExit.of(1, 3)) == "rank 1 exited with code 3"
     both = [RankExit.of(0, -signal.SIGKILL), RankExit.of(1, 1)]
     assert refused(*both, errors={1: error(1, Cause.BAD_DATA)}) is not None
@@ -81,7 +84,7 @@ def test_a_server_that_is_lost_takes_its_part_of_the_weights_along() -> None:
     limits: dict[str, Any] = {"num_holders": 2, "without_a_step": 0, "servers": {2, 3}}
     assert recovery_rules.refused(killed[:1], {}, **limits) is None
     reason = recovery_rules.refused(killed, {}, **limits)
-    assert reason == "rank 3 is a server, and no other rank holds its part of the state"
+    assert reason == "rank 3 is a parameter server, and no other rank holds its part of the state"
 
 
 def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() -> None:
@@ -93,7 +96,7 @@ def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() ->
     first, second = RankExit.of(5, -signal.SIGKILL), RankExit.of(3, -signal.SIGKILL)
     worker = RankExit.of(0, -signal.SIGKILL)
     assert recovery_rules.refused([first, worker], {}, **limits) is None
-    reason = "rank 5 is a server, and rank 3, which has its replica, is lost too"
+    reason = "rank 5 is a parameter server, and rank 3, which holds its replica, was also lost"
     assert recovery_rules.refused([first, second], {}, **limits) == reason
     assert recovery_rules.refused([second], {}, **limits, recovering=[5]) == reason
     assert recovery_rules.refused([second], {}, **limits, recovering=[0]) is None
@@ -101,7 +104,7 @@ def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() ->
 
 def test_without_a_survivor_there_is_no_state_left() -> None:
     reason = refused(RankExit.of(0, -9), RankExit.of(1, -9), survivors=0)
-    assert reason == "no running rank holds the state"
+    assert reason == "no running rank holds the training state"
 
 
 def process(index: int, incarnation: int, step: int) -> RankObservation:

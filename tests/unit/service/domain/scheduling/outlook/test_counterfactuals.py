@@ -164,14 +164,14 @@ def test_a_time_that_hangs_on_a_job_of_unknown_length_is_not_told() -> None:
 def test_a_job_that_no_node_could_hold_never_starts_and_a_smaller_one_could() -> None:
     found = answers(waits("a", 9), [], [runs("r", {"n": 4})])
     assert told(found) == [
-        "not on the cluster as it is: needs 9 workers of 1 GPU, but the whole cluster has room "
+        "never on the current cluster: needs 9 workers of 1 GPU, but the whole cluster has room "
         "for 4 at once",
         "could start eventually with 4 workers",
     ]
     large = waits("a", 1)
     large = WaitingJob("a", 0, 50, 1, type(large.request)(1, {"GPU": 16.0}))
     assert told(answers(large, [], [])) == [
-        "not on the cluster as it is: each worker needs 16 GPU, but the largest node has 4 GPU",
+        "never on the current cluster: each worker needs 16 GPU, but the largest node has 4 GPU",
         "could start eventually with 4 GPU for each worker",
     ]
 

@@ -155,7 +155,7 @@ def test_a_group_that_has_all_there_is_says_so() -> None:
     (stay,) = planned(nodes=[node("n", 0, CPU=2.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
     assert stay.reason.message.endswith(
-        "0 are free, and it already holds everything that the cluster has"
+        "0 are free, and the job already holds all suitable slots of the cluster"
     )
     (stay,) = planned(nodes=[node("n", 0, CPU=3.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)

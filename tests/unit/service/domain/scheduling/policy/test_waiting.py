@@ -139,7 +139,7 @@ def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.Monkey
     assert waits.reason.code == "not_planned"
     assert waits.reason.message == (
         "can't be planned because of an internal error (AssertionError); see the service's log. "
-        "It is retried in each round"
+        "Planning is retried in each scheduling round"
     )
 
 

@@ -32,7 +32,7 @@ def test_a_job_of_which_nobody_knows_how_long_it_takes_is_tried_at_once() -> Non
     assert isinstance(leaves, Preempt)
     assert (leaves.job_id, leaves.because_of) == ("long", "new")
     assert leaves.reason.message == (
-        "leaves its slots to job new, which comes first until its duration is known"
+        "releases its slots for job new, which comes first until its duration is known"
     )
     assert isinstance(wait, Wait)
     assert (wait.reason.code, wait.blocked_by) == ("room_is_made", ("long",))

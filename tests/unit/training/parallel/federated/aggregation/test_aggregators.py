@@ -121,9 +121,10 @@ def test_the_clients_of_refused_updates_are_named(capsys: pytest.CaptureFixture[
     received = ReceivedUpdates(plan, verdicts, [1.0, math.nan, 2e3], [0.5, math.nan, 9.0])
     received.name_refused(1000.0)
     assert capsys.readouterr().out.splitlines() == [
-        "dray: round 5: the update of client 17 is refused: it has values that are not finite",
-        "dray: round 5: the update of client 40 is refused: its norm is 2000, above "
-        "federated.max_update_norm 1000",
+        "dray: round 5: the update of client 17 is refused: the update contains values that are "
+        "not finite",
+        "dray: round 5: the update of client 40 is refused: the update's norm of 2000 exceeds "
+        "federated.max_update_norm, which is 1000",
     ]
     assert received.loss(0.0) == 0.5
     assert received.metrics(counts=True)["federated/refused"] == 2

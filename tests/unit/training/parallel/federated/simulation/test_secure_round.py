@@ -136,7 +136,7 @@ def test_an_update_that_its_client_finds_too_large_is_not_sent(
     metrics = server.play(1)
     assert 0 < metrics["federated/refused"] <= 3
     assert metrics["federated/updates"] == len(sent.updates) == 8 - metrics["federated/refused"]
-    assert "is refused: its norm is" in capsys.readouterr().out
+    assert "is refused: the update's norm of" in capsys.readouterr().out
 
 
 def test_bits_that_do_not_hold_the_updates_end_the_job_with_the_reason() -> None:

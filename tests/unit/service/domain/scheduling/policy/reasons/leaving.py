@@ -14,7 +14,7 @@ from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims, s
 DAY_S = 24 * 3600.0
 
 
-@says(r"leaves its slots to job (\S+), (.*)")
+@says(r"releases its slots for job (\S+), (.*)")
 def leaves(claims: Claims, decision: Decision, name: str, why: str) -> None:
     assert isinstance(decision, Preempt)
     assert decision.because_of == name
@@ -62,8 +62,8 @@ def is_user_beyond_share(claims: Claims, running: RunningJob) -> bool:
 
 
 @says(
-    r"leaves its slots and resumes on (\d+) workers? instead of (\d+), (based on its speed|because "
-    r"other jobs come first or gain more)"
+    r"releases its slots and resumes on (\d+) workers? instead of (\d+), (based on its "
+    r"speed|because other jobs come first or gain more)"
 )
 def resumes(claims: Claims, decision: Decision, after: str, before: str, why: str) -> None:
     held = sum(n for _, _, n in claims.holding[decision.job_id])
@@ -73,7 +73,7 @@ def resumes(claims: Claims, decision: Decision, after: str, before: str, why: st
         assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"leaves its slots temporarily, because other jobs come first or gain more from them")
+@says(r"releases its slots temporarily, because other jobs come first or gain more from them")
 def leaves_for_a_while(claims: Claims, decision: Decision) -> None:
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 

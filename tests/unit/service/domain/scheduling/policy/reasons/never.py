@@ -114,7 +114,10 @@ def domain_too_small(
     assert place in [where[-1] if isinstance(where, tuple) else where for where in best]
 
 
-@says(r"(needs .*), but '(\S+)' is not a level of the topology \(DRAY_TOPOLOGY\), which has (.*)")
+@says(
+    r"(needs .*), but '(\S+)' is not a level of the topology \(DRAY_TOPOLOGY\), whose levels are "
+    r"(.*)"
+)
 def no_level(claims: Claims, decision: Decision, needs: str, level: str, known: str) -> None:
     request = claims.request(decision)
     claims.check_needs(request, needs)

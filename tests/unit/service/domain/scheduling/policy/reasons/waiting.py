@@ -110,8 +110,8 @@ def others_hold(
 
 
 @says(
-    r"([^;]+); they do not all fit into the free slots, and (jobs? .*) holds? (\d+) slots? on "
-    r"suitable nodes"
+    r"([^;]+); the free slots do not have room for all of them, and (jobs? .*) holds? (\d+) slots? "
+    r"on suitable nodes"
 )
 def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, number: str) -> None:
     claims.check_opening(decision, needs)
@@ -120,9 +120,10 @@ def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, numb
 
 
 @says(
-    r"([^;]+); (?:(\d+) (?:is|are) free|they do not all fit into the free slots)( \(\d+ more "
-    r".*\))?, and (?:it already holds everything that the cluster has|(other programs use the rest "
-    r"of the cluster)|(processes that could not be ended use some of the rest))"
+    r"([^;]+); (?:(\d+) (?:is|are) free|the free slots do not have room for all of them)( \(\d+ "
+    r"more .*\))?, and (?:the job already holds all suitable slots of the cluster|(other programs "
+    r"use the rest of the cluster)|(processes that could not be killed use some of the other "
+    r"slots))"
 )
 def none_holds(
     claims: Claims,
@@ -182,8 +183,9 @@ def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
 @says(
     r"([^;]+); (\d+) (?:is|are) free, but (?:only (\d+)|none) within (one|its) (\S+?)(?: "
     r"\((\S+)\))?( \(\d+ more .*\))?(?:, and (jobs? .*) holds? (\d+) slots? on suitable "
-    r"nodes)?(?:, and other programs use the rest of the cluster|, and it already holds everything "
-    r"that the cluster has|, and processes that could not be ended use some of the rest)?"
+    r"nodes)?(?:, and other programs use the rest of the cluster|, and the job already holds all "
+    r"suitable slots of the cluster|, and processes that could not be killed use some of the other "
+    r"slots)?"
 )
 def not_in_a_domain(
     claims: Claims,
@@ -259,7 +261,8 @@ def others_gain(claims: Claims, decision: Decision, needs: str) -> None:
 
 
 @says(
-    r"trains on (\d+) workers?; this is currently its best size, according to its known step times"
+    r"trains on (\d+) workers?; this is currently the job's best size, according to its known step "
+    r"times"
 )
 def gains_nothing(claims: Claims, decision: Decision, number: str) -> None:
     group = claims.groups[decision.job_id]
@@ -270,7 +273,7 @@ def gains_nothing(claims: Claims, decision: Decision, number: str) -> None:
         raise AssertionError("a group that grows in place gains by more")
 
 
-@says(r"([^;]+); no accepted node could run one")
+@says(r"([^;]+); none of the accepted nodes could run a worker")
 def no_place(claims: Claims, decision: Decision, needs: str) -> None:
     claims.check_opening(decision, needs)
     assert not claims.suitable(claims.request(decision))
