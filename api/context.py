@@ -35,8 +35,8 @@ class Context:
     """Set when the server is asked to stop, so that long polls answer immediately."""
 
 
-# The dependencies are coroutines although they do not wait: FastAPI runs a plain function in a
-# thread, which costs more than the function itself.
+# The dependencies are coroutines even though they await nothing, because FastAPI would run a plain
+# function in a thread, which costs more than the function itself.
 
 
 async def context(request: Request) -> Context:

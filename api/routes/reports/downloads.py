@@ -47,7 +47,8 @@ async def create(
     valid."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(DownloadRequest, request, limit_bytes)
-    # Check now whether the content exists: a browser would not show a problem document.
+    # Check now whether the content exists, because a browser that follows the link would not
+    # display the error.
     await _content(request, context, job_id, wanted)
     link = await links.create(
         job_id, wanted, owner=caller, token_id=context.authority.token_id(caller)

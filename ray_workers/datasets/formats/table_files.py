@@ -91,7 +91,7 @@ class CsvFile:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
-        # Ignore errors, since columns that are not requested might have unreadable values.
+        # Ignore errors, since columns that were not requested might contain unreadable values.
         with contextlib.suppress(UnicodeDecodeError, csv.Error):
             for number, (line, _) in enumerate(self._records()):
                 if number == row + 1:  # record 0 is the header
