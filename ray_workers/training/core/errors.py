@@ -103,7 +103,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.DATA_UNREACHABLE
         if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
             return Cause.WORKER_LOST
-        # Compare the exact types, because a ConnectionResetError comes from the script itself.
+        # Don't accept subclasses such as ConnectionResetError, which the script's own code raises.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (
             PEER_IS_GONE.search(str(seen))
         ):

@@ -144,7 +144,8 @@ class TrialValues(Stage):
                 await self._pass_over(job_id, sweep_id, "its sampler has not returned values yet")
             await answering
         except Exception as error:
-            # For example, Optuna is not installed; another service might have it.
+            # For example, Optuna is not installed in this service, but another service might have
+            # it.
             logger.warning("no values for the trial %s: %r", job_id, error)
             why = clean(f"its sampler returned no values: {error}")[:MAX_MESSAGE]
             await self._pass_over(job_id, sweep_id, why)

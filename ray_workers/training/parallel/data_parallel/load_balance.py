@@ -108,8 +108,8 @@ class TimedGradientEngine(GradientEngine):
         began = time.perf_counter()
 
         def timed() -> None:
-            # After this call, the rank waits for the gradients of other ranks, which must not be
-            # measured.
+            # After this call, the rank waits for other ranks' gradients; this waiting time must not
+            # be measured.
             self._wait_for_device()
             if not mine.batch.is_empty:
                 self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
