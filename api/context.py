@@ -69,7 +69,7 @@ async def actor(request: Request) -> str:
 def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
     """Raise Refused unless the caller is an admin. `may` names the action in the message."""
     if not context.authority.is_admin(caller):
-        hint = "an admin's line in DRAY_TOKENS_FILE ends with :admin; ask the operator"
+        hint = "ask the operator to add :admin to the end of your line in DRAY_TOKENS_FILE"
         raise Refused("forbidden", f"only an admin may {may}", None, hint)
 
 

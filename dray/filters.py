@@ -84,7 +84,8 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             max_length=128,
-            description="Jobs whose name matches this pattern: `*` is any text, `?` one character.",
+            description="Jobs whose name matches the pattern. `*` matches any text, `?` one "
+            "character.",
         ),
     ] = None
     text: Annotated[

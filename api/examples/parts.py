@@ -199,8 +199,8 @@ SYNC_PLAN: Mapping[str, Any] = {
             "sent_bytes": 233_896,
             "step_time_s": 0.062,
             "staleness_steps": 0,
-            "why": "takes 62 ms per step, and no way that the document allows is known to be 1.5 "
-            "times as fast",
+            "why": "takes 62 ms per step, and no alternative that the document allows is known "
+            "to be 1.5 times as fast",
         }
     ],
     "facts": ["1 node holds all 2 workers"],

@@ -13,7 +13,8 @@ _UNIQUE = "use a new key for each request, and the same key only to repeat a req
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "malformed_request": {"detail": "the body is JSON, but not an object"},
     "bad_idempotency_key": {
-        "detail": "the Idempotency-Key has 300 characters; it needs 1 to 255, all printable ASCII",
+        "detail": "the Idempotency-Key has 300 characters, but must consist of 1 to 255 printable "
+        "ASCII characters",
         "hint": "use a random UUID, for example",
     },
     "bad_cursor": {
@@ -25,8 +26,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI read it from DRAY_TOKEN",
     },
     "forbidden": {
-        "detail": "this server does not answer under the name 'evil.example.org'",
-        "hint": "call it as localhost or by its IP address, or add the name to DRAY_ALLOWED_HOSTS",
+        "detail": "this server does not accept requests for the host 'evil.example.org'",
+        "hint": "call it as localhost or by its IP address, or add the host to DRAY_ALLOWED_HOSTS",
     },
     "data_source_forbidden": {
         "detail": "169.254.169.254 is an address of the cluster's own network",
@@ -73,7 +74,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "webhook_disabled": {
         "detail": f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with 410, so it "
-        "doesn't want any more messages",
+        "does not accept any more messages",
         "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
     },
     "job_not_found": {
@@ -89,8 +90,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "the job's list of drills shows their ids",
     },
     "experiment_not_found": {
-        "detail": "no job has the experiment 'digits'",
-        "hint": "assign a job by its label: `labels: {experiment: ...}`",
+        "detail": "no job belongs to the experiment 'digits'",
+        "hint": "assign a job with its label: `labels: {experiment: ...}`",
     },
     "invalid_search": {
         "detail": "column 14: expected a number, found the end",
@@ -129,12 +130,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "job_not_waiting": {
         "detail": f"the job {JOB_ID} is RUNNING: only a waiting job can be held, released or moved",
-        "hint": f"`dray preempt {JOB_ID}` makes it leave its slots and wait again",
+        "hint": f"`dray preempt {JOB_ID}` makes it release its slots and return to the queue",
     },
     "too_many_requests": {
-        "detail": "the server answers 2 requests of this kind per caller at a time, and 16 "
-        "more wait",
-        "hint": "try again after some of them have been answered",
+        "detail": "the server processes 2 requests of this kind per caller at a time, and 16 "
+        "more are waiting",
+        "hint": "try again when some of them have been answered",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
@@ -159,7 +160,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "did you mean 'night'?",
     },
     "priority_too_high": {
-        "detail": "is 90, above 70, the maximum of the queue 'night'",
+        "detail": "is 90, but the maximum of the queue 'night' is 70",
         "pointer": "/priority",
         "hint": "an admin can raise the job's priority after its submission",
     },
@@ -168,7 +169,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/limit/GPU",
         "hint": "raise the limit or lower the quota",
     },
-    "headers_too_large": {"detail": "at most 128 headers, of 65536 bytes in total, are allowed"},
+    "headers_too_large": {"detail": "at most 128 headers with 65536 bytes in total are allowed"},
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
     "unsupported_media_type": {
         "detail": "the content type is 'text/yaml', not application/json",
@@ -208,7 +209,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "array_too_large": {
         "detail": "the array has 10,000,000 jobs, but this server allows 10,000",
         "pointer": "/array/size",
-        "hint": "split the array; the operator sets the limit with DRAY_MAX_ARRAY_SIZE",
+        "hint": "split the array; the operator can raise DRAY_MAX_ARRAY_SIZE",
     },
     "sweep_not_found": {
         "detail": f"there is no sweep {ARRAY_ID}",
@@ -223,7 +224,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "sampler_unavailable": {
         "detail": "Optuna is not installed on this server",
         "pointer": "/sweep/sampler",
-        "hint": "use random or grid; the operator can run pip install 'dray[optuna]'",
+        "hint": "use random or grid, or ask the operator to run pip install 'dray[optuna]'",
     },
     "dependency_not_found": {
         "detail": f"there is no job or array {OTHER_ID}",
@@ -241,7 +242,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/files/0/path",
     },
     "upload_too_large": {
-        "detail": "the files have 600000000 bytes in total, more than 536870912",
+        "detail": "the files have 600000000 bytes in total, but at most 536870912 bytes are "
+        "allowed",
         "hint": "exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
     },
     "code_unfit": {
@@ -260,7 +262,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "change it, or set init_from.take to weights",
     },
     "internal_error": {
-        "detail": "dray failed to answer this request; the server's log shows the error",
+        "detail": "dray failed to process this request: see the error in the server's log",
         "hint": "search the log for this request_id",
     },
     "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},

@@ -159,7 +159,7 @@ class Admission:
             detail = f"the limit is {self._limits.per_client} concurrent requests per client"
         else:
             return None
-        hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and its limit on "
+        hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and the limit on "
         return Refused("unavailable", detail, None, hint + "open files", {"Connection": "close"})
 
     def leave(self, client: str) -> None:
@@ -342,7 +342,7 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         self._refuse(
             "headers_too_large",
-            f"at most {limits.num_headers} headers, of {limits.head_bytes} bytes in total, are "
+            f"at most {limits.num_headers} headers with {limits.head_bytes} bytes in total are "
             "allowed",
         )
 

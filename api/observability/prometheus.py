@@ -57,7 +57,7 @@ class Telemetry:
         )
         self._seconds = Histogram(
             "dray_http_request_seconds",
-            "Time to respond to a request. Long polls and streams wait intentionally.",
+            "Time to respond to a request. Long polls and streams take long intentionally.",
             ("method", "route"),
             registry=self.registry,
         )

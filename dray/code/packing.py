@@ -317,7 +317,7 @@ class _Walk:
         root = self._root.resolve()
         target = Path(os.path.realpath(link))  # `resolve` would raise for a link to itself
         if not target.is_relative_to(root) or not target.is_file():
-            return "is a link, but not to a file in this folder"
+            return "is a link to something other than a file in this folder"
         if is_named:
             return None
         for absolute in [target, *target.parents[: len(target.relative_to(root).parts) - 1]]:

@@ -154,7 +154,7 @@ def pause_s(failures: int, chance: float) -> float:
 def why_disabled(failing_since: datetime, now: datetime, answer: Answer) -> tuple[str, str] | None:
     """Return (code, message) if a webhook should be disabled after a failed delivery, else None."""
     if answer.is_gone:
-        return "gone", "the receiver responded with 410, so it doesn't want any more messages"
+        return "gone", "the receiver responded with 410, so it does not accept any more messages"
     if now - failing_since >= GIVEN_UP_AFTER:
         return "failing", (
             f"the receiver has accepted no messages for a day; last error: {answer.error}"

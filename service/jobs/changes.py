@@ -75,7 +75,7 @@ def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
     if moves and row.state is not JobState.QUEUED:
         raise JobNotWaiting(
             f"the job {row.id} is {row.state}: only a waiting job can be held, released or moved",
-            hint=f"`dray preempt {row.id}` makes it leave its slots and wait again",
+            hint=f"`dray preempt {row.id}` makes it release its slots and return to the queue",
         )
 
 

@@ -312,7 +312,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):
         named = ", ".join(f"{variable(name)}={as_text(values[name])}" for name in sorted(own))
         warn(
-            f"the program of {job.id}, a trial of a sweep, got {named}; the copy does not get "
+            f"{job.id} is a trial of a sweep that set {named}; the copy runs without "
             f"{'this variable' if len(own) == 1 else 'these variables'}"
         )
         kept = {name: value for name, value in script["parameters"].items() if name not in own}

@@ -150,7 +150,8 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
     if cost is best:
         if cost is first:
             return (
-                f"{takes}, and no way that the document allows is known to be {GAIN} times as fast"
+                f"{takes}, and no alternative that the document allows is known to be {GAIN} "
+                "times as fast"
             )
         return f"{takes}, {times:.1f} times as fast as all-reduce: {_reason(first, facts)}"
     if cost is first:

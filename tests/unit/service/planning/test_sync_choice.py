@@ -44,7 +44,12 @@ PAIRS = "gossip, ad_psgd, ring"
 @pytest.mark.parametrize(
     ("spec", "known", "chosen", "because"),
     [
-        (document(), FAST, "all-reduce", "no way that the document allows is known to be 1.5"),
+        (
+            document(),
+            FAST,
+            "all-reduce",
+            "no alternative that the document allows is known to be 1.5",
+        ),
         (document(), facts(speeds=ONE_SLOW), PAIRS, "10.0 times as long as the median rank"),
         (document(), facts(speeds=ONE_SLOW, is_known=False), PAIRS, "as measured in job-1"),
         (document(), facts(speeds=RankSpeeds(1.3, 0.95, "job-1")), "all-reduce", "no way that"),
@@ -53,7 +58,7 @@ PAIRS = "gossip, ad_psgd, ring"
             document(),
             facts(**SLOW_LINK, is_known=False),
             "all-reduce",
-            "no way that the document allows",
+            "no alternative that the document allows",
         ),
         (document(), facts(speeds=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
         # Only messages take a long time, and their latency is a guess.
@@ -63,7 +68,7 @@ PAIRS = "gossip, ad_psgd, ring"
             NO_COPIES,
             facts(speeds=ONE_SLOW, spot=True),
             "all-reduce",
-            "no way that the document allows",
+            "no alternative that the document allows",
         ),
         (STALE, facts(speeds=ONE_SLOW), "all-reduce", "no way that"),
         (document(3), facts(num_ranks=3, speeds=ONE_SLOW), "gossip, ad_psgd, random", "10.0"),
