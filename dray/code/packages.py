@@ -18,7 +18,7 @@ PROJECT: Final = "pyproject.toml"
 LIMIT_S: Final = 60.0
 _BOMS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    # UTF-32 comes before UTF-16, because its byte order mark begins with that of UTF-16.
+    # UTF-32 precedes UTF-16, because its byte order mark begins with the byte order mark of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),

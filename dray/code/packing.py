@@ -146,8 +146,8 @@ def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:
                 size += len(data)
     except OSError as error:
         raise SpecError(f"can't read {root / path}: {error.strerror}") from None
-    # Source code that searches for keys also contains this text, so .py files are not considered
-    # keys.
+    # Don't treat .py files as keys, because source code that searches for keys contains the same
+    # text.
     return FileEntry(path, size, executable, tuple(parts)), is_key and not path.endswith(".py")
 
 
@@ -200,7 +200,7 @@ class _Selection:
                 return False
             if not is_folder:
                 return True
-        # If Git lists no files of a folder, either the folder or all its files are ignored.
+        # If Git lists no files in a folder, either the folder or all its files are ignored.
         return ignore_rules.decision(self.rules, absolute, is_folder=is_folder) is True
 
     def _is_listed(self, path: str, *, is_folder: bool) -> bool:

@@ -147,7 +147,7 @@ def log_odds(logits: Tensor) -> Tensor:
     ahead = ahead - ahead.amax(dim=1, keepdim=True)
     # Sort, so that the score of a class doesn't depend on the order of the other classes' logits.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest number is 0, so if any other number is omitted, the sum is at least 1.
+    # The largest element is 0, so the sum without any other element is at least 1.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)

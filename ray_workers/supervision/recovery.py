@@ -290,8 +290,8 @@ class RecoveryController:
         first_at = max((rank.first_at for rank in ranks), default=0.0)
         if first_at < regrouping.began_at:  # the job has finished, or the other ranks did not stop
             first_at = time.time()
-        # In these groups, no step is lost: silos keep their part of an open round, and servers keep
-        # every gradient.
+        # No step is lost in a group with silos, which keep their part of an open round, or servers,
+        # which keep every gradient.
         is_kept = bool(self._traits.state_holders)
         steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(

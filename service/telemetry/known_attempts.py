@@ -84,7 +84,7 @@ class KnownAttempts:
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams
-        # An attempt without a stored cursor has no stored facts either, so both are empty.
+        # An attempt that has no stored cursor has no stored facts either.
         return known if at == cursor else learn(session, job_id, attempt)
 
     def keep(

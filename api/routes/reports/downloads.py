@@ -75,9 +75,9 @@ async def use(request: Request, context: TheContext, links: TheLinks, secret: st
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
-    # Without this header, some browsers, such as Chromium for Android, request several ranges of a
-    # large file at the same time. With a single-use link, only the first of these requests would
-    # succeed.
+    # Without `Accept-Ranges: none`, some browsers, such as Chromium for Android, request several
+    # ranges of a large file at the same time. Because the link can be used only once, only the
+    # first of these requests would succeed.
     response.headers["Accept-Ranges"] = "none"
     return response
 

@@ -120,8 +120,7 @@ class CodeCache:
         return files_ if files_.is_dir() else None
 
     def _copy_of(self, digest: str) -> Path:
-        # Copies from before this boot are not used, because a power cut may have emptied their
-        # files.
+        # Don't use copies made before this boot, because a power cut may have emptied their files.
         return self._root / f"{digest}-{boot_id()}"
 
     @contextlib.contextmanager

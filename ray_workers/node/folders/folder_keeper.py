@@ -39,7 +39,7 @@ class FolderKeeper:
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
         """For each attempt whose copying had to wait, the reason."""
-        # A separate thread pool, so that hanging storage can only occupy these threads.
+        # A separate thread pool, so that unresponsive storage can only occupy these threads.
         self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
     def _folder(self, key: Key) -> Path:

@@ -49,7 +49,7 @@ class ClientEvaluation(Evaluation):
 
     def measure(self) -> dict[str, float]:
         # The columns are the sum of each client's losses, and its number of correct predictions.
-        # Only one rank has non-zero values for a client, so the sum over the ranks is exact.
+        # For each client, only one rank has non-zero values, so the sum over the ranks is exact.
         found = torch.zeros(len(self._sizes), 2, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self._strategy.judging():
             for batch in self._own:

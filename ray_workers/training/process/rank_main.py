@@ -197,7 +197,7 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
 def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     """Train as this rank, or run a parameter server, until the job ends."""
     assert spec.recipe is not None
-    # An elastic group can have more ranks than the document has workers, but it has no servers.
+    # An elastic group can have more ranks than `num_workers`, but has no servers.
     has_servers = isinstance(spec.sync, ParameterServer)
     if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
         rendezvous = RendezvousHandler(task, page)

@@ -176,8 +176,8 @@ class EmbeddedRay:
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--include-dashboard=true",
-            # For drivers that print logs, the log monitor reads every worker's log ten times per
-            # second. dray's driver doesn't print them.
+            # The log monitor reads every worker's log ten times per second for drivers that print
+            # logs. dray's driver doesn't print logs.
             "--include-log-monitor=false",
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
@@ -347,8 +347,8 @@ def remove_dead_sessions() -> None:
             is_ours = (folder / PID_NAMESPACE).read_text() == pid_namespace()
         except OSError:
             continue
-        # The PID_NAMESPACE file is written after the first process has started, so this doesn't
-        # delete the folder of a Ray that is starting.
+        # The PID_NAMESPACE file is written after the first process has started, so the folder of a
+        # Ray that is starting is not deleted.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 

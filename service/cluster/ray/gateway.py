@@ -290,7 +290,7 @@ class GatewayCluster:
         return [sys.executable, "-m", module, str(fd), self._target.log_format]
 
     def _child_environment(self) -> dict[str, str]:
-        # Without this, Ray prints messages about its nodes with colour codes.
+        # Without RAY_COLOR_PREFIX=0, Ray adds colour codes to messages about its nodes.
         environment = {**os.environ, "PYTHONPATH": str(CODE_ROOT), "RAY_COLOR_PREFIX": "0"}
         if self._target.embedded is not None:
             environment |= self._target.embedded.environment()

@@ -33,8 +33,8 @@ def reason(daemon_log: Path, temp_dir: Path) -> str | None:
     # The pattern omits session_latest, which is a link to the only session.
     sessions = temp_dir.glob("session_2*/logs")
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
-    # Read the GCS's log before the output of `ray start`, which reports only that the GCS is
-    # missing if the GCS has failed.
+    # Search the GCS's log before the output of `ray start`: if the GCS failed, `ray start` reports
+    # only that the GCS is missing.
     logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
     texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
     # Look for fatal errors first, because other errors are often only consequences of a program's

@@ -45,7 +45,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 )
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
-# FSDP2 warns about in-place operations on views in each evaluation, although dray performs none.
+# In each evaluation, FSDP2 warns about in-place operations on views, although dray performs none.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -102,7 +102,7 @@ class ModelParallel(Strategy):
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self.model, self.gradients, self.update = self.divide(mesh, self._context)
-        # Remember the parameters here, between steps, because FSDP replaces them during a step.
+        # Store the parameters now, because FSDP replaces them during each step.
         self._parameters = dict(self.model.named_parameters())
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
