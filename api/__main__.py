@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument(
         "--no-loops",
         action="store_true",
-        help="only serve requests; run the loops with `python -m service`",
+        help="only serve requests, without running the background loops of `python -m service`",
     )
     arguments = parser.parse_args()
     write_privately()

@@ -138,7 +138,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "try again when some of them have been answered",
     },
     "queue_full": {
-        "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
+        "detail": "5 jobs of ann wait in the queue 'night', which is the maximum that a user "
+        "may have",
         "pointer": "/queue",
         "hint": "submit the job when a waiting job has started, or choose another queue",
     },
@@ -155,7 +156,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "rounds are kept for 6 hours",
     },
     "unknown_queue": {
-        "detail": "there is no queue 'nigth'; there are default, night",
+        "detail": "there is no queue 'nigth'; the queues are default, night",
         "pointer": "/queue",
         "hint": "did you mean 'night'?",
     },
@@ -165,7 +166,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "an admin can raise the job's priority after its submission",
     },
     "invalid_queue": {
-        "detail": "is 4 GPU, below the quota of 8 GPU",
+        "detail": "is 4 GPU, which is less than the quota of 8 GPU",
         "pointer": "/limit/GPU",
         "hint": "raise the limit or lower the quota",
     },
@@ -182,7 +183,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "invalid_parameter": {"detail": "the parameter 'limit' must be less than or equal to 500"},
     "unsatisfiable": {
-        "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
+        "detail": "this job could never start: it needs 8 GPUs, but the cluster has 4",
         "pointer": "/resources/num_workers",
         "hint": "request fewer resources, or add nodes to the cluster; `dray cluster` shows its "
         "nodes",
@@ -238,7 +239,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "use `on: end` to start the job after the other job has ended, whatever the result",
     },
     "bad_upload": {
-        "detail": "the path '../train.py' has an empty part, `.` or `..`",
+        "detail": "the path '../train.py' has a component that is empty, `.` or `..`",
         "pointer": "/files/0/path",
     },
     "upload_too_large": {

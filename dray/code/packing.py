@@ -249,8 +249,8 @@ class _Walk:
             listed = git_files.list_files(folder)
         except git_files.GitUnavailable as error:
             self.notes.append(
-                f"Git could not list the files of {folder}, so only its ignore files were used: "
-                f"{error}"
+                f"Git could not list the files of {folder}, so only the folder's ignore files "
+                f"were used: {error}"
             )
             return selection
         if is_overruled and not listed.files:

@@ -44,7 +44,7 @@ def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: s
     for command in (("events",), ("submit", "--dry-run", "--like")):
         cli(*command, "sweep-1", exits=Exit.USAGE)
         assert (
-            "matches 3 jobs: for one job of an array or sweep, give sweep-1/INDEX, such as"
+            "matches 3 jobs: to select one job of an array or sweep, give sweep-1/INDEX, such as"
             in cli.err
         )
     assert cli("events", "sweep-1/2")
