@@ -203,7 +203,7 @@ SYNC_PLAN: Mapping[str, Any] = {
             "to be 1.5 times as fast",
         }
     ],
-    "facts": ["1 node holds all 2 workers"],
+    "facts": ["all workers (2) run on 1 node"],
 }
 
 COMPARISON: Mapping[str, Any] = {

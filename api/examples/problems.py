@@ -57,7 +57,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "set `federated: {http: {}}` in its document",
     },
     "too_many_clients": {
-        "detail": "federated.clients is 2, and 2 clients are already invited",
+        "detail": "federated.clients is 2, and 2 clients have already been invited",
         "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
@@ -91,7 +91,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "experiment_not_found": {
         "detail": "no job belongs to the experiment 'digits'",
-        "hint": "assign a job with its label: `labels: {experiment: ...}`",
+        "hint": "set the label in the job document: `labels: {experiment: ...}`",
     },
     "invalid_search": {
         "detail": "column 14: expected a number, found the end",

@@ -57,7 +57,7 @@ class Telemetry:
         )
         self._seconds = Histogram(
             "dray_http_request_seconds",
-            "Time to respond to a request. Long polls and streams take long intentionally.",
+            "Time to respond to a request. Long polls and streams are slow by design.",
             ("method", "route"),
             registry=self.registry,
         )

@@ -139,7 +139,7 @@ class Tracking:
                     raise NotComparable(
                         f"{job_id} is not in the experiment {name!r}",
                         pointer="/baseline",
-                        hint="assign a job with its label: `labels: {experiment: ...}`",
+                        hint="set the label in the job document: `labels: {experiment: ...}`",
                     )
             repository.set_baseline(session, name, job_id)
             touch(session)
@@ -164,7 +164,7 @@ def _refuse_unknown(session: Session, name: str) -> None:
     if not storable(name) or not repository.jobs_of(session, name, 1):
         raise ExperimentNotFound(
             f"no job belongs to the experiment {name!r}",
-            hint="assign a job with its label: `labels: {experiment: ...}`",
+            hint="set the label in the job document: `labels: {experiment: ...}`",
         )
 
 

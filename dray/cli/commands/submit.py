@@ -407,7 +407,7 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     on = f"{workers} worker" if workers == 1 else f"{workers} workers"
     kind = "a job" if spec.array is None else f"an array of {spec.array.size}"
     kind = kind if spec.sweep is None else f"a sweep of {spec.num_jobs} trials"
-    write_text(f"{source} is {kind}: {what} on {on}. Nothing was submitted.")
+    write_text(f"{source} describes {kind}: {what} on {on}. Nothing was submitted.")
     if packed is not None:
         for file in packed.files:
             write_text(f"  {size(file.size_bytes):>9}  {file.path}")

@@ -97,7 +97,7 @@ def test_an_array_is_not_watched(cli: Cli, document: str) -> None:
 
 
 def test_a_dry_run_says_how_many_jobs_it_would_be(cli: Cli, document: str) -> None:
-    assert "is an array of 7: " in cli("submit", document, "--array", "7", "--dry-run")
+    assert "describes an array of 7: " in cli("submit", document, "--array", "7", "--dry-run")
 
 
 def test_a_job_of_an_array_is_found_by_the_name_and_its_index(cli: Cli, document: str) -> None:
