@@ -52,7 +52,12 @@ PAIRS = "gossip, ad_psgd, ring"
         ),
         (document(), facts(speeds=ONE_SLOW), PAIRS, "10.0 times as long as the median rank"),
         (document(), facts(speeds=ONE_SLOW, is_known=False), PAIRS, "as measured in job-1"),
-        (document(), facts(speeds=RankSpeeds(1.3, 0.95, "job-1")), "all-reduce", "no way that"),
+        (
+            document(),
+            facts(speeds=RankSpeeds(1.3, 0.95, "job-1")),
+            "all-reduce",
+            "no alternative that",
+        ),
         (document(), facts(**SLOW_LINK), "local steps, every 32", "86% of a step with all-reduce"),
         (
             document(),
@@ -62,7 +67,7 @@ PAIRS = "gossip, ad_psgd, ring"
         ),
         (document(), facts(speeds=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
         # Only messages take a long time, and their latency is a guess.
-        (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no way that"),
+        (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no alternative that"),
         (NO_COPIES, facts(speeds=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
         (
             NO_COPIES,
@@ -70,9 +75,14 @@ PAIRS = "gossip, ad_psgd, ring"
             "all-reduce",
             "no alternative that the document allows",
         ),
-        (STALE, facts(speeds=ONE_SLOW), "all-reduce", "no way that"),
+        (STALE, facts(speeds=ONE_SLOW), "all-reduce", "no alternative that"),
         (document(3), facts(num_ranks=3, speeds=ONE_SLOW), "gossip, ad_psgd, random", "10.0"),
-        (document(elastic={"min_workers": 1}), facts(speeds=ONE_SLOW), "all-reduce", "no way that"),
+        (
+            document(elastic={"min_workers": 1}),
+            facts(speeds=ONE_SLOW),
+            "all-reduce",
+            "no alternative that",
+        ),
         (document(), "of the model nothing is known", "all-reduce", "of the model nothing"),
     ],
 )
