@@ -107,7 +107,7 @@ class Scaffold(Algorithm):
         self, sent: Sequence[Participant], updates: Tensor | None, lr: float
     ) -> ControlChange:
         assert updates is not None
-        # If the learning rate was 0, the gradient can't be computed from the update.
+        # If the learning rate is 0 or subnormal, the gradient can't be computed from the update.
         if lr < torch.finfo(torch.float32).tiny:
             return ControlChange({}, torch.zeros_like(self._server))
         of_clients: dict[int, Tensor] = {}
