@@ -83,11 +83,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "artifact_not_found": {
         "detail": f"the job {JOB_ID} has no artifact artifact-0",
-        "hint": "the job's list of artifacts shows their ids",
+        "hint": "list the job's artifacts to find their ids",
     },
     "drill_not_found": {
         "detail": f"the job {JOB_ID} has no drill drill-0",
-        "hint": "the job's list of drills shows their ids",
+        "hint": "list the job's drills to find their ids",
     },
     "experiment_not_found": {
         "detail": "no job belongs to the experiment 'digits'",
@@ -208,7 +208,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray ls` lists the existing jobs and arrays",
     },
     "array_too_large": {
-        "detail": "the array has 10,000,000 jobs, but this server allows 10,000",
+        "detail": "the array has 10,000,000 jobs, but this server allows at most 10,000",
         "pointer": "/array/size",
         "hint": "split the array; the operator can raise DRAY_MAX_ARRAY_SIZE",
     },

@@ -35,7 +35,7 @@ def preempt(
         typer.Option(
             "--grace",
             metavar="TIME",
-            help="Time for saving a checkpoint, such as 90 (seconds) or 2m.",
+            help="Time limit for saving a checkpoint, such as 90 (seconds) or 2m.",
             parser=seconds,
         ),
     ] = None,

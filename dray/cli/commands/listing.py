@@ -62,7 +62,9 @@ def list_jobs(
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(metavar="SEARCH", help="Only jobs that match: 'val/loss < 0.1 and ...'."),
+        typer.Option(
+            metavar="SEARCH", help="Only jobs that match a search, such as 'val/loss < 0.1'."
+        ),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")

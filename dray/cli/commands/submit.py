@@ -84,7 +84,7 @@ def submit(
     ] = None,
     max_running: Annotated[
         int | None,
-        typer.Option(min=1, help="Maximum number of the array's jobs that run at a time."),
+        typer.Option(min=1, help="Maximum number of the array's jobs that run at the same time."),
     ] = None,
     requirements: Annotated[
         Path | None,
@@ -372,7 +372,7 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     first, *rest = words
     if first == MODULE:
         if not rest:
-            raise typer.BadParameter("-m needs the name of a module")
+            raise typer.BadParameter("-m requires the name of a module")
         return {"name": rest[0], "script": {"module": rest[0], "args": rest[1:]}}, "-m " + rest[0]
     if first.endswith(".py"):
         name = Path(first).stem

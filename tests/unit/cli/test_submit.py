@@ -100,7 +100,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
         (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "remove torchrun"),
         (["--include", ".env", "job.yaml"], "--include requires --code"),
         (["ignored.py"], "ignored.py is excluded from the upload"),
-        (["--", "-m"], "needs the name of a module"),
+        (["--", "-m"], "requires the name of a module"),
     ],
 )
 def test_a_mistake_is_said_before_anything_is_sent(
