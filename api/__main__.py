@@ -43,8 +43,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for bound in sockets or ():
-            # asyncio has set a smaller backlog, equal to the number of connections that it accepts
-            # at once.
+            # Replace the backlog that asyncio has set, which is only as large as the number of
+            # connections that it accepts at once.
             bound.listen(BACKLOG)
 
     @contextlib.contextmanager
@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument(
         "--no-loops",
         action="store_true",
-        help="only serve requests; run the loops with `python -m service`",
+        help="only serve requests, without running the background loops of `python -m service`",
     )
     arguments = parser.parse_args()
     write_privately()

@@ -35,8 +35,8 @@ class Context:
     """Set when the server is asked to stop, so that long polls answer immediately."""
 
 
-# The dependencies are coroutines although they do not wait: FastAPI runs a plain function in a
-# thread, which costs more than the function itself.
+# The dependencies are coroutines even though they await nothing, because FastAPI would run a plain
+# function in a thread, which costs more than the function itself.
 
 
 async def context(request: Request) -> Context:
@@ -69,7 +69,7 @@ async def actor(request: Request) -> str:
 def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
     """Raise Refused unless the caller is an admin. `may` names the action in the message."""
     if not context.authority.is_admin(caller):
-        hint = "an admin's line in DRAY_TOKENS_FILE ends with :admin; ask the operator"
+        hint = "ask the operator to add :admin to the end of your line in DRAY_TOKENS_FILE"
         raise Refused("forbidden", f"only an admin may {may}", None, hint)
 
 

@@ -60,7 +60,7 @@ _IF_NONE_MATCH = {
     "name": "If-None-Match",
     "in": "header",
     "required": False,
-    "description": "ETags of the versions that the caller has.",
+    "description": "ETags of the versions that the caller has cached.",
     "schema": {"type": "string"},
 }
 _NOT_MODIFIED = {"description": "`If-None-Match` contains the ETag of this response."}

@@ -158,7 +158,7 @@ def _methods(request: Request) -> set[str]:
 def unexpected(request: Request) -> Response:
     """Respond to a request that failed because of a bug in dray. The traceback is logged, but not
     sent to the caller."""
-    detail = "dray failed to answer this request; the server's log shows the error"
+    detail = "dray failed to process this request: see the error in the server's log"
     return problem(request, "internal_error", detail, hint="search the log for this request_id")
 
 

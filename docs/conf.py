@@ -33,6 +33,6 @@ html_show_sphinx = False
 html_favicon = "../api/page/static/icon.svg"
 html_theme_options = {"navigation_with_keys": False}
 html_static_path = ["static"]
-# Names in docstrings are in single backquotes, and types are not linked.
+# Docstrings put names in single backquotes, and don't link types.
 default_role = "code"
 nitpick_ignore_regex = [("py:.*", ".*")]

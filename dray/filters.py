@@ -65,9 +65,9 @@ Label = Annotated[
 class JobFilter(BaseModel):
     """Selects the jobs that match all given fields. A field that is None matches all jobs."""
 
-    # The SDK constructs it without validation, so building the validator is deferred until first
-    # use. Descriptions are not taken from docstrings, because extracting them takes longer than
-    # importing everything else.
+    # The SDK constructs filters without validation, so building the validator is deferred until
+    # first use. Descriptions are not taken from docstrings, because extracting them takes longer
+    # than importing everything else.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     state: Annotated[tuple[JobState, ...], Field(description="Jobs in any of these states.")] = ()

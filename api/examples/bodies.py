@@ -275,7 +275,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     },
     "Explanation": {
         "state": "QUEUED",
-        "reason": {"code": "no_slots", "message": "needs 4 GPUs, and 2 are free"},
+        "reason": {"code": "no_slots", "message": "needs 4 GPUs; 2 are free"},
         "position": 2,
         "queue_length": 9,
         "blocked_by": [OTHER_ID],

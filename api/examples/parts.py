@@ -205,7 +205,7 @@ SYNC_PLAN: Mapping[str, Any] = {
             ),
         }
     ],
-    "facts": ["1 node holds all 2 workers"],
+    "facts": ["all workers (2) run on 1 node"],
 }
 
 COMPARISON: Mapping[str, Any] = {

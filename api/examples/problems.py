@@ -13,7 +13,8 @@ _UNIQUE = "use a new key for each request, and the same key only to repeat a req
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "malformed_request": {"detail": "the body is JSON, but not an object"},
     "bad_idempotency_key": {
-        "detail": "the Idempotency-Key has 300 characters; it needs 1 to 255, all printable ASCII",
+        "detail": "the Idempotency-Key has 300 characters, but must consist of 1 to 255 printable "
+        "ASCII characters",
         "hint": "use a random UUID, for example",
     },
     "bad_cursor": {
@@ -25,8 +26,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI read it from DRAY_TOKEN",
     },
     "forbidden": {
-        "detail": "this server does not answer under the name 'evil.example.org'",
-        "hint": "call it as localhost or by its IP address, or add the name to DRAY_ALLOWED_HOSTS",
+        "detail": "this server does not accept requests for the host 'evil.example.org'",
+        "hint": "call it as localhost or by its IP address, or add the host to DRAY_ALLOWED_HOSTS",
     },
     "data_source_forbidden": {
         "detail": "169.254.169.254 is an address of the cluster's own network",
@@ -56,7 +57,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "set `federated: {http: {}}` in the job document",
     },
     "too_many_clients": {
-        "detail": "federated.clients is 2, and 2 clients are already invited",
+        "detail": "federated.clients is 2, and 2 clients have already been invited",
         "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
@@ -84,15 +85,15 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "artifact_not_found": {
         "detail": f"the job {JOB_ID} has no artifact artifact-0",
-        "hint": "the job's list of artifacts shows their ids",
+        "hint": "list the job's artifacts to find their ids",
     },
     "drill_not_found": {
         "detail": f"the job {JOB_ID} has no drill drill-0",
-        "hint": "the job's list of drills shows their ids",
+        "hint": "list the job's drills to find their ids",
     },
     "experiment_not_found": {
-        "detail": "no job has the experiment 'digits'",
-        "hint": "assign a job by its label: `labels: {experiment: ...}`",
+        "detail": "no job belongs to the experiment 'digits'",
+        "hint": "set the label in the job document: `labels: {experiment: ...}`",
     },
     "invalid_search": {
         "detail": "column 14: expected a number, found the end",
@@ -134,12 +135,13 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray preempt {JOB_ID}` makes the job release its slots and wait again",
     },
     "too_many_requests": {
-        "detail": "the server answers 2 requests of this kind per caller at a time, and 16 "
-        "more wait",
-        "hint": "try again after some of them have been answered",
+        "detail": "the server processes 2 requests of this kind per caller at a time, and 16 "
+        "more are waiting",
+        "hint": "try again when some of them have been answered",
     },
     "queue_full": {
-        "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
+        "detail": "5 jobs of ann wait in the queue 'night', which is the maximum that a user "
+        "may have",
         "pointer": "/queue",
         "hint": "submit the job when a waiting job has started, or choose another queue",
     },
@@ -156,21 +158,21 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "rounds are kept for 6 hours",
     },
     "unknown_queue": {
-        "detail": "there is no queue 'nigth'; there are default, night",
+        "detail": "there is no queue 'nigth'; the queues are default, night",
         "pointer": "/queue",
         "hint": "did you mean 'night'?",
     },
     "priority_too_high": {
-        "detail": "is 90, above 70, the maximum of the queue 'night'",
+        "detail": "is 90, but the maximum of the queue 'night' is 70",
         "pointer": "/priority",
         "hint": "an admin can raise the job's priority after its submission",
     },
     "invalid_queue": {
-        "detail": "is 4 GPU, below the quota of 8 GPU",
+        "detail": "is 4 GPU, which is less than the quota of 8 GPU",
         "pointer": "/limit/GPU",
         "hint": "raise the limit or lower the quota",
     },
-    "headers_too_large": {"detail": "at most 128 headers, of 65536 bytes in total, are allowed"},
+    "headers_too_large": {"detail": "at most 128 headers with 65536 bytes in total are allowed"},
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
     "unsupported_media_type": {
         "detail": "the content type is 'text/yaml', not application/json",
@@ -183,7 +185,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "invalid_parameter": {"detail": "the parameter 'limit' must be less than or equal to 500"},
     "unsatisfiable": {
-        "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
+        "detail": "this job could never start: it needs 8 GPUs, but the cluster has 4",
         "pointer": "/resources/num_workers",
         "hint": (
             "request fewer resources, or add nodes to the cluster; `dray cluster` shows the "
@@ -210,9 +212,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray ls` lists the existing jobs and arrays",
     },
     "array_too_large": {
-        "detail": "the array has 10,000,000 jobs, but this server allows 10,000",
+        "detail": "the array has 10,000,000 jobs, but this server allows at most 10,000",
         "pointer": "/array/size",
-        "hint": "split the array; the operator sets the limit with DRAY_MAX_ARRAY_SIZE",
+        "hint": "split the array; the operator can raise DRAY_MAX_ARRAY_SIZE",
     },
     "sweep_not_found": {
         "detail": f"there is no sweep {ARRAY_ID}",
@@ -227,7 +229,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "sampler_unavailable": {
         "detail": "Optuna is not installed on this server",
         "pointer": "/sweep/sampler",
-        "hint": "use random or grid; the operator can run pip install 'dray[optuna]'",
+        "hint": "use random or grid, or ask the operator to run pip install 'dray[optuna]'",
     },
     "dependency_not_found": {
         "detail": f"there is no job or array {OTHER_ID}",
@@ -241,11 +243,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "use `on: end` to start the job after the other job has ended, whatever the result",
     },
     "bad_upload": {
-        "detail": "the path '../train.py' has an empty part, `.` or `..`",
+        "detail": "the path '../train.py' has a component that is empty, `.` or `..`",
         "pointer": "/files/0/path",
     },
     "upload_too_large": {
-        "detail": "the files have 600000000 bytes in total, more than 536870912",
+        "detail": "the files have 600000000 bytes in total, but at most 536870912 bytes are "
+        "allowed",
         "hint": "exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
     },
     "code_unfit": {
@@ -264,7 +267,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "change it, or set init_from.take to weights",
     },
     "internal_error": {
-        "detail": "dray failed to answer this request; the server's log shows the error",
+        "detail": "dray failed to process this request: see the error in the server's log",
         "hint": "search the log for this request_id",
     },
     "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},

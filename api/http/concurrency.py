@@ -45,10 +45,10 @@ class ConcurrencyLimiter:
         limits = self._limits
         if self._asked[caller] >= limits.of_caller + limits.waiting_of_caller:
             detail = (
-                f"the server answers {limits.of_caller} requests of this kind per caller at a "
-                f"time, and {limits.waiting_of_caller} more wait"
+                f"the server processes {limits.of_caller} requests of this kind per caller at a "
+                f"time, and {limits.waiting_of_caller} more are waiting"
             )
-            raise Refused(TOO_MANY, detail, None, "try again after some of them have been answered")
+            raise Refused(TOO_MANY, detail, None, "try again when some of them have been answered")
         self._asked[caller] += 1
         mine = self._of_caller.setdefault(caller, asyncio.Semaphore(limits.of_caller))
         try:

@@ -158,7 +158,7 @@ class Admission:
             detail = f"the limit is {self._limits.per_client} concurrent requests per client"
         else:
             return None
-        hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and its limit on "
+        hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and the limit on "
         return Refused("unavailable", detail, None, hint + "open files", {"Connection": "close"})
 
     def leave(self, client: str) -> None:
@@ -197,8 +197,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
-        # Two iterations of the loop later, every connection that was accepted in the same iteration
-        # has been read once. Closing a connection with unread bytes would reset it, without a 503.
+        # Wait until every connection accepted in this iteration of the event loop has been read
+        # once: closing a connection with unread bytes sends a TCP reset instead of the 503.
         self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,8 +211,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._awaited is Awaited.HEAD:
             self._await(Awaited.HEAD, self._limits.head_within_s)
-        # Parse in slices, so that the bytes of one request don't count for the next request: parsed
-        # bytes are counted exactly, and the error for unparsed bytes is at most one slice.
+        # Parse in slices, so that the bytes of one request aren't counted towards the next. The
+        # count is exact for parsed bytes, and off by at most one slice for unparsed bytes.
         for start in range(0, len(data), SLICE_BYTES):
             if self._refused or self.transport.is_closing():
                 return
@@ -341,7 +341,7 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         self._refuse(
             "headers_too_large",
-            f"at most {limits.num_headers} headers, of {limits.head_bytes} bytes in total, are "
+            f"at most {limits.num_headers} headers with {limits.head_bytes} bytes in total are "
             "allowed",
         )
 

@@ -26,7 +26,7 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
 }
 """OpenAPI descriptions of the responses to a download, except for problems."""
 DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Size, type and hash of the file are in the headers."},
+    200: {"description": "The headers contain the size, type and hash of the file."},
     304: DOWNLOAD[304],
 }
 """OpenAPI descriptions of the responses to a HEAD request, except for problems."""
@@ -87,7 +87,7 @@ def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
     except Unsatisfied:
         raise Refused(
             "range_not_satisfiable",
-            f"the file has {size} bytes, none of them in that range",
+            f"the requested range is outside the file, which has {size} bytes",
             headers={"Content-Range": f"bytes */{size}"},
         ) from None
 

@@ -26,7 +26,8 @@ def check_key(key: str | None) -> str | None:
         return key
     raise Refused(
         "bad_idempotency_key",
-        f"the Idempotency-Key has {len(key)} characters; it needs 1 to 255, all printable ASCII",
+        f"the Idempotency-Key has {len(key)} characters, but must consist of 1 to 255 printable "
+        "ASCII characters",
         hint="use a random UUID, for example",
     )
 

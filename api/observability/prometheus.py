@@ -57,7 +57,7 @@ class Telemetry:
         )
         self._seconds = Histogram(
             "dray_http_request_seconds",
-            "Time to respond to a request. Long polls and streams wait intentionally.",
+            "Time to respond to a request. Long polls and streams are slow by design.",
             ("method", "route"),
             registry=self.registry,
         )
@@ -137,7 +137,7 @@ def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
     yield _gauge("dray_cluster_connected", "1 while Ray responds.", {(): float(cluster.connected)})
     yield _gauge(
         "dray_cluster_seen_seconds",
-        "Time since the loops of the service last read the state of the cluster.",
+        "Time since the service last read the state of the cluster.",
         {(): _age_s(cluster.updated_at, now)},
     )
     alive = [node for node in cluster.nodes if node.alive]
@@ -169,7 +169,7 @@ def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
     )
     yield _gauge(
         "dray_storage_full",
-        "1 while the storage is full: jobs are then neither accepted nor started.",
+        "1 while the storage is full and jobs are neither accepted nor started, otherwise 0.",
         {(): float(cluster.storage.problem is not None)},
     )
 

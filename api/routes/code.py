@@ -104,7 +104,7 @@ def _members(content: bytes) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
                 if not re.fullmatch("[0-9a-f]{64}", member.name):
-                    problem = "is not a SHA-256: the name of a part is its hash"
+                    problem = "is not a SHA-256 digest, but the name of a part must be its digest"
                 # Sparse files are refused, because a few bytes in the archive can expand to a file
                 # of any size.
                 elif not member.isreg() or member.issparse():

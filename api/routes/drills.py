@@ -53,7 +53,8 @@ async def drill(
     key = check_key(idempotency_key)
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, document = await body.read_as(DrillRequest, request, limit_bytes)
-    # The job's id distinguishes this request from submissions, and from drills of other jobs.
+    # Include the job's id, so that submissions and drills of other jobs have different
+    # fingerprints.
     idempotency = named(key, body.fingerprint({"drill": job_id, "document": document}))
     made = await faults.drill(
         job_id,

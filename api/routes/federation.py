@@ -256,7 +256,7 @@ async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Re
     openapi_extra=_BYTES,
     dependencies=[NoParameters],
     responses={
-        200: {"model": views.UpdateReceipt, "description": "The answer had already been sent."},
+        200: {"model": views.UpdateReceipt, "description": "The message had already been sent."},
         **declare(*_ROUND, "update_refused", "bad_update", "body_too_large"),
         **declare("unsupported_media_type", TOO_MANY, "storage_unavailable"),
     },

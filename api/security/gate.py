@@ -41,8 +41,8 @@ class Gate:
         if self._checks_hosts and not self._answers_as(host):
             return Refused(
                 "forbidden",
-                f"this server does not answer under the name {host[:255]!r}",
-                hint="call it as localhost or by its IP address, or add the name to "
+                f"this server does not accept requests for the host {host[:255]!r}",
+                hint="call it as localhost or by its IP address, or add the host to "
                 "DRAY_ALLOWED_HOSTS",
             )
         if self._checks_origins and not self._answers_page(headers, host):

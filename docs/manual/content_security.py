@@ -27,7 +27,7 @@ def move_inline_parts(folder: Path) -> None:
     """Rewrites all pages in `folder`. Raises ValueError if a page still has inline content."""
     for page in folder.rglob("*.html"):
         text = _INLINE.sub(partial(_to_file, page=page, folder=folder), page.read_text())
-        # Icons only use these properties, which SVG also accepts as attributes.
+        # The inline styles of icons contain only properties that SVG also accepts as attributes.
         text = _STYLE_OF_SVG.sub(r' \1="\2"', text)
         if left := _LEFT.search(text):
             found = text[left.start() : left.start() + 80]

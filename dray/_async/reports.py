@@ -70,9 +70,9 @@ class ReportCalls(JobCalls):
                                 continue
                             event = self._connection.parse(views.Event, message.data, call)
                             position = event.seq
-                            # Skip events that were yielded before a reset. The time is compared
-                            # too: in a database restored from a backup, another event can have the
-                            # same number.
+                            # Skip events that were yielded before the server restarted the stream.
+                            # Compare the time too, because a different event may have the same
+                            # number after the database has been restored from a backup.
                             if event.seq <= after_seq or given.get(event.seq) == event.time:
                                 continue
                             given[event.seq] = event.time
@@ -146,7 +146,7 @@ class ReportCalls(JobCalls):
         """
         steps = dict(after or {})
         yielded = _Yielded(steps, max(steps.values(), default=0) - 1)
-        # The state is read before the points, so that the points are complete if the job has ended.
+        # Read the state before the points, so that all points are included if the job has ended.
         job = await self._job(job_id, patient=True)
         while True:
             async for point in self._new_points(job_id, keys, rank, yielded):
@@ -157,7 +157,7 @@ class ReportCalls(JobCalls):
             known = job.state
             job = await self._job(job_id, METRIC_TICK_S, known, patient=True)
             await self._pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
-        # The series don't all have points at the same steps.
+        # Not all series have points at the same steps.
         query = params(keys=keys, rank=rank, max_points=2)
         call = Call("GET", _path(job_id, "metrics"), query)
         ends = await self._read(views.Metrics, call, patient=True)

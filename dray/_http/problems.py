@@ -54,7 +54,7 @@ def _problem(response: httpx.Response) -> Problem:
             title=response.reason_phrase,
             status=response.status_code,
             detail=(
-                f"{response.request.url} responded with {answer}, which is not a response of a "
+                f"{response.request.url} responded with {answer}, which is not a response from a "
                 "dray server"
             ),
             code="",

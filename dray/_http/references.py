@@ -50,7 +50,8 @@ def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.Ambiguou
     if (newest.name, called) == (reference, newest.id) and newest.array_id is not None:
         example = f"{reference}/{newest.array_index}"
         how = (
-            f"for one job of an array or sweep, give {reference}/INDEX, such as {example}; or {how}"
+            f"to select one job of an array or sweep, give {reference}/INDEX, such as {example}; "
+            f"or {how}"
         )
     lines = [
         f"  {one} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"

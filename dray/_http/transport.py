@@ -113,8 +113,8 @@ class Retry:
     def delay_s(self, tries: int, retry_after_s: float | None) -> float:
         """Return the number of seconds to wait after `tries` failed attempts."""
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(tries - 1, 30))
-        # The jitter is added to Retry-After. Otherwise, all clients with the same response would
-        # retry simultaneously.
+        # Add the jitter to Retry-After too. Otherwise, all clients that received the same value
+        # would retry simultaneously.
         return (retry_after_s or 0.0) + ceiling * self.jitter()
 
 

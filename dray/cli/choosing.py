@@ -146,7 +146,7 @@ def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
     question = what.format(jobs=number)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(
-            f"{question} There is no terminal on which to confirm: add --yes", param_hint="--yes"
+            f"{question} Without a terminal, confirm with --yes", param_hint="--yes"
         )
     for job in jobs[:MOST_SHOWN]:
         warn(f"  {job}")

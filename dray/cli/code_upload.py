@@ -39,15 +39,14 @@ def packed_folder(
             return None
         if not isinstance(model, dict) or "import" not in model:
             raise SpecError(
-                f"{source} has neither a script nor model.import: --code is for jobs with one "
-                "of them"
+                f"{source} has neither a script nor model.import: --code requires one of them"
             )
         return pack(code.absolute(), include)
     if code is None and not is_program(source):
         if include:
             raise typer.BadParameter(
-                "--include requires --code or a document with `code: FOLDER`, because otherwise "
-                "nothing is uploaded"
+                "--include requires --code or a document with `code: FOLDER`: otherwise, no code "
+                "is uploaded"
             )
         return None
     folder = (code or Path()).absolute()

@@ -25,8 +25,8 @@ class Exit(IntEnum):
 
 HELP = (
     "Exit codes: 0 success; 1 the watched job failed or was cancelled, or a drill failed; 2 "
-    "invalid usage or job document; 3 not found, conflict or not allowed; 4 the server can't be "
-    "reached or failed; 5 timed out while waiting; 130 interrupted."
+    "invalid usage or job document; 3 not found, conflict or not allowed; 4 the server failed or "
+    "can't be reached; 5 timed out while waiting; 130 interrupted."
 )
 
 

@@ -94,7 +94,7 @@ def _git(folder: Path, *command: str) -> bytes:
     variables |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     variables |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        # `core.fsmonitor` could name a program.
+        # Git would run a program named in `core.fsmonitor`.
         done = subprocess.run(
             ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *command],
             stdin=subprocess.DEVNULL,

@@ -55,8 +55,8 @@ class Pattern:
     @cached_property
     def _regex(self) -> re.Pattern[bytes]:
         glob = self.glob.removeprefix(b"/")
-        # Git first compares and removes the prefix without wildcards, so the remaining pattern can
-        # begin with `**`.
+        # Like Git, match the prefix before the first wildcard separately, so that a `**` after this
+        # prefix is treated like one at the start of a pattern.
         literal = next((i for i, byte in enumerate(glob) if byte in _SPECIAL), len(glob))
         rest = _translated(glob[literal:], is_path=not self._is_name)
         return re.compile(re.escape(glob[:literal]) + rest, re.DOTALL)

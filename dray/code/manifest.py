@@ -77,7 +77,7 @@ def fault_of(path: str) -> str | None:
     if size > MAX_PATH_BYTES:
         return f"is longer than {MAX_PATH_BYTES} bytes"
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        return f"has a name of more than {MAX_NAME_BYTES} bytes"
+        return f"contains a name longer than {MAX_NAME_BYTES} bytes"
     return None
 
 

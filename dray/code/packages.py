@@ -18,7 +18,7 @@ PROJECT: Final = "pyproject.toml"
 LIMIT_S: Final = 60.0
 _BOMS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    # UTF-32 comes before UTF-16, because its byte order mark begins with that of UTF-16.
+    # UTF-32 precedes UTF-16, because its byte order mark begins with the byte order mark of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -99,7 +99,7 @@ def find_packages(folder: Path, names: Collection[str]) -> FoundPackages | None:
 
 def _exported(folder: Path) -> str:
     """Return the packages that uv.lock pins for this project, as exported by uv."""
-    # The virtual environment of this process need not be activated.
+    # Also look for uv next to Python, because the virtual environment might not be activated.
     next_to_python = Path(sys.executable).with_name("uv")
     uv = shutil.which("uv") or (str(next_to_python) if next_to_python.exists() else "uv")
     command = [uv, "export", "--frozen", "--quiet", "--no-dev", "--no-hashes", "--no-header"]

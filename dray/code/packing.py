@@ -146,8 +146,8 @@ def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:
                 size += len(data)
     except OSError as error:
         raise SpecError(f"can't read {root / path}: {error.strerror}") from None
-    # Source code that searches for keys also contains this text, so .py files are not considered
-    # keys.
+    # Don't treat .py files as keys, because source code that searches for keys contains the same
+    # text.
     return FileEntry(path, size, executable, tuple(parts)), is_key and not path.endswith(".py")
 
 
@@ -200,7 +200,7 @@ class _Selection:
                 return False
             if not is_folder:
                 return True
-        # If Git lists no files of a folder, either the folder or all its files are ignored.
+        # If Git lists no files in a folder, either the folder or all its files are ignored.
         return ignore_rules.decision(self.rules, absolute, is_folder=is_folder) is True
 
     def _is_listed(self, path: str, *, is_folder: bool) -> bool:
@@ -249,8 +249,8 @@ class _Walk:
             listed = git_files.list_files(folder)
         except git_files.GitUnavailable as error:
             self.notes.append(
-                f"Git could not list the files of {folder}, so only its ignore files were used: "
-                f"{error}"
+                f"Git could not list the files of {folder}, so only the folder's ignore files "
+                f"were used: {error}"
             )
             return selection
         if is_overruled and not listed.files:
@@ -317,7 +317,7 @@ class _Walk:
         root = self._root.resolve()
         target = Path(os.path.realpath(link))  # `resolve` would raise for a link to itself
         if not target.is_relative_to(root) or not target.is_file():
-            return "is a link, but not to a file in this folder"
+            return "is a link to something other than a file in this folder"
         if is_named:
             return None
         for absolute in [target, *target.parents[: len(target.relative_to(root).parts) - 1]]:

@@ -51,8 +51,8 @@ class MaskingClient:
         self._masking = KeyPair()
         self._seed = secrets.token_bytes(KEY_BYTES)
         self._update: tuple[Values, int] | None = None
-        # Set when the roster arrives: the other clients, the positions of all clients, and the
-        # round's parameters.
+        # Set when the client receives the roster: the other clients, the positions of all clients,
+        # and the round's parameters.
         self._others: dict[str, RosterEntry] = {}
         self._indices: dict[str, int] = {}
         self._least = 0
@@ -231,7 +231,7 @@ class MaskingClient:
     def _reveal(self, message: bytes) -> bytes:
         codes = ConsistencyCodes.from_bytes(message, SERVER).codes
         self._check_known(codes, "codes")
-        # Ignore wrong codes. Otherwise, a single client that sends wrong codes could end the round.
+        # Ignore incorrect codes. Otherwise, a single client could abort the round by sending them.
         right = [name for name, code in codes.items() if self._confirms(name, code)]
         found = "have confirmed the same survivors"
         self._check_enough([*right, self._name], self._least, found)

@@ -190,8 +190,8 @@ class MaskingServer:
         assert self._encoding is not None
         return self._encoding.decode(total, self._survivors)
 
-    # For each phase, a method that accepts a client's message, and a method that builds the
-    # server's messages at the end of the phase.
+    # Each phase has two methods: one accepts a client's message, and the other builds the server's
+    # messages at the end of the phase.
 
     def _take_keys(self, client: str, message: bytes) -> None:
         found = KeyAdvertisement.from_bytes(message, client)

@@ -20,7 +20,7 @@ HEADER_BYTES = 12
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 
-# Numbers of the fields that are read or written.
+# Protobuf field numbers.
 EVENT_TIME, EVENT_STEP, EVENT_VERSION, EVENT_SUMMARY = 1, 2, 3, 5
 SUMMARY_VALUE = 1
 VALUE_TAG, VALUE_SIMPLE, VALUE_TENSOR, VALUE_METADATA = 1, 2, 8, 9

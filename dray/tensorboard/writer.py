@@ -94,8 +94,8 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Don't follow links: if the target of the link is not an event file, it would be truncated
-        # below.
+        # Don't follow links, because the code below would truncate a target that is not an event
+        # file.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         self._file: BinaryIO = os.fdopen(os.open(folder / FILE, flags, 0o666), "a+b")
         try:

@@ -141,7 +141,7 @@ def sync_names(url: str) -> None:
         _sync_folder(path.parent)
 
 
-# If storage requires the node's credentials, a script accesses it through another process.
+# If storage requires the node's credentials, scripts access it through another process.
 
 _asking = CallLock()
 _numbers = itertools.count(1)

@@ -305,7 +305,8 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
         refs = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
         earlier = [CheckpointRef(**ref) for ref in reversed(refs)]
         _job_checkpoints = ScriptCheckpoints(earlier, append, known)
-        # Even if the writer is closed first, frames that are appended later are still written.
+        # The order of exit handlers doesn't matter: frames that are appended after the writer is
+        # closed are still written.
         atexit.register(_tidy, os.getpid(), _job_checkpoints)
     return _job_checkpoints
 

@@ -37,8 +37,8 @@ def seed_generators(seed: int) -> None:
     must have been imported."""
     random.seed(seed)
     torch: Any = sys.modules["torch"]
-    # Don't use `torch.manual_seed`: until CUDA is initialised, it queues each call with its stack
-    # trace, to repeat the call at the initialisation.
+    # Don't use `torch.manual_seed`, which queues each call, with a stack trace, until CUDA is
+    # initialised.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

@@ -31,7 +31,7 @@ WAITING_BYTES = 1 << 20
 KNOWN = "known"
 _COUNTS = struct.Struct("<QQ")
 
-# One encoder for all frames: `json.dumps` with separators creates one for every call.
+# Share one encoder, because `json.dumps` with separators creates an encoder in every call.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -123,8 +123,8 @@ async def _quarantine(job_id: str, attempt: int, node_id: str) -> bool:
         call: Any = agent.quarantine.remote(job_id, attempt)
         return bool(await result_within(ANSWER_LIMIT_S, call))
     except (ValueError, RayActorError, TimeoutError):
-        # The agent does not respond. The slots remain taken, and are released later, like the slots
-        # of an attempt without a supervisor.
+        # The agent does not respond. The slots stay reserved, and are released later, like the
+        # slots of an attempt without a supervisor.
         return node_id in await asyncio.to_thread(alive_nodes)
 
 

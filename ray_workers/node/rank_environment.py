@@ -53,7 +53,7 @@ _NAMES: Final = frozenset(
         *("PYTHONPERFSUPPORT", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH", "PYTHONTRACEMALLOC"),
         *("PYTHONUNBUFFERED", "PYTHONUSERBASE", "PYTHONUTF8", "PYTHONVERBOSE", "PYTHONWARNINGS"),
         *("PYTHON_CPU_COUNT", "PYTHON_GIL"),
-        # The key of a partition of an InfiniBand network, which is not a secret.
+        # InfiniBand partition keys, which are not secret.
         *("NCCL_IB_PKEY", "UCX_IB_PKEY"),
         RAY_INSTANCE,
         RANK_NICENESS,
@@ -80,7 +80,7 @@ def _passes(name: str, value: str, added: Collection[str]) -> bool:
     upper = name.upper()  # proxy variables can also be in lower case
     if name in added or (upper in _NAMES and (name == upper or upper.endswith("_PROXY"))):
         return True
-    # A cache can also be a server, and its URL can contain a password.
+    # Pass only local folders: a cache can also be a server, and its URL may contain a password.
     is_cache_folder = name.endswith(_CACHE_SUFFIXES) and value.startswith(("/", "~"))
     names_secret = _SECRET.search(upper.replace("_", " ")) is not None
     return (name.startswith(_PREFIXES) or is_cache_folder) and not names_secret

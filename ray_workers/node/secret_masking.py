@@ -52,7 +52,7 @@ class Maskers:
             try:
                 folder, names, owner = json.loads((spools / _NAMES).read_text())
             except FileNotFoundError:
-                # The ranks of the attempt get no secrets, or have not started yet.
+                # The attempt's ranks use no secrets, or have not started yet.
                 return Masker({})
             self._known[spools] = Masker(_readable(folder, names, owner))
         return self._known[spools]

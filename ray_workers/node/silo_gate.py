@@ -101,7 +101,7 @@ class SiloRules:
         return self._closed_error(body) if kind is FrameKind.ERROR else None
 
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        # Keep this short, so that it fits into the line that it replaces.
+        # Keep the result short, so that it fits into the line that it replaces.
         numbers = ("raised_at", "seat", "incarnation")
         return {
             "cause": Cause(body["cause"]),

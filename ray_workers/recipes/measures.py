@@ -100,8 +100,8 @@ class Auroc(Metric):
             self.add_state("scores", [], dist_reduce_fx="cat")
             self.add_state("labels", [], dist_reduce_fx="cat")
         else:
-            # The indices are: whether the sample belongs to the class, the class, and the bin of
-            # the log-odds.
+            # Indexed by whether the sample belongs to the class (0 or 1), by the class, and by the
+            # bin of the log-odds.
             counts = torch.zeros(2, num_classes, NUM_BINS, dtype=torch.int64)
             self.add_state("counts", counts, dist_reduce_fx="sum")
         self._begin()
@@ -145,10 +145,9 @@ def log_odds(logits: Tensor) -> Tensor:
     outputs of a diverged model are undefined, the result is 0 (a probability of one half)."""
     ahead = logits.double()
     ahead = ahead - ahead.amax(dim=1, keepdim=True)
-    # Sort, so that samples with the same numbers for the other classes, in any order, get equal
-    # scores.
+    # Sort, so that the score of a class doesn't depend on the order of the other classes' logits.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest number is 0, so if any other number is omitted, the sum is at least 1.
+    # The largest element is 0, so the sum without any other element is at least 1.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)
@@ -198,7 +197,7 @@ class R2(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name in ("count", "origin", "mean", "squares", "residual"):
-            # Don't reduce this over ranks, because `compute` combines the ranks' values.
+            # Don't reduce these states over ranks, because `compute` combines the ranks' values.
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
@@ -215,7 +214,7 @@ class R2(Metric):
 
     def compute(self) -> Tensor:
         counts, origins = self.count.reshape(-1), self.origin.reshape(-1)
-        # A rank without samples has the origin 0, which may be far from the other origins.
+        # Exclude ranks without samples: their origin is 0, which may be far from the other origins.
         means = origins - origins[counts.argmax()] + self.mean.reshape(-1)
         count, _, between = _together(counts, torch.where(counts > 0, means, 0.0))
         total, residual = self.squares.sum() + between, self.residual.sum()

@@ -31,8 +31,7 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
         _write_json(folder / CONFIG, whole)
         if "labels" in config:
             _write_json(folder / "labels.json", config["labels"])
-        # JSON has no NaN, which is the value of a metric that is undefined for the validation
-        # samples.
+        # A metric that is undefined for the validation samples is NaN, which JSON does not support.
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         _write_json(folder / "metrics.json", {"step": step, **finite})
 

@@ -96,7 +96,8 @@ class Masker:
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         parts = {line for value in secrets.values() for line in [value, *value.splitlines()]}
-        # Longest first, so that a value that contains another value is masked completely.
+        # Mask the longest values first, so that a value that contains another value is masked
+        # completely.
         found = sorted((p for p in parts if len(p.strip()) >= MIN_MASKED), key=len, reverse=True)
         self._values = found
         self._text = re.compile("|".join(map(re.escape, found))) if found else None

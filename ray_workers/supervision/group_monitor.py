@@ -240,7 +240,7 @@ class GroupMonitor:
         ranks |= set() if regrouping is None else set(regrouping.ranks)
         if not through or (regrouping is None and (self._traits.is_script or not ranks)):
             return None
-        # Servers do not end as long as the new ranks are connected to them.
+        # Don't wait for servers, which keep running while the new ranks are connected to them.
         left = [m for m in self._group.running if m.rank not in ranks | self._traits.unawaited]
         if others := {m.exit for m in left if m.exit}:
             await asyncio.wait(others, timeout=self._speed.stretched(self._timings.secondary_s))
@@ -423,7 +423,7 @@ class GroupMonitor:
         if not hang.culprits:
             message = f"all ranks hung at the same point for {hang.waited_s:.1f} s"
             return Outcome.of(cause, message)
-        # While the stacks were read, these members might have exited or been assigned other ranks.
+        # These members might have exited or changed rank while the stacks were being read.
         running = [(member, member.incarnation) for member in self._group.running]
         killed = [member for member, number in culprits if (member, number) in running]
         self._hung |= {member.index for member in killed}

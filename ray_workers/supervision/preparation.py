@@ -63,7 +63,7 @@ class Preparation:
         return await self._restart_once(members, round_number)
 
     async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        # A member that is still running counts too, because its process did not become ready.
+        # Include members that are still running, because their processes did not become ready.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
         try:

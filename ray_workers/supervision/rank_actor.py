@@ -166,8 +166,8 @@ class RankActor:
     async def announce(self, assignment: RankAssignment) -> None:
         """Announce to the process its rank in the next rendezvous round."""
         self._assignment = assignment
-        # If another assignment is announced while this call waits for the page, the newer
-        # assignment is written.
+        # Read `self._assignment` when the page is written, so that the newest assignment is used if
+        # several calls are waiting for the page.
         await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._assignment))
 
     async def ask_to_leave(self) -> None:
@@ -225,7 +225,7 @@ async def export_progress(task: RankTask, timings: Timings) -> None:
     The values are read from the end of the rank's spool, so the training process has no additional
     work.
     """
-    # Wait before the import, which takes 0.1 s of CPU time that the starting process needs.
+    # Delay the import, which uses 0.1 s of CPU time while the training process is starting.
     await asyncio.sleep(timings.gauge_period_s)
     from ray.util.metrics import Gauge
 

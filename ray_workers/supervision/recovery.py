@@ -132,8 +132,8 @@ class RecoveryController:
 
         If no such rank has been observed, wait for nodes that are slow to respond.
         """
-        # Use the step recorded at the loss too: a lost node no longer reports the steps of its
-        # processes.
+        # Also consider the step that was recorded when the ranks were lost, because a lost node no
+        # longer reports the steps of its processes.
         regrouping = self.state.regrouping
         furthest_step = 0 if regrouping is None else regrouping.furthest_step
         began = self._speed.time()
@@ -290,7 +290,8 @@ class RecoveryController:
         first_at = max((rank.first_at for rank in ranks), default=0.0)
         if first_at < regrouping.began_at:  # the job has finished, or the other ranks did not stop
             first_at = time.time()
-        # No step is lost: silos keep their part of an open round, and servers keep every gradient.
+        # No step is lost in a group with silos, which keep their part of an open round, or servers,
+        # which keep every gradient.
         is_kept = bool(self._traits.state_holders)
         steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(

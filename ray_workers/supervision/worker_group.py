@@ -204,7 +204,7 @@ class WorkerGroup:
         try:
             await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
         except BaseException:
-            # The actor might have started a process, so the next process needs another actor.
+            # The actor might have started a process, so the next process needs a new actor.
             member.exit = asyncio.get_running_loop().create_future()
             member.exit.set_result(RankExit.of(member.rank, None))
             raise
@@ -276,7 +276,8 @@ class WorkerGroup:
             if member.is_running and member.exit is not None:
                 await _end_actors([member])
                 await member.exit
-            # A process that never joined that round might have left files with `round_number`.
+            # An earlier process might have created files with `round_number` without joining that
+            # round.
             number = max(round_number, member.incarnation + 1)
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
@@ -364,7 +365,7 @@ class WorkerGroup:
             )
             for member in members
         )
-        # A member that exits in the meantime or does not respond is handled as the next loss.
+        # Ignore errors: a member that has exited or does not respond is handled as the next loss.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:

@@ -157,7 +157,7 @@ class CodeUploads:
                         pointer=f"/files/{number}/size_bytes",
                     )
         text = _description(files, locations)
-        # The key is unique, so that deleting older code with the same id doesn't delete this
+        # Use a unique key, so that deleting older code with the same id doesn't delete this
         # description.
         key = f"{_folder(owner)}/{identity}-{secrets.token_hex(8)}.json"
         await self._write_object(key, text, owner, now)

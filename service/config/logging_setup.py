@@ -70,8 +70,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    # In every process that imports Ray, Ray adds an attribute whose name begins with `_` to each
-    # record.
+    # Skip attributes that begin with `_`: when imported, Ray adds such an attribute to each record.
     given = {name: value for name, value in vars(record).items() if not name.startswith("_")}
     found = {name: value for name, value in given.items() if name not in _NOT_SHOWN}
     current = request_id.get()
@@ -85,6 +84,6 @@ def configure(log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # `service.db.migrate` logs one line for all migrations. Alembic would log several lines at each
-    # start.
+    # Alembic would log several lines at each start. `service.db.migrate` logs one line for all
+    # migrations instead.
     logging.getLogger("alembic").setLevel(logging.WARNING)

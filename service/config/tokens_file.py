@@ -95,7 +95,8 @@ class TokensFile:
             self._tokens, mistakes = read_tokens(self._path)
             for mistake in mistakes:
                 logger.error("ignoring an invalid line in DRAY_TOKENS_FILE: %s", mistake)
-            # If a file was just written, another change might not change its mtime.
+            # If the file has just been written, read it again in the next call, because another
+            # change might not update its mtime.
             is_settled = abs(time.time_ns() - stat.st_mtime_ns) > SETTLED_NS
             self._seen = version if is_settled else None
         return self._tokens

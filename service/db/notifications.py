@@ -84,8 +84,8 @@ class Subscription:
                 await self._event.wait()
         except TimeoutError:
             return False
-        # This must precede `clear`. Otherwise, a `wake` between the two statements would be lost.
-        # In this order, such a `wake` only sets the event again.
+        # Assign this before calling `clear`. In the other order, a `wake` between the two
+        # statements would be lost.
         self._is_woken = False
         self._event.clear()
         return True

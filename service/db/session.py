@@ -126,8 +126,8 @@ class Database:
             self._read_engine = sqlite_engine(self.url, writes=False)
             self._near_engine = sqlite_engine(self.url, writes=False, pool_size=1)
         else:
-            # `pool_pre_ping` would add a round trip to each transaction. Without it, a lost
-            # connection invalidates the pool, and `_retrying` gets a new connection.
+            # Don't use `pool_pre_ping`, which would add a round trip to each transaction. A lost
+            # connection invalidates the pool, and `_retrying` then uses a new connection.
             self.engine = create_engine(
                 with_limits(self.url),
                 pool_size=THREADS,
@@ -137,7 +137,7 @@ class Database:
             self._read_engine = self.engine
             self._announcer = PostgresAnnouncer(self._conninfo)
             limit_idling(self.engine)
-            # A single statement is consistent even without BEGIN and COMMIT.
+            # A single statement doesn't need BEGIN and COMMIT to be consistent.
             self._near_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-db-read")
         self._writers = ThreadPoolExecutor(

@@ -91,7 +91,7 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
     # Extrapolate the trend from the middle of the newer half to the middle of the remaining steps.
-    # The unit of this distance is half of the measured steps.
+    # The unit of this distance is half the number of measured steps.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(step_s * left for step_s in steps_s))

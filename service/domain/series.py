@@ -232,9 +232,9 @@ def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -
     return [steps[i] for i in kept], [values[i] for i in kept]
 
 
-# A row is a line of JSON that names the series, followed by little-endian int64 steps and IEEE
-# doubles. If several series of a rank have points at the same steps, the steps are stored only
-# once.
+# A row consists of a line of JSON that names the series, followed by little-endian int64 steps and
+# IEEE doubles. If several series of a rank have points at the same steps, these steps are stored
+# only once.
 
 
 def pack_row(points: Mapping[Series, Points]) -> bytes:

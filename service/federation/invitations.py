@@ -39,7 +39,8 @@ class Invitations:
             free = [number for number in range(most) if number not in taken][:count]
             if len(free) < count:
                 raise TooManyClients(
-                    f"federated.clients is {most}, and {len(taken)} clients are already invited",
+                    f"federated.clients is {most}, and {len(taken)} clients have already been "
+                    "invited",
                     hint=f"`dray federate revoke {job_id} CLIENT` removes a client",
                 )
             now = self._database.time(session)

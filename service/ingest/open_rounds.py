@@ -39,7 +39,8 @@ def store(
     # Each phase of secure aggregation has its own deadline.
     is_new_phase = report.is_open and before is not None and report.awaits != before.awaits
     if report.is_open and not is_same:
-        # After a restart, the storage contains complete updates, but no partial updates.
+        # After a restart, the storage contains only complete updates, so allow clients to resend
+        # partial updates.
         repository.forget_sent(session, job.id, report.name, report.received)
     closes_at = at + timedelta(seconds=report.deadline_s)
     if before is not None and is_same and not is_new_phase:

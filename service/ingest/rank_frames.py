@@ -87,7 +87,7 @@ class RankFrames:
     def take(self, frames: Sequence[Frame]) -> Mapping[tuple[str, int], Points]:
         """Store the frames, and return the stored points by metric and rank."""
         refusals = Refusals()
-        # A replacement's frames come after the frames of the process that it replaced.
+        # Put the frames of a replacement after the frames of the process that it replaced.
         in_order = sorted(frames, key=lambda frame: frame.incarnation)
         for run in metric_columns.runs(in_order):
             if run[0].kind == FrameKind.METRICS and self._take_run(run):
@@ -223,8 +223,8 @@ class RankFrames:
         this step, and `first` is the earliest of the frames that reported these steps."""
         known = self._attempt.first_metric_step
         if is_found:
-            # The frame begins a new series, such as one of the next fold; other series may be
-            # complete.
+            # This series has just begun, but other series, such as the series of an earlier fold,
+            # may be complete.
             if self._attempt.first_metric_at is None:
                 self._attempt.first_metric_at = time_of(first, self._now)
         elif known is None or step < known:

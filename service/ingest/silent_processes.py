@@ -38,7 +38,8 @@ def note(
         {"kind": str(one.kind), "node_id": one.node_id, "since": min(one.since, now.timestamp())}
         for one in silent
     ]
-    # Keep the time at which a process first went silent: a restarted gateway reports a later time.
+    # Keep the time at which a process first became silent, because a restarted gateway reports a
+    # later time.
     kept = {_key(entry): known.get(_key(entry), entry) for entry in entries}
     fallen, back = kept.keys() - known.keys(), known.keys() - kept.keys()
     if not fallen and not back:

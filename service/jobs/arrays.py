@@ -47,8 +47,8 @@ def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
     if spec.num_jobs <= settings.max_array_size:
         _refuse_too_long(spec)
         return
-    limit = f"this server allows {settings.max_array_size:,}"
-    by = "the operator sets the limit with DRAY_MAX_ARRAY_SIZE"
+    limit = f"this server allows at most {settings.max_array_size:,}"
+    by = "the operator can raise DRAY_MAX_ARRAY_SIZE"
     if spec.sweep is None:
         raise ArrayTooLarge(
             f"the array has {spec.num_jobs:,} jobs, but {limit}",

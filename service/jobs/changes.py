@@ -127,8 +127,8 @@ class _JobChange:
 
     def _move_first(self) -> None:
         row = self._row
-        # The earliest submission is not always the first job of its rank, because jobs are also
-        # ordered by their remaining work.
+        # Query the first rank, because jobs are also ordered by their remaining work, not only by
+        # submission.
         first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
         if first is not None and first <= row.rank:
             row.rank = first - 1

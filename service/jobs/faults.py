@@ -165,7 +165,7 @@ def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
     if row is None:
         raise DrillNotFound(
             f"the job {job_id} has no drill {drill_id}",
-            hint="the job's list of drills shows their ids",
+            hint="list the job's drills to find their ids",
         )
     return row
 

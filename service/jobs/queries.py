@@ -251,7 +251,7 @@ class Queries:
             if row is None:
                 raise ArtifactNotFound(
                     f"the job {job_id} has no artifact {artifact_id}",
-                    hint="the job's list of artifacts shows their ids",
+                    hint="list the job's artifacts to find their ids",
                 )
             return serializers.artifact(row), row.url
 

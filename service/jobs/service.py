@@ -166,8 +166,8 @@ class Jobs:
         def check(session: Session) -> None:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
-        # The checks of a submission take locks and count uses, so they run in a write transaction
-        # that is rolled back. Computing the result takes longer, and does not need these locks.
+        # The checks of a submission take locks and count uses, so run them in a write transaction
+        # that is rolled back. Computing the result takes longer, but doesn't need the locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:
@@ -319,7 +319,7 @@ class Jobs:
                     hint="cancel the job first, and wait until it has ended",
                 )
             init_from.refuse_if_needed(session, job_id)
-            # Use the database's clock: another process may have to finish the deletion.
+            # Use the database's clock, because another process may have to finish the deletion.
             row.deleted_at = self._database.time(session)
             if row.array_head is not None:
                 arrays_repository.hand_head_on(session, row)

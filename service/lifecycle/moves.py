@@ -112,8 +112,8 @@ def _data(job: Row[Any], move: Move, labels: Mapping[str, str]) -> dict[str, Any
         "created_at": _as_text(job.created_at),
         "started_at": _as_text(job.started_at),
         "first_step_at": _as_text(job.first_step_at),
-        # If a job starts and ends within one report, the message about its start is sent after the
-        # job has ended.
+        # Omit `finished_at` from a message about a job's start, even if the job has ended before
+        # the message is sent.
         "finished_at": _as_text(job.finished_at) if state.is_terminal else None,
         "metrics": final_metrics(job.summary),
         "link": f"/#/jobs/{job.id}",

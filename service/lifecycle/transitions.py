@@ -204,7 +204,8 @@ def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[poli
 
 
 def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
-    # If a job was held or released since the plan read it, its reason is already up to date.
+    # If the job has been held or released since the plan read it, the stored reason is newer than
+    # the plan's.
     if row is None or (row.held_by is None) == (wait.reason.code == HELD):
         return False
     shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))

@@ -143,8 +143,8 @@ class Retention:
     async def _delete(self, found: list[tuple[str, str]], why: str) -> int:
         deleted = 0
         for job_id, project in found:
-            # A user might have deleted the job in the meantime, or submitted another job that
-            # starts from its checkpoint.
+            # In the meantime, a user might have deleted the job, or submitted a job that starts
+            # from its checkpoint.
             with contextlib.suppress(NotFound, CheckpointInUse):
                 await self._jobs.delete(job_id, actor="the retention")
                 deleted += 1

@@ -48,7 +48,7 @@ def store(
     )
     if snapshot is None:
         return
-    # Writing the cluster's row first locks out other processes that are storing a snapshot.
+    # Because the cluster's row is written first, other processes that store a snapshot must wait.
     kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
     kept = quarantine.as_stored(snapshot.nodes, kept_before)
     quarantine.add_events(

@@ -71,7 +71,7 @@ def decode_record(data: bytes) -> tuple[Situation, list[policy.Decision], dateti
 
 
 def _as_json(situation: Situation) -> dict[str, Any]:
-    # The keys of `used_s` are pairs, which can't be keys in JSON.
+    # Store `used_s` as a list, because its keys are pairs, which JSON doesn't allow as keys.
     used_s = [[*account, seconds] for account, seconds in situation.snapshot.used_s.items()]
     bare = replace(situation, snapshot=replace(situation.snapshot, used_s={}))
     document = _SITUATION.dump_python(bare, mode="json", exclude_defaults=True)

@@ -49,7 +49,7 @@ def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> Elast
     progress, known = row.progress or {}, row.step_times
     total, batch_size = progress.get("total_steps"), known["batch_size"]
     batch_range = known.get("batch_range")
-    # With a batch range, progress is measured in steps of the smallest batch size.
+    # If the job has a batch range, its progress is measured in steps of the smallest batch size.
     at_once = 1 if batch_range is None else batch_size / batch_range[0]
     return ElasticJob(
         least=row.min_workers,

@@ -53,7 +53,7 @@ def locked(session: Session, name: str) -> Queue:
 def _unknown(session: Session, name: str) -> UnknownQueue:
     names = [queue.name for queue in repository.every(session)]
     listed = ", ".join(names[:MAX_NAMED]) + (" and more" if len(names) > MAX_NAMED else "")
-    are = "there is" if len(names) == 1 else "there are"
+    are = "the only queue is" if len(names) == 1 else "the queues are"
     return UnknownQueue(
         f"there is no queue {name!r}; {are} {listed}",
         pointer="/queue",
@@ -75,7 +75,7 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         whose = "" if of is None else f" of {of}"
         wait = f"1 job{whose} waits" if number == 1 else f"{number} jobs{whose} wait"
         most_of = (
-            "as many as"
+            "which is the maximum that"
             if number == most
             else f"and {num_jobs} more would exceed the maximum of {most} that"
         )

@@ -178,7 +178,8 @@ def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
             path = Path(folder) / name
             if name.startswith(".") or path.is_symlink() or not path.is_file():
                 continue
-            # An open file keeps its content even if it is replaced or deleted in the meantime.
+            # The content of an open file remains readable even if the file is replaced or deleted
+            # in the meantime.
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 inside = path.relative_to(root).as_posix()
                 entry = tar.gettarinfo(arcname=f"{STORAGE}/{inside}", fileobj=file)

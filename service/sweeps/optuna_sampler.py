@@ -60,7 +60,7 @@ def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, 
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
-        # `constant_liar` makes concurrent trials differ, but Optuna warns that it is experimental.
+        # Optuna warns that `constant_liar`, which makes concurrent trials differ, is experimental.
         warnings.simplefilter("ignore")
         sampler = optuna.samplers.TPESampler(seed=_seed(sweep, index), constant_liar=True)
         directions = optuna.study.StudyDirection

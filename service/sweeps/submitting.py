@@ -56,7 +56,7 @@ def refuse_without_optuna() -> None:
         raise SamplerUnavailable(
             "Optuna is not installed on this server",
             pointer="/sweep/sampler",
-            hint="use random or grid; the operator can run pip install 'dray[optuna]'",
+            hint="use random or grid, or ask the operator to run pip install 'dray[optuna]'",
         )
 
 

@@ -84,7 +84,7 @@ class KnownAttempts:
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams
-        # Before an attempt has its first cursor, nothing about it is stored.
+        # An attempt that has no stored cursor has no stored facts either.
         return known if at == cursor else learn(session, job_id, attempt)
 
     def keep(

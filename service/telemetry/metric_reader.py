@@ -127,7 +127,8 @@ def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Pi
             break
         found.append(piece)
         chunk, end = piece
-        # It is unknown how many points of a cut chunk are valid.
+        # Don't count the points of a chunk that extends beyond the range: it is unknown how many
+        # are within the range.
         is_whole = chunk.first_step > after_step and chunk.last_step <= end
         count += chunk.count if is_whole else 0
     return found

@@ -114,7 +114,7 @@ class MetricStore:
         """Store summaries of new points periodically, and when a series begins or ends."""
         known, now = self._known, self._now
         if begins and self._attempt.attempt > 1:
-            # Some steps of an earlier attempt's series may no longer be valid.
+            # Replace all summaries, because steps of earlier attempts may no longer be valid.
             self._session.flush()
             metric_summaries.replace(self._session, self._job.id)
         elif known.summaries and (begins or known.are_summaries_due(now)):

@@ -139,7 +139,7 @@ class Tracking:
                     raise NotComparable(
                         f"{job_id} is not in the experiment {name!r}",
                         pointer="/baseline",
-                        hint="assign a job by its label: `labels: {experiment: ...}`",
+                        hint="set the label in the job document: `labels: {experiment: ...}`",
                     )
             repository.set_baseline(session, name, job_id)
             touch(session)
@@ -163,8 +163,8 @@ def _annotations(session: Session, row: JobRow) -> views.Annotations:
 def _refuse_unknown(session: Session, name: str) -> None:
     if not storable(name) or not repository.jobs_of(session, name, 1):
         raise ExperimentNotFound(
-            f"no job has the experiment {name!r}",
-            hint="assign a job by its label: `labels: {experiment: ...}`",
+            f"no job belongs to the experiment {name!r}",
+            hint="set the label in the job document: `labels: {experiment: ...}`",
         )
 
 

@@ -57,7 +57,7 @@ def test_every_block_does_what_the_page_of_the_command_line_says(
     assert "digits.yaml" in began
     assert (tmp_path / "digits.yaml").is_file()
     assert "SUCCEEDED" in referred
-    assert "is a job: image_classification on 2 workers. Nothing was submitted." in submitted
+    assert "describes a job: image_classification on 2 workers. Nothing was submitted." in submitted
     assert re.search(r"SUCCEEDED after .* s: ", submitted)
     assert "linear_regression.py on 2 workers. Nothing was submitted." in program
     assert "data/make_data.py" in program

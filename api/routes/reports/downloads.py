@@ -47,7 +47,8 @@ async def create(
     valid."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(DownloadRequest, request, limit_bytes)
-    # Check now whether the content exists: a browser would not show a problem document.
+    # Check now whether the content exists, because a browser that follows the link would not
+    # display the error.
     await _content(request, context, job_id, wanted)
     link = await links.create(
         job_id, wanted, owner=caller, token_id=context.authority.token_id(caller)
@@ -74,9 +75,9 @@ async def use(request: Request, context: TheContext, links: TheLinks, secret: st
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
-    # Without this header, some browsers, such as Chromium for Android, request several ranges of a
-    # large file at the same time. With a single-use link, only the first of these requests would
-    # succeed.
+    # Without `Accept-Ranges: none`, some browsers, such as Chromium for Android, request several
+    # ranges of a large file at the same time. Because the link can be used only once, only the
+    # first of these requests would succeed.
     response.headers["Accept-Ranges"] = "none"
     return response
 

@@ -71,7 +71,7 @@ async def events(
     runtime, seq = context.runtime, query.after_seq
 
     async def look() -> tuple[views.EventPage, bool]:
-        # Read the state before the events, so that the events of a job that has ended are complete.
+        # Read the state before the events, so that no events are missing if the job has ended.
         over = query.wait_s > 0 and (await runtime.jobs.get(job_id)).state.is_terminal
         return await runtime.queries.events(job_id, after_seq=seq, limit=query.limit), over
 

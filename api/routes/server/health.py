@@ -35,7 +35,7 @@ async def healthz() -> Response:
     response_model=Readiness,
     responses={
         503: {
-            "description": "A part that the service depends on does not respond.",
+            "description": "A component on which the service depends does not respond.",
             "model": Readiness,
         }
     },

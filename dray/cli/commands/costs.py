@@ -27,7 +27,8 @@ def costs(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Start of the period, such as 7d (ago) or 2026-01-31 (default: this month).",
+            help="Start of the period, such as 7d (7 days ago) or 2026-01-31 (default: start of "
+            "the month).",
         ),
     ] = None,
     until: Annotated[

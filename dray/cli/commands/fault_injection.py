@@ -35,7 +35,7 @@ def preempt(
         typer.Option(
             "--grace",
             metavar="TIME",
-            help="Time for saving a checkpoint, such as 90 (seconds) or 2m.",
+            help="Time limit for saving a checkpoint, such as 90 (seconds) or 2m.",
             parser=seconds,
         ),
     ] = None,
@@ -67,7 +67,7 @@ def drill(
     rank: Annotated[int, typer.Option(help="The rank to inject the fault into.", min=0)] = 0,
     at_step: Annotated[
         int | None,
-        typer.Option(metavar="STEP", help="Inject the fault once this many steps are done.", min=0),
+        typer.Option(metavar="STEP", help="Inject the fault after this number of steps.", min=0),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the drill is over.")

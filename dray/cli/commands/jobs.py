@@ -212,7 +212,7 @@ def delete(
     failures = Failures()
     with connect() as client:
         found = choose(client, choice, failures, default_states=FINISHED)
-        what = "Delete {jobs} with logs, metrics, checkpoints and artifacts?"
+        what = "Delete {jobs}, including logs, metrics, checkpoints and artifacts?"
         ask(what, list(found.values()), yes=yes)
         for job_id in found:
             with failures.noted():

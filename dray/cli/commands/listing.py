@@ -32,7 +32,8 @@ def list_jobs(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Only jobs with this name; * matches anything, ? one character."
+            metavar="NAME",
+            help="Only jobs with this name; * matches any text, ? matches one character.",
         ),
     ] = None,
     text: Annotated[
@@ -53,7 +54,7 @@ def list_jobs(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only jobs submitted at or after this time, such as 2h (ago) or 2026-01-31.",
+            help="Only jobs submitted since this time, such as 2h (2 hours ago) or 2026-01-31.",
         ),
     ] = None,
     until: Annotated[
@@ -61,7 +62,9 @@ def list_jobs(
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(metavar="SEARCH", help="Only jobs that match: 'val/loss < 0.1 and ...'."),
+        typer.Option(
+            metavar="SEARCH", help="Only jobs that match a search, such as 'val/loss < 0.1'."
+        ),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")

@@ -46,7 +46,7 @@ def metrics(
         int | None, typer.Option(metavar="STEP", help="Only steps after this one.", min=-1)
     ] = None,
     until_step: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Only steps up to this one.", min=0)
+        int | None, typer.Option(metavar="STEP", help="Only points up to this step.", min=0)
     ] = None,
     max_points: Annotated[
         int | None, typer.Option(help="Maximum number of points per series.", min=2)

@@ -102,7 +102,8 @@ def set_queue(
         str | None, _number_option("Highest priority that a job can have.")
     ] = None,
     budget: Annotated[
-        str | None, _number_option("Maximum total cost of all jobs; once reached, no job starts.")
+        str | None,
+        _number_option("Maximum total cost of all jobs; no job starts once it is reached."),
     ] = None,
     monthly_budget: Annotated[
         str | None, _number_option("Maximum cost of all jobs per month.")

@@ -84,7 +84,7 @@ def submit(
     ] = None,
     max_running: Annotated[
         int | None,
-        typer.Option(min=1, help="Maximum number of the array's jobs that run at a time."),
+        typer.Option(min=1, help="Maximum number of the array's jobs that run at the same time."),
     ] = None,
     requirements: Annotated[
         Path | None,
@@ -312,7 +312,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):
         named = ", ".join(f"{variable(name)}={as_text(values[name])}" for name in sorted(own))
         warn(
-            f"the program of {job.id}, a trial of a sweep, got {named}; the copy does not get "
+            f"{job.id} is a trial of a sweep that set {named}; the copy runs without "
             f"{'this variable' if len(own) == 1 else 'these variables'}"
         )
         kept = {name: value for name, value in script["parameters"].items() if name not in own}
@@ -372,7 +372,7 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     first, *rest = words
     if first == MODULE:
         if not rest:
-            raise typer.BadParameter("-m needs the name of a module")
+            raise typer.BadParameter("-m requires the name of a module")
         return {"name": rest[0], "script": {"module": rest[0], "args": rest[1:]}}, "-m " + rest[0]
     if first.endswith(".py"):
         name = Path(first).stem
@@ -407,7 +407,7 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     on = f"{workers} worker" if workers == 1 else f"{workers} workers"
     kind = "a job" if spec.array is None else f"an array of {spec.array.size}"
     kind = kind if spec.sweep is None else f"a sweep of {spec.num_jobs} trials"
-    write_text(f"{source} is {kind}: {what} on {on}. Nothing was submitted.")
+    write_text(f"{source} describes {kind}: {what} on {on}. Nothing was submitted.")
     if packed is not None:
         for file in packed.files:
             write_text(f"  {size(file.size_bytes):>9}  {file.path}")

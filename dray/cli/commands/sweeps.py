@@ -80,7 +80,7 @@ def show_sweep(
     sweep_id: SweepId,
     by_index: Annotated[
         bool,
-        typer.Option("--by-index", help="Sort by the trials' index instead of best first."),
+        typer.Option("--by-index", help="Sort trials by index, instead of listing the best first."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -243,11 +243,11 @@ def local(moment: datetime) -> str:
 
 
 def goodput(job: views.Job) -> str | None:
-    """Return text such as `93.6% useful of 44.0 slot-seconds: starting 1.1; recovered once`."""
+    """Return text such as `93.6% of 44.0 slot-seconds useful: starting 1.1; recovered once`."""
     parts = []
     if job.goodput is not None:
         used = job.goodput
-        share = "no steps reported, so an unknown share was"
+        share = "unknown share (no steps were reported)"
         if used.useful_share is not None:
             share = f"{used.useful_share:.1%}"
         others = ", ".join(
@@ -255,7 +255,7 @@ def goodput(job: views.Job) -> str | None:
             for name, seconds in used.slot_seconds
             if name != "useful" and seconds >= 0.05
         )
-        whole = f"{share} useful of {used.total:.1f} slot-seconds"
+        whole = f"{share} of {used.total:.1f} slot-seconds useful"
         parts.append(f"{whole}: {others}" if others else whole)
     if job.recoveries:
         parts.append(

@@ -194,7 +194,7 @@ class BatchState:
             self._anchor.uses_unkept = True
             self.incomplete_step = self._anchor.steps
             self._keeps_gradients = True
-            # A new process that started at this batch lacks the gradient.
+            # A new process that received the state at this batch did not receive the gradient.
             self._has_misled = self._has_misled or self._anchor.is_handed_over
 
     def _watch_gradients(self) -> None:
@@ -248,7 +248,8 @@ class BatchState:
             raise ValueError(
                 f"the saved state and this script track different objects: {', '.join(missing)}"
             )
-        # The state can contain models that a later call of prepare() adds.
+        # `strict` is False because the state may include models that a later call of prepare()
+        # adds.
         for model, of_model in zip(self.models, state["models"], strict=False):
             model.load_state_dict(of_model)
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
@@ -270,7 +271,8 @@ class BatchState:
             has_gradients=state.get("has_gradients", []),
         )
         self._restore(self._anchor)
-        # While the script runs through completed epochs, it may change these values.
+        # Restore again before the next batch, because the script may change these values while it
+        # skips completed epochs.
         self._must_restore = True
 
     def _renew_anchor(self) -> None:

@@ -43,7 +43,7 @@ def hook_steps(
         stepped()
         return result
 
-    # Mark the step as torch's schedulers mark a step that they have wrapped.
+    # Set the attributes that torch's schedulers set on an optimizer step when they wrap it.
     for name in ("_wrapped_by_lr_sched", "_with_counter"):
         if hasattr(step, name):
             setattr(counted_step, name, True)

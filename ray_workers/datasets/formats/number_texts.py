@@ -69,7 +69,7 @@ class NumberStyle:
         import pyarrow.compute as pc
 
         if self == PLAIN:
-            # Converting numbers with Arrow is ten times as fast as matching them.
+            # Converting numbers with Arrow is ten times as fast as matching them with a pattern.
             with contextlib.suppress(pa.ArrowInvalid):
                 texts.cast(pa.float64())
                 return texts, pc.true_unless_null(texts)
@@ -119,7 +119,7 @@ class NumberStyle:
             return ""
         first, *others = ways
         hint = f"; {first._options(self)} reads it as a number"
-        # A comma before three digits can be either separator.
+        # A comma before three digits can be a decimal or a thousands separator.
         if others and others[0].value_of(text) != first.value_of(text):
             hint += f", and {others[0]._options(self)} as a number with thousands separators"
         return hint

@@ -91,7 +91,7 @@ class CsvFile:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
-        # Ignore errors, since columns that are not requested might have unreadable values.
+        # Ignore errors, since columns that were not requested might contain unreadable values.
         with contextlib.suppress(UnicodeDecodeError, csv.Error):
             for number, (line, _) in enumerate(self._records()):
                 if number == row + 1:  # record 0 is the header
@@ -195,8 +195,8 @@ class ParquetFile:
 
         self.location = location
         with reading(location, "is not a Parquet file, or is incomplete"):
-            # Otherwise, columns would be read by row group, and a file can consist of a single
-            # group.
+            # Without these options, columns would be read one row group at a time, and a file may
+            # consist of a single row group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
             self.names = tuple(self._schema.names)

@@ -52,7 +52,7 @@ class LocalOrigin:
                 while piece := source.read(1 << 20):
                     sink(piece)
         except OSError as error:
-            # The cause distinguishes a disk failure from an error in the data.
+            # Keep the cause, which distinguishes a disk failure from an error in the data.
             raise broken(f"file://{file.path}", f"can't be read: {error.strerror}") from error
 
     def _walk(self, folder: Path) -> Iterator[Listed]:

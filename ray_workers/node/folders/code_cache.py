@@ -76,8 +76,8 @@ class CodeCache:
         own_folder(self._root)
         copy = self._copy_of(code.manifest_sha256)
         if not copy.is_dir():
-            # Fetch without the lock of the copy, for which other jobs wait, because the storage may
-            # be slow.
+            # Don't hold the copy's lock during the download: storage may be slow, and other jobs
+            # wait for this lock.
             with self._locked(copy, "fetch-"):
                 if not copy.is_dir():
                     self._evict()
@@ -106,7 +106,8 @@ class CodeCache:
             os.utime(copy)
             return
         self._evict()
-        # Don't hold the lock, which is shared with other code, because the server may be slow.
+        # Don't hold the lock during the download: the server may be slow, and downloads of other
+        # code share the lock.
         self._fetch_remote(code, copy, is_wanted)
 
     def has(self, digest: str) -> bool:
@@ -119,8 +120,7 @@ class CodeCache:
         return files_ if files_.is_dir() else None
 
     def _copy_of(self, digest: str) -> Path:
-        # Copies from before this boot are not used, because a power cut may have emptied their
-        # files.
+        # Don't use copies made before this boot, because a power cut may have emptied their files.
         return self._root / f"{digest}-{boot_id()}"
 
     @contextlib.contextmanager
@@ -284,7 +284,8 @@ def _put_file(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         remove_tree(target)
     # Replace the file with a new one, so that open files and the targets of links are not modified.
-    # Use a digest, because the name may already have the maximum length.
+    # The temporary name contains a digest instead of the file's name, which may already have the
+    # maximum length.
     digest = hashlib.sha256(target.name.encode()).hexdigest()
     partial = target.with_name(f".{digest[:32]}.dray-partial")
     partial.unlink(missing_ok=True)

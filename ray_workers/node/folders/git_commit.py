@@ -206,7 +206,7 @@ class _Git:
         """
         out, errors = self._scratch / "out", self._scratch / "errors"
         limit_bytes = limit_bytes or self._limit_bytes
-        # The shell counts in blocks of 512 bytes and in KiB.
+        # `ulimit -f` expects blocks of 512 bytes, and `ulimit -v` expects KiB.
         limits = 'ulimit -f "$1"; ulimit -v "$2"; shift 2; exec "$@"'
         blocks = str(-(-limit_bytes // 512))
         shell = ["/bin/sh", "-c", limits, "sh", blocks, str(MEMORY_KIB), self._program]

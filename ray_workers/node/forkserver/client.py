@@ -81,8 +81,8 @@ class ForkedProcess:
                 raise ForkFailed("the forked process exited before it reported its pid")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
-            # Also close the connection on cancellation, because a forked process lives as long as
-            # its connection.
+            # Also close the connection on cancellation, because a forked process runs until its
+            # connection is closed.
             os.close(read_end)
             if writer is not None:
                 writer.close()

@@ -167,8 +167,8 @@ class ForkServer:
             try:
                 self._handle(client, json.loads(line))
             except (KeyError, TypeError, ValueError, OSError) as error:
-                # A bad request, or a lack of memory for another process, must not end the existing
-                # processes.
+                # An invalid request, or a fork that fails for lack of memory, must not terminate
+                # existing processes.
                 sys.stderr.write(f"refused a request: {error!r}\n")
                 return self._lost(client)
         return None
@@ -217,7 +217,7 @@ class ForkServer:
         members = {}
         for client in clients:
             if client.session:
-                # The init process is ended last, so that the other processes don't get another
+                # Kill the init process last, so that the other processes aren't assigned another
                 # parent.
                 left = set(found[client.session.mark]) - {client.init_pid}
                 if client.exit_code is None:

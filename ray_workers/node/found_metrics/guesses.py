@@ -34,17 +34,18 @@ _QUALIFIER = (
     r"|running|final|current|batch|epoch|mini-batch)"
 )
 _PAIR = re.compile(
-    # Preceded by the start of the line, a space or punctuation, and by words such as `train`.
+    # A pair follows the start of the line, a space or punctuation, and can begin with words such as
+    # `train`.
     rf"""(?:^|(?<=[\s,;:|(\[{{'"*>]))"""
     rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?"
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
-    # Not followed by a unit, by another part of a date, an address, a version, a fraction or a
-    # number with a comma, or by the new value if a change is printed. A colon may follow if the
-    # text before it is the description of a progress bar.
+    # The number must not be followed by a unit, by the rest of a date, address, version, fraction
+    # or number with a comma, or by an arrow and a new value. It may be followed by the colon after
+    # the description of a progress bar.
     r"(?=(%?)(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)|:[ ]{1,4}\d{1,15}(?:%|it)))"
     r"(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
-    # Not the percentage of a progress bar: `53%|##  |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
+    # Exclude the percentage of a progress bar: `53%|## |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
     r"(?!%[ ]?(?:\([\d ]{1,15}of[\d ]{1,15}\)[ ]?)?\|[^|A-Za-z.]{0,400}(?:\||$))"
     r"(?!%[ ]\d{1,15}/\d{1,15}[ ]\[)"
 )

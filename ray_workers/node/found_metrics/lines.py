@@ -171,7 +171,8 @@ class TrainerLines:
     def _points_at(self, step: int) -> list[FoundPoint]:
         assert self._waiting is not None
         step = max(self._newest, step)
-        # A bar that is not redrawn shows the step of the previous record.
+        # If the bar has not been redrawn since the previous record, it still shows that record's
+        # step.
         is_taken = any(self._newest_of.get(key) == step for key in self._waiting)
         self._newest = step + is_taken
         points = [FoundPoint(key, self._newest, value) for key, value in self._waiting.items()]

@@ -54,7 +54,7 @@ class GpuMeter:
         with self._lock:
             if not names or self._is_absent:
                 return {}
-            # A sample of another attempt might be in progress.
+            # Another attempt's call might be reading the GPUs.
             self._lock.wait_for(self._is_idle, self._wait_s)
             if self._is_idle():
                 self._begin(names)

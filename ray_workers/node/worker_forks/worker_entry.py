@@ -76,8 +76,9 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
             return connection.recv(1) == FORKED
         except TimeoutError:
             _end(connection)
-            # From now on, the forked process can't notify this process, but it might already have
-            # done so. A parent that ended without reading the request has reset the connection.
+            # After the shutdown, the forked process can't notify this process, but it might have
+            # done so before. If the parent exited without reading the request, the connection has
+            # been reset.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
                 return connection.recv(1) == FORKED
@@ -124,9 +125,9 @@ def start_parent(path: str, modules: str) -> bool:
         if (child := os.fork()) == 0:
             if os.fork() == 0:
                 os.set_inheritable(lock.fileno(), True)
-                # Ray reads its variables only once, when it is imported. With this worker's job id,
-                # all forked workers would belong to that job, and the raylet would kill them when
-                # the job ends.
+                # Ray reads its environment variables only once, when it is imported. With this
+                # worker's job id, all forked workers would belong to that job, and the raylet would
+                # kill them when the job ends.
                 os.environ[JOB_OF_WORKER] = NO_JOB
                 words = ["-P", "-m", PARENT_MODULE, path, str(lock.fileno()), modules]
                 os.execv(sys.executable, [sys.executable, *words])

@@ -59,7 +59,7 @@ class TableModel(nn.Module):
         fill = torch.zeros(num_numeric + num_categorical, device="cpu") if fills else None
         self.register_buffer("fill", fill)
         # Store the float64 bits as integers, since strategies don't average or round integer
-        # buffers. The last offset is the offset of the target.
+        # buffers. The last element is the offset of the target.
         bits = torch.zeros(num_numeric + 1, dtype=torch.int64, device="cpu")
         self.register_buffer("offset_bits", bits if has_offsets else None)
 

@@ -44,7 +44,7 @@ class ReservedPort:
     def _hold(self, port: int) -> None:
         with ExitStack() as held:
             bound = held.enter_context(_bound(self._address, port))
-            # Set this only after binding: if two processes set it before binding, both could bind
+            # Set SO_REUSEPORT only after binding: if two processes set it before, both could bind
             # the port.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self.port: int = bound.getsockname()[1]

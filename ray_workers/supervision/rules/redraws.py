@@ -210,7 +210,7 @@ class Redraws:
         """Log the states that are due. `is_quiet` is true if the program has not written anything
         for a while."""
         since = self._waiting_since
-        # The clock can be set back.
+        # `now - since` is negative if the clock has been set back.
         if since is None or 0.0 <= now - since < PERIOD_S:
             return
         self._waiting_since = None

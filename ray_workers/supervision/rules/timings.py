@@ -77,7 +77,7 @@ class Timings:
     drill_grace_s: float = 30.0
     """Limit for the group to exit when a drill preempts it."""
 
-    # Recovery. These limits are at the usual speed.
+    # Recovery. The limits apply at the machines' usual speed.
     replace_limit_s: float = 30.0
     """Limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
@@ -102,7 +102,7 @@ class Timings:
     """Limit for the nodes to report which ranks have the state, if no such rank has been
     observed."""
 
-    # Hangs. These limits are at the usual speed.
+    # Hangs. The limits apply at the machines' usual speed.
     hang_s: Mapping[RankPhase, float] = field(
         default_factory=lambda: {
             RankPhase.DATA: 20.0,
@@ -133,7 +133,7 @@ class Timings:
     """How long a rank must be observed hanging before it is killed. When a suspended machine
     resumes, all ranks seem to hang for a moment."""
 
-    # Calls to the node agents, at the usual speed.
+    # Calls to the node agents. The limits apply at the machines' usual speed.
     answer_limit_s: float = 3.0
     """Time after which a node that does not respond is skipped."""
     stacks_wait_s: float = 4.0

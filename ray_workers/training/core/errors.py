@@ -102,7 +102,8 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.DATA_UNREACHABLE
         if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
             return Cause.WORKER_LOST
-        # Compare the exact types, because a ConnectionResetError comes from the script itself.
+        # Compare the exact types, because other errors, such as ConnectionResetError, come from the
+        # script itself.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (
             PEER_IS_GONE.search(str(seen))
         ):

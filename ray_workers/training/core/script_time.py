@@ -68,7 +68,7 @@ class ScriptTime:
         self._enter(self._doing, self._use)
 
     def _enter(self, phase: RankPhase, use: TimeCategory, step: int | None = None) -> None:
-        # A forked process also has its parent's heartbeat page in memory.
+        # A forked process inherits its parent's heartbeat page, but must not write to it.
         if os.getpid() != self._owner_pid or not self._is_booking.acquire(blocking=False):
             return
         try:

@@ -56,7 +56,8 @@ class Connections:
         for fd, inode in sockets.items():
             if inode in before if before is not None else inode not in self._inodes:
                 continue
-            # Gloo can close the descriptor now, and a thread can reopen it, so check the duplicate.
+            # Check a duplicate of the descriptor, because Gloo might close the original at any
+            # time, and another thread might reuse its number.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
                 if f"socket:[{os.fstat(ours.fileno()).st_ino}]" == inode and not _listens(ours):
                     ours.shutdown(socket.SHUT_RDWR)

@@ -56,7 +56,8 @@ class Evaluation:
 
         A collective operation: all ranks must call it together.
         """
-        # One sum for each share, so that the total does not depend on which rank evaluated a share.
+        # Keep one sum per share, so that the total does not depend on which rank evaluated which
+        # share.
         losses = torch.zeros(self._part.num_shares, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self._strategy.judging():
             for number in self._part.shares:
@@ -68,7 +69,7 @@ class Evaluation:
         """Compute the recipe's metrics over the updates of all ranks, and reset them. A collective
         operation."""
         with warnings.catch_warnings():
-            # Ranks without outputs have not updated the metrics.
+            # Don't warn about ranks that have no outputs and therefore haven't updated the metrics.
             warnings.filterwarnings("ignore", message="The ``compute`` method")
             measured = self._metrics.compute()
         self._metrics.reset()
@@ -79,14 +80,14 @@ class Evaluation:
         num_shares = self._part.num_shares
         start, stop = share(len(self._samples), number, num_shares)
         counts = stop > start
-        # A rank without samples computes a sample with zero weight, because ranks that share a
+        # A rank without samples processes one sample with zero weight, because ranks that share a
         # model must compute together.
         numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         batches = torch.split(numbers, self._batch_size)
         for at in batches:
             loss += self._take_batch(at, len(at) if counts else 0)
-        # Ranks that share a model must compute the same number of batches.
+        # Ranks that share a model must process the same number of batches.
         largest = -(-len(self._samples) // num_shares)
         for _ in range(-(-largest // self._batch_size) - len(batches)):
             self._take_batch(numbers[:1], 0)

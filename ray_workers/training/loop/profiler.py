@@ -238,7 +238,7 @@ def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _is_operator(average: Any) -> bool:
-    # gloo records a named range for each of its operations instead of an operator.
+    # gloo records its operations as named ranges instead of operators.
     return average.key.startswith("gloo:") or not average.is_user_annotation
 
 

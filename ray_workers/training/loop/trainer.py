@@ -326,8 +326,7 @@ class Trainer:
         """Return the learning rate of the uncommitted batch that ends with this step."""
         return self._rates.of(self.progress.step + 1, step)
 
-    # Evaluation and checkpoint after a step; metrics come first, so that no checkpoint precedes
-    # them.
+    # Evaluation and checkpoint after a step. The metrics are reported before the checkpoint.
 
     def evaluates_after(self, step: int) -> bool:
         return self.calendar.evaluates_after(step)

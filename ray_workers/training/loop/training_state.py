@@ -189,6 +189,7 @@ class TrainingState:
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
 
     def _position(self, step: int) -> dict[str, int]:
-        # Each client has its own data, so the data set has no next sample.
+        # In federated learning, each client has its own data, so there is no common position in the
+        # data set.
         samples = 0 if self._spec.federated is not None else self._spec.train.samples_per_step
         return position_after(step, self._calendar.steps_per_epoch, samples)

@@ -149,9 +149,9 @@ class GradientEngine:
     def _exchange(
         self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
     ) -> None:
-        # DDP divides by the world size, so the weight is multiplied by it. The factor is passed as
-        # the initial gradient of the backward pass, which needs no extra operation and also scales
-        # the slot.
+        # Multiply the weight by the world size, because DDP divides by the world size. The product
+        # is the initial gradient of the backward pass, which needs no extra operation and also
+        # scales the slot.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale

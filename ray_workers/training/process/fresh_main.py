@@ -90,8 +90,8 @@ def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:
 
 def _cause_of(error: BaseException) -> Cause:
     if "torch" in sys.modules:
-        # The imported module recognises torch's errors, but other versions of torch might lack
-        # names that the module imports.
+        # The module imported below recognises torch's errors. The import fails if the installed
+        # version of torch lacks a name that the module needs.
         try:
             from ray_workers.training.core.errors import cause_of
 

@@ -73,8 +73,8 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
         if program is not None:
             if 0 < (share := spec.resources.gpus_per_worker) < 1:
                 compat_torch.cap_memory_when_used(share)
-            # The forkserver's random generators have the same state in each process that it forks.
-            # A process that replaces this rank generates the same numbers.
+            # Seed the random generators, because all processes inherit the same state from the
+            # forkserver. A process that replaces this rank generates the same numbers.
             seed_from("rank", task.job_id, task.attempt, task.rank)
             run_script(program, task, page)
         else:
@@ -165,7 +165,8 @@ def _enter(task: RankTask, spec: JobSpec) -> None:
             Path(variables[name]).mkdir(parents=True, exist_ok=True, mode=0o700)
     tempfile.tempdir = None  # the parent may have cached it
     os.environ["DRAY_SPOOL_PID"] = str(os.getpid())
-    # The size of the parent's thread pool does not take this process's variables into account.
+    # The inherited thread pool size does not take this process's environment variables into
+    # account.
     torch.set_num_threads(_threads(variables))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # show log lines immediately
@@ -196,7 +197,7 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
 def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     """Train as this rank, or run a parameter server, until the job ends."""
     assert spec.recipe is not None
-    # An elastic group can have more ranks than the document has workers, but it has no servers.
+    # An elastic group can have more ranks than `num_workers`, but has no servers.
     has_servers = isinstance(spec.sync, ParameterServer)
     if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
         rendezvous = RendezvousHandler(task, page)

@@ -27,7 +27,7 @@ from ray_workers.training.elastic.rendezvous import RendezvousHandler
 _PHASES = {
     LoopPhase.DATA: RankPhase.DATA,
     LoopPhase.COMPUTE: RankPhase.COMPUTE,
-    # After the update, the script's own code can run for as long as an evaluation.
+    # After the update, the script's own code may take as long as an evaluation.
     LoopPhase.OWN_CODE: RankPhase.EVALUATE,
     LoopPhase.SAVE: RankPhase.SAVE,
     LoopPhase.FINISH: RankPhase.FINISH,

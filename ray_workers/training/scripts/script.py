@@ -44,7 +44,7 @@ def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
     """Run the program in the job's directory. Raises EntrypointError if the program's file is
     missing."""
     path = _enter(program, Path(task.work_dir))
-    # Like `python file` and `python -m module`.
+    # Set sys.path[0] as `python file` and `python -m module` do.
     sys.path.insert(0, str(Path.cwd() if path is None else path.resolve().parent))
     refuse_mpi4py(task.world_size)
     keep_groups()

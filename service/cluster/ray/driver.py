@@ -156,8 +156,8 @@ class RayCluster:
             spec,
             rank_actor_code,
         )
-        # The creation continues even if the caller stops waiting. Until the creation is complete,
-        # the actor might not exist.
+        # The creation of the actor continues even if the caller stops waiting, and the actor might
+        # not exist before the creation is complete.
         launching = asyncio.ensure_future(create)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
@@ -261,7 +261,7 @@ class RayCluster:
         kept = await asyncio.gather(
             *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
         )
-        # A node is still copying files. Nodes that don't respond are handled by `_left_of`.
+        # A node returns a string while it is copying files. `_left_of` handles unresponsive nodes.
         if any(isinstance(end, str) for end in kept):
             return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
@@ -380,7 +380,7 @@ class RayCluster:
             match name.split(":"):
                 case ["dray", job_id, attempt, "supervisor"]:
                     found.add((job_id, int(attempt)))
-        # A supervisor might have died before its spools were deleted.
+        # Include attempts whose supervisor died before its spools were deleted.
         for spooled in await self._of_agents(lambda agent: agent.spooled.remote()):
             found.update(spooled)
         kept = {
@@ -395,7 +395,8 @@ class RayCluster:
     ) -> None:
         each = [bundle for bundle, number in bundles for _ in range(number)]
         selectors = [labels_in(bundle) for bundle in each]
-        # Older releases of Ray don't accept the argument for labels.
+        # Pass labels only if there are any, because older releases of Ray don't accept this
+        # argument.
         labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
         asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
         await asyncio.to_thread(request_resources, **asked)

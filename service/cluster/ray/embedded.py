@@ -148,7 +148,7 @@ class EmbeddedRay:
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
-            # The GCS of a single machine doesn't come back, so the driver gives up quickly.
+            # Give up quickly, because the GCS of a single machine is not restarted.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             # By default, Ray would replace 127.0.0.1 with the machine's address, and all of its
             # servers would listen on all interfaces.
@@ -176,8 +176,8 @@ class EmbeddedRay:
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--include-dashboard=true",
-            # The log monitor would read every worker's log ten times per second for drivers that
-            # print logs. dray's driver doesn't print them.
+            # The log monitor reads every worker's log ten times per second for drivers that print
+            # logs. dray's driver doesn't print logs.
             "--include-log-monitor=false",
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
@@ -196,8 +196,8 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Write this only after the process has started, because a folder without processes is
-            # treated as left over from a dead Ray.
+            # Write this file only after the process has started, because a folder that has this
+            # file but no processes is considered the remains of a dead Ray.
             (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
@@ -239,9 +239,9 @@ class EmbeddedRay:
             **rank_environment.of_node(os.environ, self._rank_env),
             **self.environment(),
             RAY_INSTANCE: instance,
-            # With Ray's default niceness, training would wait for all other work on the machine.
-            # Supervisors and agents, which need little CPU time but need it immediately, would also
-            # wait.
+            # With Ray's default niceness, training would yield to all other work on the machine,
+            # and so would supervisors and agents, which need little CPU time but need it
+            # immediately.
             WORKER_NICENESS: "0",
             # A process group leader can't become a session leader, but workers must (see
             # `ray_workers.supervision.preload_minimal`). Ray uses process groups to end the
@@ -263,7 +263,7 @@ class EmbeddedRay:
             # happens every 30 s by default.
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "1",
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
-            # Draining makes sense only if there are other nodes, but this is the only node.
+            # Draining is pointless, because there are no other nodes.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             # When memory runs out, Ray would end its own workers, such as the node agent, and
             # thereby every job on the node. The kernel instead ends the largest process, which is
@@ -272,8 +272,8 @@ class EmbeddedRay:
             # By default, a raylet starts only one worker process per CPU at a time, and discards
             # further requests (see `service.cluster.ray.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
-            # By default, each worker would leave behind an event file that no process needs, and
-            # Ray's dashboard would open the event files of all earlier workers every 2 seconds.
+            # By default, each worker would leave behind an unneeded event file, and Ray's dashboard
+            # would open the event files of all earlier workers every 2 seconds.
             "RAY_event_log_reporter_enabled": "false",
             "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
             "RAY_preload_python_modules": "ray_workers.supervision.preload_minimal",
@@ -347,8 +347,8 @@ def remove_dead_sessions() -> None:
             is_ours = (folder / PID_NAMESPACE).read_text() == pid_namespace()
         except OSError:
             continue
-        # The file PID_NAMESPACE is written after the first process has started, so the folder of a
-        # starting Ray is kept.
+        # The PID_NAMESPACE file is written after the first process has started, so the folder of a
+        # Ray that is starting is not deleted.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 

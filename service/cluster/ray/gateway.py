@@ -102,7 +102,8 @@ class GatewayCluster:
         if self._writer is not None:
             self._silence.asked(RAY)
         answer: ClusterSnapshot = await self._call("snapshot")
-        # Ray considers a node with a suspended raylet dead, and an embedded Ray has only one node.
+        # Ray considers a node dead if its raylet is suspended, and an embedded Ray has only one
+        # node.
         if not answer.nodes and self._target.embedded is not None:
             raise ClusterUnavailable("the raylet of the embedded Ray does not respond")
         self._silence.answered(RAY)
@@ -162,7 +163,8 @@ class GatewayCluster:
         self._calls[number] = answer
         try:
             _send(self._writer, (number, method, arguments))
-            # `wait_for` would lose a cancellation that arrives at the same time as the response.
+            # Don't use `wait_for`, which would lose a cancellation that arrives at the same time as
+            # the response.
             async with asyncio.timeout(limit_s + waits_s):
                 return await answer
         except TimeoutError:
@@ -288,7 +290,7 @@ class GatewayCluster:
         return [sys.executable, "-m", module, str(fd), self._target.log_format]
 
     def _child_environment(self) -> dict[str, str]:
-        # Without this, Ray prints messages about its nodes with colour codes.
+        # Without RAY_COLOR_PREFIX=0, Ray adds colour codes to messages about its nodes.
         environment = {**os.environ, "PYTHONPATH": str(CODE_ROOT), "RAY_COLOR_PREFIX": "0"}
         if self._target.embedded is not None:
             environment |= self._target.embedded.environment()
@@ -317,7 +319,7 @@ class GatewayCluster:
             if not waiting.done():
                 waiting.set_exception(ClusterUnavailable(self._problem))
         if self._child is not None:
-            # `Process.kill()` could reap the child before asyncio does.
+            # Don't use `Process.kill()`, which could reap the child before asyncio does.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, signal.SIGKILL)
             await self._child.wait()
@@ -367,8 +369,8 @@ async def _serve(fd: int) -> None:
 
 if __name__ == "__main__":
     logging_setup.configure("json" if sys.argv[2] == "json" else "text")
-    # The child ends when the parent closes the socket, not when Ctrl-C is pressed in its terminal.
+    # The child exits when the parent closes the socket, not when Ctrl-C is pressed in its terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(int(sys.argv[1])))
-    # A normal exit would wait for Ray's own threads.
+    # Skip the normal exit, which would wait for Ray's threads.
     os._exit(0)

@@ -221,8 +221,8 @@ class NodeAgents:
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
         if known.has_answered and silent_s > self._limits.report_s:
-            # After the agent has been ended, this value is kept until its successor responds, so
-            # that the silence can still be reported.
+            # Record this time, so that the silence can be reported until the agent, or the agent
+            # that replaces it, responds.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
             logger.warning(

@@ -30,15 +30,15 @@ def reason(daemon_log: Path, temp_dir: Path) -> str | None:
     `daemon_log` is the output of `ray start`, and `temp_dir` is Ray's temp-dir, which contains
     Ray's logs.
     """
-    # There is only one session; session_latest is a link to it.
+    # The pattern omits session_latest, which is a link to the only session.
     sessions = temp_dir.glob("session_2*/logs")
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
-    # If the GCS failed, the cause is in the GCS's own log; `ray start` reports only that the GCS is
-    # missing.
+    # Search the GCS's log before the output of `ray start`: if the GCS failed, `ray start` reports
+    # only that the GCS is missing.
     logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
     texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
-    # Look for fatal errors first, because other errors often mean only that another program is
-    # missing.
+    # Look for fatal errors first, because other errors are often only consequences of a program's
+    # failure.
     for patterns in ((_PYTHON, _FATAL), (_ERROR,)):
         for program, text in texts.items():
             if line := _last_match(text, patterns):

@@ -100,7 +100,7 @@ def waiting_drills(session: Session) -> Sequence[Row[Any]]:
 def _waiting_drills() -> Select[Any]:
     c = DrillRow.__table__.c
     query = select(c.job_id, c.attempt, c.id, c.kind, c.rank, c.at_step)
-    # This must be the same as the partial index's condition.
+    # This condition must match the condition of the partial index.
     waiting = text("drills.state = 'waiting'")
     return query.where(waiting).order_by(c.job_id, c.id)
 

@@ -26,11 +26,11 @@ def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _differ(values: Sequence[Any], pointer: str, found: dict[str, list[Any]]) -> None:
-    # Values are compared as JSON, because 1 == True == 1.0 in Python.
+    # Compare values as JSON, because 1 == True == 1.0 in Python.
     if pointer in IDENTITY or len({json.dumps(value) for value in values}) == 1:
         return
     parts = [_parts(value) for value in values]
-    # An empty object or list counts as missing.
+    # Treat an empty object or list as missing.
     here = [
         None if some or value in ({}, []) else value
         for value, some in zip(values, parts, strict=True)

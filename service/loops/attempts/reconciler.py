@@ -216,7 +216,7 @@ class Reconciler:
         """Return reports of the attempt's checkpoints in the storage, newest first, omitting
         checkpoints that the storage does not list in time. These reports replace reports that were
         lost with their node before they were read."""
-        # No search is needed: all reports of a successful attempt have been read.
+        # All reports of a successful attempt have been read, so no search is needed.
         if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
         found: list[Frame] = []

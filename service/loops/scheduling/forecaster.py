@@ -57,8 +57,8 @@ class Forecaster(Stage):
                     await self.run_once()
                 except Exception:
                     logger.exception("a round of the forecaster failed; the loop continues")
-                    # The forecast might have been stored even if the response was lost, so read it
-                    # again.
+                    # Read the forecast again, because it might have been stored although the
+                    # response was lost.
                     self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began
                 await asyncio.sleep(max(took_s, self._timings.forecast_pause_s))
@@ -71,7 +71,8 @@ class Forecaster(Stage):
             return 0
         known = await self._database.read(self._read)
         situation = await asyncio.to_thread(_situation, view, known)
-        # Store the situation first, because requests use it while the simulation runs.
+        # Store the situation before the simulation, because requests read it while the simulation
+        # runs.
         stored = await asyncio.to_thread(lambda: codec.encode(situation.first_jobs()))
         await self._database.write(lambda s, _: _put(s, view.now, stored))
         plays = await asyncio.to_thread(ranges.plays, situation, view.now)

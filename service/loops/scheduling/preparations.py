@@ -86,7 +86,7 @@ def _environment_of(found: object) -> dict[str, Any] | None:
     index_secret = environment.index is not None and environment.index.secret is not None
     if not (environment.is_built or environment.secrets or index_secret):
         return None
-    # The node's agent doesn't need the job's environment variables.
+    # Omit the job's environment variables, which the node's agent doesn't need.
     return environment.model_dump(mode="json", exclude={"env"})
 
 

@@ -129,10 +129,11 @@ def _seen(
     `ours` are the resources that dray's attempts hold on the node. `parts` are the fractions of its
     GPUs that jobs hold, for each holder; None if no GPU is shared.
     """
-    # If only dray uses the cluster, dray's own records are exact, and Ray's records lag behind.
+    # If only dray uses the cluster, ignore `available`: dray's own records are exact, whereas Ray's
+    # records lag behind.
     available = node.available if cluster.shared else node.resources
     stuck = node.quarantined or ()
-    # The quarantined slots of a live attempt are included in the slots that it holds.
+    # Skip quarantined slots of live attempts, which `ours` includes.
     held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
     free = slots.offered(node.resources, available, held)
     if parts is not None:

@@ -105,8 +105,8 @@ class Starter(Stage):
                     try:
                         await self._launch(each)
                     except Exception:
-                        # Continue with the other launches. The reconciler ends the attempt if it
-                        # did not start.
+                        # Continue with the other launches. If the attempt has not started, the
+                        # reconciler ends it.
                         logger.exception("the launch of %s failed", each.job_id)
                 self._launches.answered(each.job_id, under_way.pop(each.job_id))
                 self._signals.publish(ATTEMPTS)
@@ -139,9 +139,8 @@ class Starter(Stage):
         try:
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
-            # The attempt might have started. The reconciler checks this, and ends the attempt if it
-            # has not started. If a gateway is still launching the attempt, its reply to the poll
-            # shows this.
+            # The attempt might have started, or a gateway might still be launching it. The
+            # reconciler polls the attempt, and ends it if neither is true.
             logger.warning(
                 "%s attempt %d may or may not have started: %s", spec.job_id, spec.attempt, error
             )

@@ -146,7 +146,8 @@ class TrialValues(Stage):
                 )
             await answering
         except Exception as error:
-            # For example, Optuna is not installed; another service might have it.
+            # For example, Optuna is not installed in this service, but another service might have
+            # it.
             logger.warning("no values for the trial %s: %r", job_id, error)
             why = clean(f"the sweep's sampler returned no values: {error}")[:MAX_MESSAGE]
             await self._pass_over(job_id, sweep_id, why)

@@ -36,7 +36,7 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
     positions = share.samples * model.context_length / share.context
     values = positions * model.width
     stream = values * FP32 / split
-    # Between blocks, each rank of a tensor group has a share of the positions.
+    # Between blocks, the positions are divided among the ranks of a tensor-parallel group.
     trace.begin(is_block=False)
     if share.is_first:
         ids = trace.given(positions * INDEX)

@@ -193,7 +193,8 @@ class _Network:
             parameters=elements,
             cast=elements,
             is_costly=True,
-            # A convolution that doubles height and width reads one pixel for each output pixel.
+            # A convolution that doubles the height and width reads one input pixel per output
+            # pixel.
             flops=2 * positions * inputs * outputs * (1 if kernel == 2 else kernel**2),
         )
         self._width[value] = self.low

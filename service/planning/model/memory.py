@@ -217,12 +217,12 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
     if spec.is_exact:
-        # Kept: gradients of the rank's own share. Temporary: one slice of the gradients from each
+        # Kept: the gradients of the rank's share. Temporary: a slice of the gradients from each
         # rank, and the sum of these slices.
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
     if spec.takes_local_steps:
-        # Kept: the weights as of the last average, and the outer momentum if any. Temporary: the
+        # Kept: the weights after the last averaging, and the outer momentum if used. Temporary: the
         # outer gradients.
         outer = spec.outer is not None
         has_momentum = spec.outer is not None and spec.outer.momentum > 0.0
@@ -243,10 +243,10 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
 
 def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
     if sync.mode == "ad_psgd":
-        # Kept: the shared copy, and the values that were last read from it. Temporary: the
-        # difference, and two copies to average.
+        # Kept: the shared copy, and the values last read from it. Temporary: their difference, and
+        # the two copies that are averaged.
         return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
-    # Kept: the copy that is sent, and the copies that arrive at the same time.
+    # Kept: the copy that is being sent, and the copies that are being received.
     degrees = Counter(other for _, other in sync.edges or ())
     if sync.mode == "d_psgd":
         degrees += Counter(one for one, _ in sync.edges or ())
@@ -287,8 +287,8 @@ def in_flight(spec: JobSpec, at: int, count: int) -> int:
         return count
     if each == 1 and parallel.schedule == "1f1b":
         return min(count, stages - at)
-    # Measurements show one more micro-batch than the theory predicts: a stage frees a micro-batch
-    # only after the next one has arrived.
+    # Measurements show one micro-batch more than the theory predicts, because a stage frees a
+    # micro-batch only after the next one has arrived.
     warm_up = (each - 1) * stages + 2 * (stages - at - 1) + 2
     if parallel.schedule == "zero_bubble":  # weight gradients are delayed, by more on later stages
         warm_up += at

@@ -210,8 +210,10 @@ def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:
             f"as measured in {work.speeds.job_id}"
         )
     if facts.num_nodes is not None:
-        plural = "node holds" if facts.num_nodes == 1 else "nodes hold"
-        found.append(f"{facts.num_nodes} {plural} all {spec.resources.num_workers} workers")
+        plural = "node" if facts.num_nodes == 1 else "nodes"
+        found.append(
+            f"all workers ({spec.resources.num_workers}) run on {facts.num_nodes} {plural}"
+        )
     if facts.may_get_spot:
         found.append("workers may get spot nodes")
     return tuple(found)

@@ -128,7 +128,7 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
     workers = max(1, work.num_ranks - servers)
     kind = {"kind": "parameter_server", "servers": servers}
     batch_s = work.compute_s * work.num_ranks
-    # The time in which a server receives a gradient, or sends its part of the weights.
+    # The time that a server takes to receive a gradient, or to send its part of the weights.
     at_server_s = work.send_weights_s / servers
 
     # With several servers, server 0 determines the staleness before the other servers receive their
@@ -139,8 +139,7 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
         ("bounded", work.speeds.slowest, {"max_staleness": 4}),
         ("asynchronous", 1 / work.speeds.mean_speed, {}),
     ):
-        # A worker that is always slow eventually makes the other workers wait at the staleness
-        # bound.
+        # If one worker is always slow, the others eventually wait for it at the staleness bound.
         compute_s = batch_s * slowness / workers
         step_s = max(compute_s + own_s / workers, at_server_s)
         sync = {**kind, "mode": mode, **more, "correction": {"name": "staleness_lr"}}

@@ -105,7 +105,7 @@ class Runs:
             if local is not None:
                 named.symlink_to(local.resolve(strict=True))
             else:
-                # The copy is an unnamed file, so it disappears whenever this process ends.
+                # The copy is an unnamed file, so it is deleted even if this process is killed.
                 for start in range(0, size_bytes, PIECE_BYTES):
                     copy.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
                 copy.flush()

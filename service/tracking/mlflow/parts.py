@@ -159,8 +159,8 @@ def _new_points(
     after_step = max(row.after_step, newest - 1)  # the newest step may be incomplete
     if series or not job.state.is_terminal:
         return series, after_step, job.state.is_terminal
-    # Also export points at steps up to `after_step` that are new, using each metric's own last
-    # step.
+    # Also export new points at steps up to `after_step`: compare each metric's last step with its
+    # last exported step.
     ends = metric_reader.read(session, job.id, keys=None, rank=0, after_step=-1, max_points=2)
     for key, (steps, _) in ends.items():
         if steps[-1] > known.get(key, -1):

@@ -19,8 +19,8 @@ LINE_BYTES = 64 << 20
 END_LIMIT_S = 5.0
 """Seconds to wait for a killed process to exit."""
 DEFAULTS = {
-    # The service itself limits the time of calls and repeats them, so the client should not retry.
-    # The server may take long to store an upload after it has received the last byte.
+    # The service limits the duration of calls and retries them itself, so the client should not
+    # retry. The server may need a long time to store an upload after it has received the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     # A redirected POST becomes a GET, whose response would be mistaken for MLflow's.
@@ -126,7 +126,7 @@ class _Child:
     def end(self) -> None:
         """Kill the process, and fail its calls."""
         self.is_over = True
-        # Process.kill() might reap the child itself, and asyncio would not notice this.
+        # Don't use Process.kill(), which might reap the child before asyncio does.
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)

@@ -129,7 +129,7 @@ class MlflowQueries:
         names = {e.name for e in await self.experiments() if e.id in wanted}
 
         def work(session: Session) -> RunPage:
-            # Without an explicit order, the position is a job's number, so that pages do not shift
+            # If no order is given, use a job's number as the position, so that pages do not shift
             # when jobs are submitted.
             by_number = not order
             rows = repository.page(

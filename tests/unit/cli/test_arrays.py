@@ -44,7 +44,7 @@ def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: s
     for command in (("events",), ("submit", "--dry-run", "--like")):
         cli(*command, "sweep-1", exits=Exit.USAGE)
         assert (
-            "matches 3 jobs: for one job of an array or sweep, give sweep-1/INDEX, such as"
+            "matches 3 jobs: to select one job of an array or sweep, give sweep-1/INDEX, such as"
             in cli.err
         )
     assert cli("events", "sweep-1/2")
@@ -97,7 +97,7 @@ def test_an_array_is_not_watched(cli: Cli, document: str) -> None:
 
 
 def test_a_dry_run_says_how_many_jobs_it_would_be(cli: Cli, document: str) -> None:
-    assert "is an array of 7: " in cli("submit", document, "--array", "7", "--dry-run")
+    assert "describes an array of 7: " in cli("submit", document, "--array", "7", "--dry-run")
 
 
 def test_a_job_of_an_array_is_found_by_the_name_and_its_index(cli: Cli, document: str) -> None:

@@ -150,7 +150,7 @@ def test_a_cancelled_job_can_be_deleted_and_a_live_one_not(cli: Cli, server: Liv
     assert cli.json("cancel", job_id)["state"] == "CANCELLED"
     cli("delete", job_id, exits=2)
     assert "Delete 1 job" in cli.err
-    assert "add --yes" in cli.err
+    assert "confirm with --yes" in cli.err
     assert cli.json("delete", job_id, "--yes") == {"deleted": job_id}
 
 

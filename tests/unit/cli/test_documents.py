@@ -24,7 +24,7 @@ def test_a_document_to_begin_with_is_written_and_is_a_job(
     path = tmp_path / "job.yaml"
     assert "submit it with" in cli("init", kind, "-o", str(path))
     assert f"$schema={server.url}/v1/schema\n" in path.read_text()
-    assert "is a job" in cli("submit", str(path), "--dry-run")
+    assert "describes a job" in cli("submit", str(path), "--dry-run")
     assert cli("init", kind, "-o", "-", "--schema", "x").startswith(
         "# yaml-language-server: $schema=x\n"
     )
@@ -55,7 +55,9 @@ def test_a_document_for_a_script_names_it_and_its_folder(
     spec = dray.load_spec("job.yaml")
     assert spec.script is not None
     assert str(spec.script.code).startswith("code-")
-    assert "job.yaml is a job: nets/lin.py on 1 worker" in cli("submit", "job.yaml", "--dry-run")
+    assert "job.yaml describes a job: nets/lin.py on 1 worker" in cli(
+        "submit", "job.yaml", "--dry-run"
+    )
     by_cli = cli("submit", "job.yaml").split()[0]
     by_sdk = Client(server.url).submit("job.yaml").id
     for job_id in (by_cli, by_sdk):

@@ -161,7 +161,7 @@ def test_goodput_is_a_line_of_the_job(cli: Cli, server: LiveServer) -> None:
     assert line() == "goodput    recovered once"
     server.hands.report(job_id, 1, [spent(useful=9.0, data_wait=0.6, idle=0.4)])
     assert line() == (
-        "goodput    90.0% useful of 10.0 slot-seconds: data wait 0.6, idle 0.4; recovered once"
+        "goodput    90.0% of 10.0 slot-seconds useful: data wait 0.6, idle 0.4; recovered once"
     )
     again = [regrouping(1, generation=2), regrouped(1, generation=2)]
     server.hands.report(job_id, 1, again)
@@ -176,6 +176,6 @@ def test_the_goodput_of_a_script_that_reports_no_step_is_said_to_be_unknown(
     assert cli.json("get", job_id)["goodput"]["useful_share"] is None
     text = " ".join(cli("get", job_id).split())
     assert (
-        "goodput no steps reported, so an unknown share was useful of 92.7 slot-seconds: "
+        "goodput unknown share (no steps were reported) of 92.7 slot-seconds useful: "
         "starting 0.4, unreported 92.3"
     ) in text

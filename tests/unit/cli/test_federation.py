@@ -29,7 +29,7 @@ def test_clients_are_invited_listed_and_revoked(
     assert "CLIENT" in cli("federate", "clients", "outside")
     assert [one["client"] for one in cli.json("federate", "clients", job_id)["items"]] == [0, 1]
     cli("federate", "invite", job_id, exits=3)
-    assert "2 clients are already invited" in cli.err
+    assert "2 clients have already been invited" in cli.err
     assert cli("federate", "revoke", job_id, "1") == f"client 1 of {job_id} revoked\n"
     cli("federate", "revoke", job_id, "1", exits=3)
     monkeypatch.setenv("DRAY_TOKEN", tokens[1])

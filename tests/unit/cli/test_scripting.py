@@ -30,7 +30,8 @@ def test_a_dry_run_checks_here_and_sends_nothing(cli: Cli, document: str, tmp_pa
     nobody = ("--url", "http://127.0.0.1:9", "submit", document, "--dry-run")
     said = cli(*nobody)
     assert (
-        said == f"{document} is a job: image_classification on 1 worker. Nothing was submitted.\n"
+        said
+        == f"{document} describes a job: image_classification on 1 worker. Nothing was submitted.\n"
     )
     full = cli.json(*nobody, "--set", "train.epochs=3", "--set", "resources.num_workers=2")
     assert (full["train"]["epochs"], full["resources"]["num_workers"]) == (3, 2)

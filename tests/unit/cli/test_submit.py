@@ -100,7 +100,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
         (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "remove torchrun"),
         (["--include", ".env", "job.yaml"], "--include requires --code"),
         (["ignored.py"], "ignored.py is excluded from the upload"),
-        (["--", "-m"], "needs the name of a module"),
+        (["--", "-m"], "requires the name of a module"),
     ],
 )
 def test_a_mistake_is_said_before_anything_is_sent(
@@ -227,6 +227,6 @@ def test_a_copy_of_a_trial_says_which_values_it_lacks(cli: Cli, server: LiveServ
         {"pointer": "/parameters/depth", "values": [2, 3]},
     ]
     copy = cli("submit", "--like", f"{array}/3").split()[0]
-    assert "got DRAY_PARAM_DEPTH=3; the copy does not get this variable" in cli.err
+    assert "set DRAY_PARAM_DEPTH=3; the copy runs without this variable" in cli.err
     assert spec_of(server, copy)["script"]["args"] == ["--lr", "0.2"]
     assert not spec_of(server, copy)["script"]["parameters"]

@@ -81,6 +81,6 @@ def test_a_document_without_a_sweep_is_told_so(cli: Cli, tmp_path: Path) -> None
 
 
 def test_a_dry_run_counts_the_trials(cli: Cli, document: str) -> None:
-    assert "is a sweep of 3 trials" in cli("submit", document, "--dry-run")
+    assert "describes a sweep of 3 trials" in cli("submit", document, "--dry-run")
     cli("submit", document, "--watch", exits=Exit.USAGE)
     assert "--watch shows only a single job" in cli.err

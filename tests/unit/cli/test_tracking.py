@@ -72,7 +72,7 @@ def test_what_can_not_be_done_is_said(cli: Cli, jobs: list[str]) -> None:
     cli("compare", jobs[0], exits=2)
     assert "is a single job" in cli.err
     cli("experiment", "show", "none", exits=3)
-    assert "no job has the experiment 'none'" in cli.err
+    assert "no job belongs to the experiment 'none'" in cli.err
     cli("experiment", "baseline", "s", exits=2)
     assert "name a job or use --none" in cli.err
     cli("ls", "--where", "val/loss <", exits=2)

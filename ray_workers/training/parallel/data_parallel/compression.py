@@ -121,8 +121,8 @@ def compress(
         case "fp16":
             module.register_comm_hook(None, fp16_compress_hook)
         case "bf16":
-            # A lambda, because DDP refuses a hook with this name on CPU, although gloo now supports
-            # bf16.
+            # Use a lambda, because DDP rejects a hook with this name on CPU, although gloo now
+            # supports bf16.
             module.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         case "powersgd":
             factors = PowerSGDState(
@@ -134,8 +134,7 @@ def compress(
             )
             module.register_comm_hook(factors, powerSGD_hook)
         case "topk":
-            # A lambda without annotations, because DDP rejects functions with postponed
-            # annotations.
+            # Use a lambda, because DDP rejects functions with postponed annotations.
             state = TopK(options.ratio, momentum, options.warmup_steps)
             module.register_comm_hook(state, lambda rest, bucket: topk_hook(rest, bucket))
         case unknown:

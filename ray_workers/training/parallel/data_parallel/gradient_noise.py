@@ -86,7 +86,7 @@ class NoiseMeasuringGradientEngine(GradientEngine):
 
     def _wrapped(self) -> DistributedDataParallel:
         wrapped = super()._wrapped()
-        # A lambda without annotations, because DDP rejects functions with postponed annotations.
+        # Use a lambda, because DDP rejects functions with postponed annotations.
         wrapped.register_comm_hook(None, lambda _, bucket: self._exchange_bucket(bucket))
         return wrapped
 

@@ -101,15 +101,15 @@ class TimedGradientEngine(GradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine = work.share
-        # The unit is the duration of the forward pass of one sample. A backward pass takes about
-        # twice as long, and the measurement ends before the backward pass of the last micro-batch.
+        # Count the work in forward passes of one sample. A backward pass takes about as long as two
+        # forward passes, and the measurement ends before the backward pass of the last micro-batch.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
         self._wait_for_device()  # unfinished operations belong to the previous step
         began = time.perf_counter()
 
         def timed() -> None:
-            # After this call, the rank waits for the gradients of other ranks, which must not be
-            # measured.
+            # After this call, the rank waits for other ranks' gradients; this waiting time must not
+            # be measured.
             self._wait_for_device()
             if not mine.batch.is_empty:
                 self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)

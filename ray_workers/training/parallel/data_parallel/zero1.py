@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
-    # torch compiles its functional optimizers in a way that torch itself has deprecated.
+    # torch compiles its functional optimizers with an API that it has deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

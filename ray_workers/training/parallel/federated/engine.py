@@ -187,7 +187,8 @@ class FederatedEngine(GradientEngine):
         """Return the mean with noise, given the sum of the clipped updates."""
         assert self._clipping is not None
         noise = self._clipping.noise(round_number, len(total)).to(total)
-        # Divide by the expected number, because the actual number would also reveal information.
+        # Divide by the expected number of clients, because the actual number would also reveal
+        # information.
         return (total + noise) / self._options.clients_per_round
 
     def _of_each(self, received: ReceivedUpdates, rows: Tensor) -> RoundResult:

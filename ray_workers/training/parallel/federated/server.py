@@ -30,7 +30,7 @@ class ServerStep(OptimizerStep):
     ) -> None:
         self._server_lr = server.lr
         self._engine = engine
-        # The document's `max_grad_norm` applies to the clients' gradients.
+        # The job document's `max_grad_norm` limits the clients' gradients, not the server's.
         options = given.spec.train.model_copy(update={"max_grad_norm": None})
         super().__init__(given.workload.model, engine, options, given.device)
 

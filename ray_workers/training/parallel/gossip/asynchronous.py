@@ -125,7 +125,7 @@ class Averaging:
         requests to this rank)."""
         self._copy = copy
         self._asked, self._asking = sides
-        # Each message names the group explicitly, so that a thread that is late can't send to the
+        # Pass the group to each operation explicitly, so that a delayed thread can't send to the
         # next group.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
@@ -318,7 +318,7 @@ class AsynchronousGossip(GossipReplicas):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        # There is no averaging before `prepare`, or if this rank is the only rank.
+        # `_averaging` is None before `prepare`, and if this rank is the only rank.
         if self._averaging is not None:
             self._averaging.abandon()
             self._averaging = None

@@ -101,14 +101,15 @@ class GossipReplicas(Replicas):
             others = state_transfer.gather(
                 lambda: {**self._own_copy(), **self.update.state_dict()}, self.device
             )
-            # The mean is computed last, so that no rank finishes before rank 0 has all copies.
-            # Otherwise, if a rank died, another rank might treat the checkpoint as complete.
+            # Compute the mean last, so that no rank finishes before rank 0 has all copies.
+            # Otherwise, a rank might treat the checkpoint as complete although another rank has
+            # died.
             with self._as_mean():
                 if self.rank == 0:
                     mean = _cloned(self.model.state_dict())
         if self.rank == 0:
-            # Clone the tensors, because a copy can change before the optimizer step, which is the
-            # first operation that waits for a checkpoint.
+            # Clone the tensors, because a rank's copy can change before the next optimizer step,
+            # and only that step waits for the checkpoint.
             own = {**self._own_copy(), "model": _cloned(self.model.state_dict())}
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
@@ -160,8 +161,8 @@ class GossipReplicas(Replicas):
             squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
         dist.all_reduce(squares)
         self._distance = math.sqrt(squares.item() / self.world_size)
-        # Write only after all exchanges. If the group broke after a rank had loaded the mean, that
-        # rank would contribute the mean, instead of its copy, to the mean of the next group.
+        # Write only after all exchanges. If the group broke after a rank had replaced its copy with
+        # the mean, that rank would contribute this mean to the next group's mean.
         self._weights.write(means[: len(weights)])
         self._buffers.write(means[len(weights) :])
 

@@ -108,7 +108,7 @@ class Mixing:
         if self.push_weight != 1.0:
             torch._foreach_mul_(self.own, self.push_weight)
         # The note contains the push weight, and the number of steps until all ranks leave (0 if
-        # they don't leave).
+        # they are not leaving).
         steps_left = 0 if self.leaves_after is None else self.leaves_after - step + 1
         note = self.own[0].new_tensor([self.push_weight, steps_left], dtype=torch.float64)
         self._row = graph.row(self._rank, step)

@@ -35,8 +35,8 @@ class Mesh:
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
-        # The model is also divided among ranks that process different positions of the same
-        # samples.
+        # Ranks that process different positions of the same samples also divide the model among
+        # themselves.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
         faultpoint(FaultPoint.BEFORE_MESH)
         self._whole = self._make(device)
@@ -50,7 +50,7 @@ class Mesh:
             "held": self.num_holders,
             "tensor": self.sizes["tensor"],
         }
-        # FSDP requires a group within which it shards, even if the group has only one rank.
+        # FSDP requires a shard group, even if the group has only one rank.
         needed = ("data", "held") if self.sizes["data"] > 1 else ()
         names = tuple(name for name, size in shape.items() if size > 1 or name in needed)
         return init_device_mesh(

@@ -45,8 +45,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 )
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
-# In each evaluation, FSDP2 warns about in-place operations on views, but dray performs no such
-# operations.
+# In each evaluation, FSDP2 warns about in-place operations on views, although dray performs none.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -103,8 +102,7 @@ class ModelParallel(Strategy):
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self.model, self.gradients, self.update = self.divide(mesh, self._context)
-        # Keep the parameters that the model has between steps, since FSDP replaces them during a
-        # step.
+        # Store the parameters now, because FSDP replaces them during each step.
         self._parameters = dict(self.model.named_parameters())
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
@@ -280,7 +278,7 @@ class Sharded(ModelParallel):
         part = super().data_part()
         if self._pipeline is None:
             return part
-        # A pipeline divides its share into micro-batches itself.
+        # Pass whole shares, because a pipeline divides them into micro-batches itself.
         return replace(part, micro_batch_size=self.options.global_batch_size)
 
     @property
@@ -315,8 +313,8 @@ def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Paral
     blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
     for unit in blocks:  # each block is gathered as a unit
         fully_shard(unit, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
-    # Don't cast the model's inputs, because they can be numbers in a table that 16 bits can't
-    # represent.
+    # Don't cast the model's inputs, because they may contain numbers from a table that a 16-bit
+    # type can't represent.
     policy = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
 

@@ -90,7 +90,7 @@ class ShardedGradientEngine(GradientEngine):
         """Sum the loss over all ranks. The same all-reduce determines whether any rank was asked to
         leave, and sums the squares for the gradient norm."""
         asked = torch.full_like(carried, float(self._is_asked_to_leave()))
-        # All ranks of a tensor group have computed the same loss.
+        # All ranks of a tensor-parallel group have computed the same loss.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
         square = self._own_square().to(carried)
         total = torch.stack((carried / alike, asked, square))

@@ -190,7 +190,7 @@ class Servers:
                 "notes": dict(notes),
             }
             asked.append((header, list(own.values())))
-        # Send server 0 its state last, because workers start when server 0 has replied.
+        # Send the state of server 0 last, because workers start as soon as server 0 has replied.
         for server in reversed(range(len(asked))):
             about, parts = asked[server]
             self._links[server].ask(about, *parts)

@@ -235,7 +235,7 @@ class ReplicaHolder:
         with self._changed:
             if not self._takes_from(generation):
                 raise ConnectionLost("a newer process has already replaced the lost server")
-            # First wait until all messages received from the lost process are processed.
+            # First wait until all messages from the lost process have been processed.
             self._changed.wait_for(lambda: self._followed is None)
             replica = self._replica
         if replica is not None:

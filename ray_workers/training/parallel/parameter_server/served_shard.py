@@ -201,7 +201,7 @@ class ServedShard:
         }
         return ShardAnswer({"tensors": shapes_of(tensors), **about}, tuple(tensors.values()))
 
-    # The complete state, for a replica.
+    # Methods that exchange the complete state with a replica.
 
     def snapshot(self) -> ShardSnapshot:
         about: dict[str, Any] = {

@@ -210,7 +210,7 @@ class ShardServer:
                 with self._lock:
                     if header["op"] in NEED_WEIGHTS:
                         self._lock.wait_for(lambda: self._served.has_weights)
-                    # If another process has replaced the worker, ignore the message.
+                    # Ignore the message if another process has replaced the worker.
                     if self._outboxes.get(worker) is outbox:
                         self._take(worker, outbox, header, payload)
         finally:
@@ -235,7 +235,8 @@ class ShardServer:
         if answer.header is not None and outbox is not None:
             outbox.put(answer)
         for other, batch in answer.dispatches:
-            # If a worker has not reconnected since a server was lost, it will resend its request.
+            # Skip workers that have not reconnected since a server was lost; they will resend their
+            # requests.
             if other in self._outboxes:
                 self._outboxes[other].put(ShardAnswer({"batch": batch}))
         self._lock.notify_all()

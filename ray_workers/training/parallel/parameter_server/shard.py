@@ -130,7 +130,8 @@ class ParameterShard:
         self._correction = correction
         self._values = torch.zeros(sum(sizes))
         decayed, plain, self._buffers = torch.split(self._values, list(sizes))
-        # The optimizer applies weight decay to matrices, but not to vectors.
+        # Add a dimension to the decayed values, because the optimizer applies weight decay to
+        # matrices, but not to vectors.
         self._parameters = nn.ParameterDict()
         for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
             if values.numel():

@@ -33,7 +33,7 @@ def train_served(
         try:
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
-            # Once the other workers have finished, servers may exit before this worker does.
+            # When all other workers have finished, servers may exit before this worker does.
             if not finish_if_marked(store, trainer.page, rendezvous.assignment.generation):
                 raise
         else:
@@ -67,8 +67,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
     if strategy.is_synchronous:
         norm = strategy.pull(None if strategy.batch is None else strategy.batch - 1)
         if trainer.rank == CHIEF and strategy.servers.is_ready and strategy.version:
-            # The servers have applied this step, even if the previous chief was lost before the
-            # step ended.
+            # The servers have applied this step, but the previous chief may have been lost before
+            # it reported the step.
             trainer.report_unseen(strategy.version, strategy.loss, norm)
     while True:
         if trainer.rank == CHIEF:

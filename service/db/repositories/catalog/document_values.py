@@ -27,7 +27,7 @@ def insert_shared(session: Session, shared: SharedValues) -> None:
         return
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert_ = postgresql.insert if is_postgres else sqlite.insert
-    # Another transaction might be about to commit the same values.
+    # Ignore conflicts, because another transaction might be about to commit the same values.
     statement = insert_(table_of(DocumentValueRow)).on_conflict_do_nothing()
     session.connection().execute(statement, _rows(shared.holder, shared.values))
 

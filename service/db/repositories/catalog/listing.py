@@ -41,8 +41,8 @@ def page(
     if where is None:
         query = query.where(JobRow.deleted_at.is_(None))
     else:
-        # `deleted_at` is the last column of a wide row, so a search of many jobs should not read
-        # this column.
+        # Don't read `deleted_at` of every job found: it is the last column of a wide row, and
+        # reading it is slow.
         deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
         query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
     for column, value in (
@@ -56,7 +56,7 @@ def page(
             query = query.where(column == value)
     if wanted.name_glob is not None:
         query = query.where(_matches(session, wanted.name_glob))
-    # The text is not indexed, so jobs are scanned until the page is full.
+    # Text in names is not indexed, so the database scans jobs until the page is full.
     if wanted.text is not None:
         query = query.where(JobRow.name.icontains(wanted.text, autoescape=True))
     if wanted.id_prefix is not None:

@@ -169,7 +169,7 @@ class _Compiler:
             return None
         if self._is_sqlite:
             return parts
-        # SQLAlchemy renders a PostgreSQL array without quotes.
+        # Quote each part, because SQLAlchemy doesn't quote the elements of a PostgreSQL array.
         quoted = (part.replace("\\", "\\\\").replace('"', '\\"') for part in parts)
         return tuple(f'"{part}"' for part in quoted)
 
@@ -191,8 +191,8 @@ class _Compiler:
             return self.compare(cast(self._as_text(path), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
-        # A parameter's value, which is always text, can represent a string, a number or a list in
-        # the document.
+        # MLflow sends a parameter's value as text, which can represent a string, a number or a list
+        # in the document.
         forms = [
             form
             for value in values

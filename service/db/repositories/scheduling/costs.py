@@ -93,7 +93,7 @@ def between(
         sum_.add(part, _share(part, since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
-        # This statement may return keys that did not exist when the earlier statements ran.
+        # Use `setdefault`, because keys may have been added since the earlier statements ran.
         found.setdefault((row.key, row.currency), CostSum()).num_jobs = row.n
     return found
 

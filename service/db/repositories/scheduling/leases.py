@@ -34,7 +34,7 @@ _LOCK = {
     )
 }
 
-# pg_locks shows a bigint key as two halves. The upper half of this key is 0.
+# pg_locks splits a bigint key into two halves. The upper half of this key is 0.
 _END_WRITES = text(
     "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
     " AND classid = 0 AND objid = :key AND objsubid = 1 AND granted AND mode = 'ShareLock'"

@@ -91,7 +91,7 @@ def remove(session: Session, name: str) -> None:
 
 
 def _waiting() -> tuple[ColumnElement[bool], ...]:
-    # With the second condition, the database can use the index on queue, state and owner.
+    # The second condition lets the database use the index on queue, state and owner.
     return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
 
 

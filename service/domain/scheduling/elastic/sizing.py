@@ -194,8 +194,8 @@ def step_s(
     num_nodes = math.ceil(num_workers / per_node)
     terms = _terms(num_workers, num_nodes, batch_size or job.batch_size, job.micro_batch_size)
     seconds = sum(each * term for each, term in zip(coefficients, terms, strict=True))
-    # If all reports are from several workers, the fitted model may consist only of terms that are 0
-    # for one worker.
+    # Don't return 0: if all reports are from groups of several workers, all fitted terms may be 0
+    # for a single worker.
     return max(seconds, LEAST_SHARE * min(each.seconds for each in job.step_times))
 
 

@@ -177,7 +177,8 @@ class JobQuestions:
             not_now = Counterfactual(f"never on the current cluster: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
-        # Other queues differ only in their limits, and in the rules by which other jobs come first.
+        # Another queue helps only if it has different limits or different rules about which jobs
+        # come first.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]

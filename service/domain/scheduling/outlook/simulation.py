@@ -229,7 +229,8 @@ class Simulation:
         assumed = sum(active.is_assumed for active in self._active.values())
         expected = Expected(self._now, num_assumed=self._num_assumed + assumed)
         if job.preparing is not None and self._now == self._began:
-            # Slots are free, but it is unknown how long preparing the environment will take.
+            # Slots are free, but it is unknown how long the preparation of the environment will
+            # take.
             expected = Expected(None, Reason("preparing_environment", job.preparing))
         self._record(job.job_id, expected)
         number = count(slices)
@@ -263,12 +264,12 @@ class Simulation:
             return _Active(job, self._now, ends_at, goes_on=goes_on)
         left_s = job.left_s
         if left_s is None:
-            # Once the job has run for longer than usual, its remaining time is assumed to equal the
-            # time that it has run.
+            # If the job has run for longer than usual, assume that it will run for the same time
+            # again.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
-        # Without LONGEST_S, an endless job with fewer workers would end later than the largest
+        # Without LONGEST_S, the end of an endless job with fewer workers would exceed the largest
         # `datetime`.
         left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))

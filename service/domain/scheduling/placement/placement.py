@@ -126,7 +126,7 @@ class Placement:
         if fitting:
             smallest = min([size for size, _ in fitting])
             tight = [domain for size, domain in fitting if size == smallest]
-            # If several nodes or domains are equal, the first one is used.
+            # If several nodes or domains fit equally well, use the first one.
             domain = tight[0] if len(tight) == 1 else min(tight, key=self._fullness)
             return self._areas[domain].nodes[smallest][0]
         inner = [domain for domain in wide_enough if domain is not within]

@@ -88,7 +88,7 @@ class Departures:
             if not able.claims_capacity(job, gang):
                 continue
             standing = _standing(rank)
-            # The rules for sizes do not take the domains of a topology into account.
+            # The sizing rules ignore topology domains, so don't use them for jobs that require one.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
                 others[standing, gang.kind] += gang.least

@@ -83,12 +83,12 @@ def plan(
     ranking = Ranking(snapshot, gangs, now)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
-    # Sorting indices instead of pairs creates fewer objects that the garbage collector must visit.
+    # Sort indices instead of pairs, to create fewer objects that the garbage collector must visit.
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs with the same `place` have the same rank: the rank of the first job that they
-        # overtake.
+        # Jobs with the same `place` all have the rank of the first job that they overtake, so sort
+        # by `seq` first.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
@@ -100,7 +100,7 @@ def plan(
         try:
             round_.departures.choose_sizes(waiting, now)
         except Exception as error:
-            # Without chosen sizes, elastic jobs start with any size that fits.
+            # Continue without chosen sizes: elastic jobs then start with any size that fits.
             on_error("elastic jobs", error)
 
     def not_planned(job_id: str, error: Exception) -> Reason:

@@ -19,7 +19,8 @@ class Ranking:
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
         self._guaranteed = _within_quota(snapshot, gangs, now)
-        # An account whose jobs are all blocked is not active, because it could not use its share.
+        # An account whose jobs are all blocked is not considered active, because it could not use
+        # its share.
         active = {(job.queue, job.owner) for job in snapshot.running}
         used_up = snapshot.used_up
         for job in snapshot.queue:

@@ -146,7 +146,7 @@ class Round:
             most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        # Slots that are free now also count as free soon.
+        # `soon` includes slots that are free now.
         fits_soon = offer.soon.has(kind, least)
         if target == 0 and fits_soon:
             message = f"{gang.needs}; {OTHERS_GAIN} the available slots"

@@ -96,7 +96,7 @@ def unfit(queue: Queue) -> Unfit | None:
     for name, amount in queue.quota.items():
         most = queue.limit.get(name)
         if most is not None and most < amount:
-            of_quota = f"below the quota of {spoken(name, amount)}"
+            of_quota = f"which is less than the quota of {spoken(name, amount)}"
             message = f"is {spoken(name, most)}, {of_quota}"
             return Unfit(f"/limit/{name}", message, "raise the limit or lower the quota")
     return None

@@ -85,7 +85,9 @@ def test_an_array_of_ten_million_is_422_and_names_the_limit(
     response = post(ann, {**GOOD, "array": {"size": 10**7}})
     problem = check(site, response, 422, "array_too_large")
     assert problem["pointer"] == "/array/size"
-    assert problem["detail"] == "the array has 10,000,000 jobs, but this server allows 10,000"
+    assert (
+        problem["detail"] == "the array has 10,000,000 jobs, but this server allows at most 10,000"
+    )
     assert "DRAY_MAX_ARRAY_SIZE" in problem["hint"]
 
 

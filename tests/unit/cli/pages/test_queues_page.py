@@ -24,9 +24,12 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert "weights    ann 2; other users 1\n" in weighted
     assert "limit      8 CPU, 0 running\n" in filled
     assert "waiting    2\n" in filled
-    assert "there is no queue 'nigth'; there are default, night (at /queue)" in refused
+    assert "there is no queue 'nigth'; the queues are default, night (at /queue)" in refused
     assert "is 90, but the maximum of the queue 'night' is 60 (at /priority)" in refused
-    assert "2 jobs of default wait in the queue 'night', as many as a user may have" in refused
+    assert (
+        "2 jobs of default wait in the queue 'night', which is the maximum that a user may have"
+        in refused
+    )
     assert "is held by anonymous; `dray release" in placed
     assert (
         "moved ahead of all other jobs of priority 50 in the queue 'night', by anonymous" in placed

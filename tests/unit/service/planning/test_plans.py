@@ -298,7 +298,7 @@ async def test_nodes_and_their_labels_are_known(service: Service) -> None:
     job = await submitted(service, resources={"num_workers": 2})
     explained = (await service.queries.explain(job.id)).sync
     assert explained is not None
-    assert "1 node holds all 2 workers" in explained.facts
+    assert "all workers (2) run on 1 node" in explained.facts
 
 
 async def test_of_a_dry_run_the_choice_is_told(service: Service) -> None:

@@ -129,7 +129,7 @@ def test_facts_are_told_as_sentences() -> None:
         "100 ms",
         "953.7 MiB/s",
         "assumed to be equally fast",
-        "1 node holds all 4",
+        "all workers (4) run on 1 node",
         "spot",
     ):
         assert part in told

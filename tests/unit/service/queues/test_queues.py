@@ -109,7 +109,7 @@ async def test_a_limit_below_a_quota_is_refused_and_nothing_changes(service: Ser
         await _change(service, "night", limit={"GPU": 2}, weight=2)
     assert (told.value.pointer, told.value.message) == (
         "/limit/GPU",
-        "is 2 GPU, below the quota of 4 GPU",
+        "is 2 GPU, which is less than the quota of 4 GPU",
     )
     assert (await service.queues.get("night")).weight == 1.0
     with pytest.raises(InvalidQueue):
@@ -196,7 +196,7 @@ async def test_an_unknown_queue_is_told_with_those_there_are(service: Service) -
     await service.queue("night")
     with pytest.raises(UnknownQueue) as told:
         await service.submit(queue="nigth")
-    assert told.value.message == "there is no queue 'nigth'; there are default, night"
+    assert told.value.message == "there is no queue 'nigth'; the queues are default, night"
     assert (told.value.pointer, told.value.hint) == ("/queue", "did you mean 'night'?")
     assert await _count(service) == 0
 

@@ -107,7 +107,7 @@ class Scaffold(Algorithm):
         self, sent: Sequence[Participant], updates: Tensor | None, lr: float
     ) -> ControlChange:
         assert updates is not None
-        # After steps of size 0, the gradient can't be computed from the update.
+        # If the learning rate is 0 or subnormal, the gradient can't be computed from the update.
         if lr < torch.finfo(torch.float32).tiny:
             return ControlChange({}, torch.zeros_like(self._server))
         of_clients: dict[int, Tensor] = {}
@@ -115,7 +115,7 @@ class Scaffold(Algorithm):
         for one, update in zip(sent, updates, strict=True):
             own = self._clients[one.client].to(self._server)
             new = own - self._server - update / (one.num_steps * lr)
-            # The update was divided by the rate, which can be close to 0.
+            # The division overflows if the learning rate is close to 0.
             if not torch.isfinite(new).all():
                 continue
             new[self._num_parameters :] = 0.0  # buffers have no gradient to correct

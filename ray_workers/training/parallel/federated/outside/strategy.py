@@ -46,7 +46,8 @@ class OutsideEngine(FederatedEngine):
         """Clients that are excluded because they have lied in secure aggregation."""
 
     def state_dict(self) -> dict[str, Any]:
-        # If a job continues from another job's state, the same numbers belong to different clients.
+        # Record whose clients these are, because another job that continues from this state assigns
+        # the same numbers to different clients.
         liars = {"rounds": self._given.rounds_url, "clients": sorted(self.liars)}
         return super().state_dict() | {"liars": liars}
 
@@ -62,7 +63,7 @@ class OutsideEngine(FederatedEngine):
         sent, size = mine.sent[participant.client], self._flat.num_elements
         try:
             update = mine.update_of(participant.client, size)
-        # The update has changed since it was received. Setting it to NaN makes the round reject it.
+        # The stored update is damaged. Replace it with NaN, so that the round rejects it.
         except DamagedUpdateError:
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
@@ -124,8 +125,8 @@ class OutsideStrategy(ServerStrategy):
         try:
             files.remove_folder(self.given.rounds_url)
         except Exception as error:
-            # Storage clients raise many types of exceptions. Files that remain are deleted with the
-            # job.
+            # Catch all exceptions, because storage clients raise many types. Remaining files are
+            # deleted with the job.
             log(
                 "can't delete the files of the last rounds; they remain until the job is "
                 f"deleted: {error}"

@@ -48,7 +48,7 @@ class SecureRound:
         plan = mine.plan
         self._rank, self._world_size, self._page = rank, world_size, page
         max_weight = mine.feed.most_samples if options.privacy is None else 1
-        # The other two values are the loss, and whether the update was not clipped.
+        # The two additional values are the loss, and whether the update was left unclipped.
         num_values = num_elements + 2
         self._settings = settings = masking_settings(
             options, f"round {plan.number}", num_values, max_weight
@@ -110,7 +110,7 @@ class SecureRound:
                 log(f"{self._settings.session} does not count: {self._reason}")
             return None
         own = self._server.partial_sum(self._rank, self._world_size)
-        # torch sums signed integers, which gives the same result modulo 2**n.
+        # Reinterpret the integers as signed for torch; the sum is the same modulo 2**n.
         total = torch.from_numpy(own.view(own.dtype.str.replace("u", "i")))
         process_group.add_up(total, self._world_size)
         found = self._server.decode(total.numpy().view(own.dtype))
