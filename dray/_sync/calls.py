@@ -48,8 +48,8 @@ class Calls:
         self._http = http
 
     def _send(self, call: Call, *, patient: bool = False) -> httpx.Response:
-        """Send the call. Retry it until it succeeds, it fails permanently, or the retry time has
-        elapsed.
+        """Send a call, and retry until the call succeeds or fails permanently, or the retry time
+        has elapsed.
 
         Every call of this API is safe to retry: GET, DELETE and cancel can be repeated, and a
         submission has an idempotency key. Other POST requests without a key are sent again only if

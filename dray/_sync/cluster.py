@@ -17,7 +17,7 @@ class ClusterCalls(Calls):
         return self._list(views.QueuePage, "/v1/queues")
 
     def queue(self, name: str) -> views.Queue:
-        """Return the queue. Raises QueueNotFound if it does not exist."""
+        """Return the queue. Raises QueueNotFound if the queue does not exist."""
         return self._read(views.Queue, Call("GET", f"/v1/queues/{segment(name)}"))
 
     def set_queue(self, name: str, **rules: Any) -> views.Queue:

@@ -140,8 +140,8 @@ class FederationCalls(DownloadCalls):
         return True
 
     def _fetch_round(self, job_id: str, view: views.FederatedRound, folder: Path) -> None:
-        """Download the round's model, and the job's form, into the folder. The form is the same in
-        every round."""
+        """Download the round's model, and the form that describes the job's data and training, into
+        the folder. The form is the same in every round."""
         base = _base(job_id)
         assert view.form_sha256 is not None
         assert view.model_sha256 is not None

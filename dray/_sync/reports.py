@@ -19,8 +19,8 @@ from dray._sync.jobs import JobCalls
 
 EVENT_STREAM = "text/event-stream"
 SILENCE_S = 15.0
-"""Time in seconds that is added to the client's timeout to get the read timeout of a stream. It is
-longer than the interval between keep-alives."""
+"""Time in seconds that is added to the client's timeout to get the read timeout of a stream. This
+time is longer than the interval between keep-alives."""
 RESET = "reset"
 """Event that a server sends if it can't resume the stream after the given id. The server then sends
 all events again, beginning with the first."""
@@ -71,9 +71,9 @@ class ReportCalls(JobCalls):
                                 continue
                             event = self._connection.parse(views.Event, message.data, call)
                             position = event.seq
-                            # Skip events that were yielded before a reset. The time is compared
-                            # too: in a database restored from a backup, another event can have the
-                            # same number.
+                            # Skip events that were yielded before the server restarted the stream.
+                            # Compare the time too, because a different event may have the same
+                            # number after the database has been restored from a backup.
                             if event.seq <= after_seq or given.get(event.seq) == event.time:
                                 continue
                             given[event.seq] = event.time
@@ -147,7 +147,7 @@ class ReportCalls(JobCalls):
         """
         steps = dict(after or {})
         yielded = _Yielded(steps, max(steps.values(), default=0) - 1)
-        # The state is read before the points, so that the points are complete if the job has ended.
+        # Read the state before the points, so that all points are included if the job has ended.
         job = self._job(job_id, patient=True)
         while True:
             for point in self._new_points(job_id, keys, rank, yielded):
@@ -158,7 +158,7 @@ class ReportCalls(JobCalls):
             known = job.state
             job = self._job(job_id, METRIC_TICK_S, known, patient=True)
             self._pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
-        # The series don't all have points at the same steps.
+        # Not all series have points at the same steps.
         query = params(keys=keys, rank=rank, max_points=2)
         call = Call("GET", _path(job_id, "metrics"), query)
         ends = self._read(views.Metrics, call, patient=True)

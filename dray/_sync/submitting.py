@@ -91,7 +91,7 @@ class SubmitCalls(Calls):
                     on_progress(sent, total)
             code = self._read(views.Code, describe, patient=True)
         if not code.is_complete:
-            raise IntegrityError("the server does not retain the uploaded parts of the code")
+            raise IntegrityError("the server did not keep the uploaded parts of the code")
         return code
 
     def submit_function(

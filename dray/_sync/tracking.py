@@ -26,8 +26,8 @@ def _listed(jobs: Jobs) -> list[views.Job | str]:
 class TrackingCalls(ReportCalls):
     def compare(self, jobs: Jobs) -> views.Comparison:
         """Compare up to 50 jobs: the fields in which their documents differ, and their metrics,
-        times and costs. The pinned baseline of their experiment comes first. Raises NotComparable
-        for a single job without a baseline."""
+        times and costs. The pinned baseline of the jobs' experiment comes first. Raises
+        NotComparable for a single job without a baseline."""
         ids = [job.id if isinstance(job, views.Job) else segment(job) for job in _listed(jobs)]
         call = Call("GET", "/v1/compare", params(jobs=",".join(ids)))
         return self._read(views.Comparison, call)
@@ -65,7 +65,7 @@ class TrackingCalls(ReportCalls):
 
     def experiment(self, name: str) -> views.ExperimentSummary:
         """Return the experiment, with the states of its jobs and the range of each metric. Raises
-        ExperimentNotFound if it has no jobs."""
+        ExperimentNotFound if the experiment has no jobs."""
         return self._read(views.ExperimentSummary, Call("GET", _path(name)))
 
     def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
