@@ -41,7 +41,7 @@ def test_a_round_with_too_few_clients_has_no_result_and_says_how_many_it_needs(
     played = Round()
     num_gone = 8 if phase is MaskingPhase.ADVERTISE_KEYS else 5
     least = 3 if phase is MaskingPhase.ADVERTISE_KEYS else 6
-    said = f"{10 - num_gone} clients have responded in {phase}, but {least} are required"
+    said = f"{10 - num_gone} clients have responded in phase {phase}, but {least} are required"
     with pytest.raises(TooFewClients, match=said):
         played.play({phase: played.names[:num_gone]})
     assert played.server.phase is phase, "more may still come"

@@ -99,7 +99,7 @@ OF_ROUNDS = [
     (
         job({"aggregator": {"name": "krum", "malicious": 4}}),
         "/aggregator/malicious",
-        "krum needs 11 clients in each round",
+        "krum needs at least 11 clients in each round",
     ),
     (
         job({"aggregator": {"name": "trimmed_mean", "trim": 0.05}}),

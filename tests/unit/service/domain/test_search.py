@@ -134,7 +134,7 @@ def test_an_expression_is_read(text: str, tree: SearchNode) -> None:
             " or ".join(["val/a = 1"] * (MAX_CONDITIONS + 1)),
             "column 417: the expression has more than 32 conditions",
         ),
-        ("queue in (" + "'a'," * 200 + "'a')", "column 410: there are more than 100 values"),
+        ("queue in (" + "'a'," * 200 + "'a')", "column 410: the list has more than 100 values"),
     ],
 )
 def test_an_error_says_where_and_what_was_expected(text: str, said: str) -> None:

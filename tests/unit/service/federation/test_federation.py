@@ -111,7 +111,7 @@ async def test_explain_names_the_clients_that_have_not_answered(service: Service
     )
     explained = await service.queries.explain(job_id)
     assert (
-        "round 1 waits for clients 0, 2, 3, and has received responses from 1 of 4: 2 are enough"
+        "waits for clients 0, 2, 3, and has received responses from 1 of 4: 2 responses are enough"
         in (explained.reason.message)
     )
     assert (await invitations.clients(job_id)).missing == [0, 2, 3]
@@ -146,7 +146,7 @@ async def test_explain_names_the_silos_that_have_not_answered(service: Service) 
     assert (await said()).endswith(waits)
     assert (await waited_for(service, job_id)).missing == ["north", "west"]
     told = await said(ends_in_s=5.0)
-    assert told.endswith(f"{waits}: 1 is enough now that the deadline has passed")
+    assert told.endswith(f"{waits}: 1 response is enough now that the deadline has passed")
     for bad in {"missing": [3]}, {"missing": None}, {"ends_in_s": -1.0}:
         assert told == await said(**bad), "such a report changes nothing"
     assert "round" not in await said(missing=[])
@@ -165,5 +165,5 @@ def test_a_sentence_names_some_clients_and_the_time_that_is_left() -> None:
     )
     assert open_rounds.sentence(job, found, START - timedelta(seconds=42)) == (
         "round 7 waits in masked_input for clients 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 140 more, and "
-        "has received responses from 50 of 200: 120 are enough at the deadline, in 42 s"
+        "has received responses from 50 of 200: 120 responses are enough at the deadline, in 42 s"
     )

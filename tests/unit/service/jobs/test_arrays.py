@@ -94,7 +94,9 @@ async def test_many_jobs_of_a_long_document_are_refused(
     """Otherwise a request of one megabyte could be stored as ten gigabytes."""
     script = {"entrypoint": "a.py", "args": ["${x}"] * 4 if "sweep" in many else ["x" * 14_000]}
     document = JobSpec.model_validate({"script": script, **many})
-    with pytest.raises(ArrayTooLarge, match="this server allows 134,217,728 for all") as said:
+    with pytest.raises(
+        ArrayTooLarge, match="this server allows 134,217,728 bytes in total"
+    ) as said:
         await service.jobs.submit(document)
     assert said.value.pointer == f"/{next(iter(many))}"
     assert (await service.jobs.list()).items == []

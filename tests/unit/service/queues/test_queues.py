@@ -143,7 +143,7 @@ async def test_a_quota_that_the_cluster_can_not_honour_is_taken_with_a_warning(
     (warning,) = (await service.queues.get("night")).warnings
     assert (warning.code, warning.message) == (
         "quota_above_cluster",
-        "its quota is 9 CPU, but the cluster has 8 CPU",
+        "the queue's quota is 9 CPU, but the cluster has 8 CPU",
     )
     assert (await service.queue("night", quota={"CPU": 5})).warnings == []
     (warning,) = (await service.queue("day", quota={"CPU": 4})).warnings

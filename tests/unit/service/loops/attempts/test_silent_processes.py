@@ -30,7 +30,7 @@ async def test_silence_is_an_event_once_and_its_end_another(service: Service) ->
         "not_answering",
         {"process": "node_agent", "node_id": "node-a"},
     )
-    assert fell.message == "the node agent of node-a does not answer"
+    assert fell.message == "the node agent of node-a does not respond"
     assert back.code == "answers_again"
     assert (await service.jobs.get(job_id)).state is JobState.RUNNING
 
