@@ -375,8 +375,8 @@ class Sweep(Document):
             if not dot or part not in SWEPT_PARTS or name in FIXED:
                 raise wrong(
                     _pointer(name),
-                    f"is not a field of {', '.join(SWEPT_PARTS)} that a sweep can vary, such as "
-                    "train.optimizer.lr",
+                    f"is not a field of {', '.join(SWEPT_PARTS)}, or can't be varied by a sweep: "
+                    "choose a field such as train.optimizer.lr",
                 )
 
     def _check_script(self) -> None:

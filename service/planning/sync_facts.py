@@ -49,7 +49,7 @@ def facts_of(
     if num_workers == 1:
         return "a single worker has no other worker to keep in sync with"
     if spec.is_divided:
-        return f"the ranks divide one model: {name_of(spec.parallel, num_workers)}"
+        return f"the model is divided among the ranks: {name_of(spec.parallel, num_workers)}"
     bandwidth, network = machine.bandwidth_bytes_per_s, machine.source
     if is_measured:
         network = "as given in the request"

@@ -134,7 +134,7 @@ def _check_train(train: Train, federated: Federated) -> None:
         message = f"must be unset with federated: use {INSTEAD[name]} instead"
         refuse_set(train, "/train", (name,), message)
     unsupported = ("lr_scaling", "recompute", "compile", "measure_noise")
-    refuse_set(train, "/train", unsupported, "must be unset with federated in this version")
+    refuse_set(train, "/train", unsupported, "can't be combined with federated in this version")
     if train.precision == "fp16":
         raise wrong("/train/precision", "must be fp32 or bf16 with federated")
     message = "must be unset with federated: clients keep no optimizer state between rounds"
@@ -143,5 +143,6 @@ def _check_train(train: Train, federated: Federated) -> None:
     if federated.algorithm == "scaffold" and not plain:
         raise wrong(
             "/train/optimizer/name",
-            "must be sgd without momentum with scaffold, whose corrections assume plain sgd",
+            "must be sgd with a momentum of 0, because the corrections of scaffold assume "
+            "plain sgd",
         )

@@ -236,7 +236,8 @@ class Correction(Document):
         is_changed = self.strength != type(self).model_fields["strength"].default
         if self.name != "delay_compensation" and is_changed:
             raise wrong(
-                "/sync/correction/strength", "only applies to delay_compensation: leave it out"
+                "/sync/correction/strength",
+                "only applies to delay_compensation: leave this field out",
             )
         return self
 

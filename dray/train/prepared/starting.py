@@ -75,6 +75,6 @@ def _axes_of(wanted: DivisionRequest, *, is_blocked: bool) -> division.Axes | No
     )
     if axes.shard > 1 and not is_blocked:
         raise ValueError(
-            "shard above 1 needs the model's blocks: name them, for example blocks='layers.*'"
+            "shard above 1 requires blocks, the names of the model's blocks, such as 'layers.*'"
         )
     return axes

@@ -142,7 +142,8 @@ def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
         return
     raise broken(
         location,
-        f"{lead}, so the class folders could be on either level: it has {_found(paths)}. Use one "
+        f"{lead}, so the class folders could be on either level: the folder contains "
+        f"{_found(paths)}. Use one "
         "folder without subfolders for each class, or only the folders train and val, each with "
         "one subfolder for each class",
     )

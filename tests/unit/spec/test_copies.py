@@ -55,12 +55,12 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"every": 5}, elastic={"min_workers": 1}),
             "/elastic",
-            "the weights of the ranks differ between averages",
+            "the ranks' weights differ until they are averaged",
         ),
         (
             images(sync={"every": 5}, train={"ema": {}}),
             "/train/ema",
-            "the weights of the ranks differ between averages",
+            "the ranks' weights differ until they are averaged",
         ),
         (
             images(sync={"every": 5}, checkpoint={"every_steps": "auto"}),

@@ -199,7 +199,7 @@ BESIDE_IT = [
         "/train/optimizer/state_dtype",
         "clients keep no optimizer state",
     ),
-    (job({"algorithm": "scaffold"}), "/train/optimizer/name", "must be sgd without momentum"),
+    (job({"algorithm": "scaffold"}), "/train/optimizer/name", "must be sgd with a momentum of 0"),
     (
         job({"partition": {"by": "dirichlet"}}, "language_model"),
         "/federated/partition/by",
