@@ -110,7 +110,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "annotations_changed": {
         "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
-        "hint": "read them again, and apply your change to the current tags and notes",
+        "hint": "read the current tags and notes again, and apply your change to them",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {

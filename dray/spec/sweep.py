@@ -193,7 +193,7 @@ class Parameter(Document):
         if low >= high:
             raise ValueError(f"has a min of {low}, which must be less than its max of {high}")
         if self.log and low <= 0:
-            raise ValueError(f"has log and a min of {low}: log requires a min greater than 0")
+            raise ValueError(f"has a min of {low}, but log requires a min greater than 0")
         if self.log and self.step is not None:
             raise ValueError("must not have both log and step: list the values instead")
         if self.step is not None and self.step <= 0:

@@ -19,7 +19,7 @@ def check(spec: JobSpec) -> None:
     if isinstance(spec.sync, AutoSync) and continues:
         raise wrong(
             "/sync",
-            "must not be auto with init_from.take everything: use the same sync as the job that "
+            "must not be auto if init_from.take is everything: use the same sync as the job that "
             "this job continues",
         )
     if spec.copies_differ:
@@ -53,7 +53,7 @@ def check(spec: JobSpec) -> None:
     if compression.name == "topk" and optimizer.nesterov:
         raise wrong(
             "/train/optimizer/nesterov",
-            "can't be combined with topk, which applies the momentum itself: set it to false",
+            "must be false with topk, because topk applies the momentum itself",
         )
     if compression.name == "topk" and optimizer.name == "lars":
         raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")

@@ -122,6 +122,6 @@ def check_balance(spec: JobSpec) -> None:
     if spec.compression is not None or spec.copies_differ or has_servers:
         raise wrong(
             "/parallel/balance",
-            "must be `even` with sync.compression and sync.every, and with sync.kind other than "
-            "all_reduce",
+            "must be `even` with sync.compression, with sync.every above 1, and with kinds of sync "
+            "other than all_reduce",
         )

@@ -46,7 +46,7 @@ def check(document: JobSpec) -> None:
     if federated is None:
         return
     if document.script is not None:
-        raise wrong("/federated", "is only for recipes: a script trains its own clients")
+        raise wrong("/federated", "is only for recipes: a script must train its clients itself")
     _check_group(document)
     if federated.silos is not None:
         _check_silos(document, len(federated.silos))
@@ -93,7 +93,7 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
             "/resources/gpus_per_worker",
             f"must be 0 {chosen} in this version: a group on GPUs can't recover in place",
         )
-    message = f"must be unset {chosen}, which determine the nodes"
+    message = f"must be unset {chosen}, because the silos determine the nodes"
     refuse_set(resources, "/resources", ("required_topology",), message)
     if isinstance(document.model, Imported):
         raise wrong(
@@ -113,10 +113,10 @@ def _check_outside(document: JobSpec) -> None:
     if (num_workers := document.resources.num_workers) != 1:
         raise wrong(
             "/resources/num_workers",
-            f"is {num_workers}, but must be 1 with federated.http, whose only rank aggregates "
-            "the updates",
+            f"is {num_workers}, but must be 1 with federated.http: only one rank is needed to "
+            "aggregate the updates",
         )
-    message = "must be unset with federated.http, whose only rank aggregates the updates"
+    message = "must be unset with federated.http: only one rank is needed to aggregate the updates"
     refuse_set(document, "", ("elastic",), message)
     if document.recipe not in HTTP_RECIPES:
         known = " and ".join(HTTP_RECIPES)

@@ -141,7 +141,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4) | {"parallel": {"balance": "auto"}},
             "/parallel/balance",
-            "with sync.kind other than all_reduce",
+            "with kinds of sync other than all_reduce",
         ),
         (
             served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
@@ -224,7 +224,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
                 train={"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
             ),
             "/train/optimizer/nesterov",
-            "can't be combined with topk",
+            "must be false with topk",
         ),
         (
             images(sync={"compression": {"name": "topk"}}, train={"optimizer": {"name": "lars"}}),

@@ -279,7 +279,7 @@ def test_a_script_trains_its_clients_itself() -> None:
     del document["recipe"]
     assert refusal(document) == (
         "/federated",
-        "is only for recipes: a script trains its own clients",
+        "is only for recipes: a script must train its clients itself",
     )
 
 
