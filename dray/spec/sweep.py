@@ -322,7 +322,7 @@ class Sweep(Document):
         if self.trials is not None:
             raise wrong(
                 "/sweep/trials",
-                "is only for random and optuna: a grid runs one trial per combination",
+                "only applies to random and optuna: a grid runs one trial per combination",
             )
         for name, parameter in self.parameters.items():
             if parameter.log or parameter.num_values is None:

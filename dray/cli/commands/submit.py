@@ -259,9 +259,7 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
             "versions"
         )
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
-    warn(
-        f"{count} from {found.source} will be installed for the job (--no-packages to install none)"
-    )
+    warn(f"{count} from {found.source} will be installed, unless --no-packages is given")
     return {**document, "environment": {**environment, "requirements": found.requirements}}
 
 

@@ -44,7 +44,9 @@ def check_noise(spec: JobSpec) -> None:
             "gradients of workers",
         )
     if spec.is_divided or spec.parallel.auto:
-        raise wrong(at, "is only for data parallelism, where each worker has the complete model")
+        raise wrong(
+            at, "only applies to data parallelism, where each worker has the complete model"
+        )
     if spec.is_exact or spec.parallel.balance != "even" or spec.sync is not None:
         raise wrong(
             at,

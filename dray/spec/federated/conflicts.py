@@ -71,7 +71,7 @@ def _check_silos(given: Federated, silos: list[Silo]) -> None:
 
 
 def _check_real_clients(given: Federated, option: str) -> None:
-    message = f"is only for simulations, and must be unset with {option}"
+    message = f"only applies to simulations, and must be unset with {option}"
     refuse_set(given, AT, SIMULATED, f"{message}, whose clients are real")
     message += " in this version: the noise is derived from the job's seed, which the clients know"
     refuse_set(given, AT, ("privacy",), message)
@@ -154,8 +154,8 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if given.aggregator.name != "mean":
         raise wrong(
             "/federated/aggregator/name",
-            f"must be mean with secure_aggregation: {given.aggregator.name} needs each update, "
-            "and the server has only their sum",
+            f"must be mean with secure_aggregation: {given.aggregator.name} needs each "
+            "client's update, but the server receives only the sum of the updates",
         )
     if given.algorithm == "scaffold":
         raise wrong(

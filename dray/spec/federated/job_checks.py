@@ -56,7 +56,7 @@ def check(document: JobSpec) -> None:
         raise wrong(
             "/resources/num_workers",
             f"is {num_workers}, but must be at most federated.clients_per_round, which is "
-            f"{federated.clients_per_round}: other workers would be idle",
+            f"{federated.clients_per_round}: additional workers would be idle",
         )
     _check_train(document.train, federated)
     assert document.recipe is not None

@@ -150,12 +150,12 @@ class Parallel(Document):
             )
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:
-            raise wrong("/parallel/schedule", "is only for parallel.pipeline above 1")
+            raise wrong("/parallel/schedule", "only applies to parallel.pipeline above 1")
         if self.stages_per_rank > 1 and not is_pipeline:
-            raise wrong("/parallel/stages_per_rank", "is only for parallel.pipeline above 1")
+            raise wrong("/parallel/stages_per_rank", "only applies to parallel.pipeline above 1")
         if self.stages_per_rank > 1 and self.schedule not in ("interleaved", "zero_bubble"):
             message = (
-                f"is only for the schedules interleaved and zero_bubble, not for {self.schedule}"
+                f"only applies to the schedules interleaved and zero_bubble, not to {self.schedule}"
             )
             raise wrong("/parallel/stages_per_rank", message)
 

@@ -99,7 +99,8 @@ class MetricFinder:
             "once",
             passed_over and f"{passed_over} logger files were not read: there are too many",
             self._refused_keys
-            and f"{len(self._refused_keys)} metrics were not kept: there are more than {MAX_KEYS}",
+            and f"{len(self._refused_keys)} metrics were not kept: there are more than "
+            f"{MAX_KEYS} metrics",
         ]
         text = "; ".join(reason for reason in reasons if isinstance(reason, str))
         return f"dray: {text}" if text else None

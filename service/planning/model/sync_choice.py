@@ -184,7 +184,7 @@ def _reason(first: SyncCost, facts: SyncFacts) -> str:
             f"long as the median rank, as measured in {speeds.job_id}"
         )
     if not reasons or (facts.knows_network and share >= LARGE):
-        reasons.append(f"sending takes {share:.0%} of a step with all-reduce")
+        reasons.append(f"sending gradients takes {share:.0%} of a step with all-reduce")
     return ", and ".join(reasons)
 
 

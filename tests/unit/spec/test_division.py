@@ -79,7 +79,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, train={"measure_noise": True}),
             "/train/measure_noise",
-            "is only for data parallelism",
+            "only applies to data parallelism",
         ),
         (
             divided({"balance": "auto"}, train={"measure_noise": True}),

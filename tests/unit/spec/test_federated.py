@@ -150,7 +150,7 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "median"}}),
         "/aggregator/name",
-        "median needs each update, and the server has only",
+        "median needs each client's update, but the server receives only",
     ),
     (
         job({"secure_aggregation": {}, "algorithm": "scaffold"}),
@@ -175,7 +175,7 @@ BESIDE_IT = [
     (
         job({}, resources={"num_workers": 11}),
         "/resources/num_workers",
-        "other workers would be idle",
+        "additional workers would be idle",
     ),
     (job({}, sync={"every": 2}), "/sync", "clients send updates, not gradients"),
     (
@@ -245,9 +245,9 @@ OF_SILOS = [
         "/federated/quorum",
         "must be at most federated.clients_per_round, which is 2",
     ),
-    (silos(dropout_rate=0.1), "/federated/dropout_rate", "is only for simulations"),
-    (silos(partition={"by": "classes"}), "/federated/partition", "is only for simulations"),
-    (silos(privacy=PRIVACY), "/federated/privacy", "is only for simulations"),
+    (silos(dropout_rate=0.1), "/federated/dropout_rate", "only applies to simulations"),
+    (silos(partition={"by": "classes"}), "/federated/partition", "only applies to simulations"),
+    (silos(privacy=PRIVACY), "/federated/privacy", "only applies to simulations"),
     (silos(metrics=["val/Age"]), "/federated/metrics/0", "match pattern"),
     (silos({"resources": {"num_workers": 2}}), "/resources/num_workers", "must be 3"),
     (silos({"elastic": {"min_workers": 1}}), "/elastic", "Set a quorum"),
