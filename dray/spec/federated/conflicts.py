@@ -25,9 +25,9 @@ AT = "/federated"
 def refuse(given: Federated) -> None:
     """Raise a validation error for the first conflict."""
     if given.silos is None:
-        refuse_set(given, AT, ("metrics",), "is only for silos: leave it out")
+        refuse_set(given, AT, ("metrics",), "only applies to silos: leave it out")
         if given.http is None:
-            refuse_set(given, AT, ("deadline_s",), "is only for silos and http: leave it out")
+            refuse_set(given, AT, ("deadline_s",), "only applies to silos and http: leave it out")
     else:
         _check_silos(given, given.silos)
     if given.clients_per_round > given.clients:
@@ -176,7 +176,7 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if secure.bits == 32 and given.max_update_norm > MAX_NORM_IN_32_BITS:
         raise wrong(
             "/federated/max_update_norm",
-            f"must be {MAX_NORM_IN_32_BITS:g} or less with secure_aggregation.bits of 32, "
+            f"must be {MAX_NORM_IN_32_BITS:g} or less if secure_aggregation.bits is 32, "
             "because a larger norm causes more rounding: set it close to the norm of your "
             "updates",
         )

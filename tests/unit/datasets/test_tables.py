@@ -233,7 +233,7 @@ def test_a_row_is_named_though_another_column_is_no_text(
 
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(
-        DataError, match="line 3: the target 'y' is 'many', not a number, but regression"
+        DataError, match="line 3: the target 'y' is 'many', which is not a number; regression"
     ):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
 

@@ -129,7 +129,7 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {"bits": 32}}),
         "/max_update_norm",
-        "must be 100 or less with secure_aggregation.bits of 32",
+        "must be 100 or less if secure_aggregation.bits is 32",
     ),
     (
         job({"secure_aggregation": {"threshold": 0.5}}),
@@ -254,8 +254,8 @@ OF_SILOS = [
     (silos({"environment": {"env": {"A": "b"}}}), "/environment", "must be unset"),
     (silos({"model": {"import": "net:Net"}}), "/model", "silos don't run users' code"),
     (silos({"array": {"size": 2}}), "/array", "must be unset"),
-    (job({"metrics": ["val/loss"]}), "/federated/metrics", "is only for silos"),
-    (job({"deadline_s": 5}), "/federated/deadline_s", "is only for silos and http"),
+    (job({"metrics": ["val/loss"]}), "/federated/metrics", "only applies to silos"),
+    (job({"deadline_s": 5}), "/federated/deadline_s", "only applies to silos and http"),
 ]
 
 
