@@ -390,7 +390,7 @@ class Sweep(Document):
         if dotted is not None:
             raise wrong(
                 _pointer(dotted),
-                "must not contain a dot: a script's parameters are not paths of fields",
+                "must not contain a dot: a script's parameters are not field paths",
             )
 
 

@@ -109,7 +109,8 @@ def _check_updates(given: Federated, aggregator: Aggregator) -> None:
     if takes_nearest and aggregator.keep > (most := chosen - aggregator.malicious):
         raise wrong(
             "/federated/aggregator/keep",
-            f"must be at most {most}, which is clients_per_round minus the malicious clients",
+            f"must be at most {most}, which is clients_per_round minus the number of malicious "
+            "clients",
         )
     if given.algorithm == "scaffold" and aggregator.name != "mean":
         raise wrong(

@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {**SCRIPT, "sweep": GOOD},
         "/train.optimizer.lr",
-        "a script's parameters are not paths of fields",
+        "a script's parameters are not field paths",
     ),
 ]
 
