@@ -27,7 +27,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "forbidden": {
         "detail": "this server does not accept requests for the host 'evil.example.org'",
-        "hint": "call it as localhost or by its IP address, or add the host to DRAY_ALLOWED_HOSTS",
+        "hint": (
+            "call the server as localhost or by its IP address, or add the host to "
+            "DRAY_ALLOWED_HOSTS"
+        ),
     },
     "data_source_forbidden": {
         "detail": "169.254.169.254 is an address of the cluster's own network",
@@ -110,7 +113,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "annotations_changed": {
         "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
-        "hint": "read them again, and apply your change to the current tags and notes",
+        "hint": "read the current tags and notes again, and apply your change to them",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
@@ -119,7 +122,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
-        "hint": "repeat the request in a moment to get the response to the first one",
+        "hint": "repeat the request in a moment to get the response to the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {

@@ -60,8 +60,8 @@ class Reconstruction:
             else:
                 self.blame(
                     holder,
-                    f"the client's share of client {owner}'s secret is not the share that the "
-                    "client received",
+                    f"the client returned a share of client {owner}'s secret that differs from "
+                    "the share it had received",
                 )
         return usable
 

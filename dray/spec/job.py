@@ -267,6 +267,7 @@ class JobSpec(Document):
             return
         if self.array is not None:
             raise wrong(
-                "/array", "can't be combined with sweep, which creates its own jobs: leave it out"
+                "/array",
+                "can't be combined with sweep, which creates its own jobs: leave this field out",
             )
         self.sweep.check_program(self.recipe, self._recipe_metrics, self.arguments)

@@ -193,7 +193,7 @@ class Parameter(Document):
         if low >= high:
             raise ValueError(f"has a min of {low}, which must be less than its max of {high}")
         if self.log and low <= 0:
-            raise ValueError(f"has log and a min of {low}: log requires a min greater than 0")
+            raise ValueError(f"has a min of {low}, but log requires a min greater than 0")
         if self.log and self.step is not None:
             raise ValueError("must not have both log and step: list the values instead")
         if self.step is not None and self.step <= 0:
@@ -322,7 +322,7 @@ class Sweep(Document):
         if self.trials is not None:
             raise wrong(
                 "/sweep/trials",
-                "is only for random and optuna: a grid runs one trial per combination",
+                "only applies to random and optuna: a grid runs one trial per combination",
             )
         for name, parameter in self.parameters.items():
             if parameter.log or parameter.num_values is None:
@@ -375,8 +375,8 @@ class Sweep(Document):
             if not dot or part not in SWEPT_PARTS or name in FIXED:
                 raise wrong(
                     _pointer(name),
-                    f"is not a field of {', '.join(SWEPT_PARTS)} that a sweep can vary, such as "
-                    "train.optimizer.lr",
+                    f"is not a field of {', '.join(SWEPT_PARTS)}, or can't be varied by a sweep: "
+                    "choose a field such as train.optimizer.lr",
                 )
 
     def _check_script(self) -> None:
@@ -390,7 +390,7 @@ class Sweep(Document):
         if dotted is not None:
             raise wrong(
                 _pointer(dotted),
-                "must not contain a dot: a script's parameters are not paths of fields",
+                "must not contain a dot: a script's parameters are not field paths",
             )
 
 

@@ -71,7 +71,7 @@ def _columns(
         hint = table.hints.get(name, "")
         yield f"{shortened(name)}: category with {_values(len(names))}{missing}{hint}"
     for name in table.ignored:
-        yield f"{shortened(name)}: ignored, because data.features does not name it"
+        yield f"{shortened(name)}: ignored, because data.features does not list it"
 
 
 def _values(count: int) -> str:

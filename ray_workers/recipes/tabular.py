@@ -292,7 +292,7 @@ class Predictor:
         """Return (N, classes) probabilities, in the order of `labels`. Raise ValueError for a
         regression."""
         if self.labels is None:
-            raise ValueError("the model predicts a number, which has no probabilities")
+            raise ValueError("the model predicts a number, so there are no probabilities")
         found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(rows)).numpy()
         return found
 

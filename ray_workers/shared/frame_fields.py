@@ -110,7 +110,7 @@ def _name_of_round(name: str, info: ValidationInfo) -> str:
 def _awaited(value: str) -> str:
     """Reject unknown values, because the value becomes part of a path."""
     if value not in (UPDATE, *MaskingPhase):
-        raise ValueError(f"not a message that clients send: {value!r}")
+        raise ValueError(f"not a type of message that clients can send: {value!r}")
     return value
 
 

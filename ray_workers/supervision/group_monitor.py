@@ -249,7 +249,7 @@ class GroupMonitor:
         broke = broke if ranks else "the group was about to change its size"
         message = f"rank {through[0].rank} had exited with code 0 when {broke}"
         if not self._traits.is_script:
-            message += ": the result was stored, and all ranks were done"
+            message += ": the result was stored, and all ranks had finished"
             return Outcome.of(Cause.SUCCEEDED, message)
         has_trained = any(one.status.step or one.status.first_at for one in self._newest())
         if not ranks and not has_trained:

@@ -152,8 +152,8 @@ def cancelled_while_queued(by: str, attempt: int) -> str:
     """Return the reason message of a job that was cancelled while it was waiting. `by` is the
     result of `cancelled_by`, and `attempt` is the number of the job's last attempt, or 0."""
     if attempt:
-        return f"{by} while it waited for attempt {attempt + 1}"
-    return f"{by} before it started"
+        return f"{by} while the job waited for attempt {attempt + 1}"
+    return f"{by} before the job started"
 
 
 def once_stopped(message: str) -> str:

@@ -415,7 +415,7 @@ def _retry_sentence(cause: Cause, retry: Retry) -> str:
         RetryBudget.INFRA: f"counted as a fault of {whose}",
         RetryBudget.FREE: "not counted",
     }[retry.budget]
-    return f"retried after {retry.delay_s:g} s at the earliest, {charged}"
+    return f"will be retried after at least {retry.delay_s:g} s, {charged}"
 
 
 def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:

@@ -237,8 +237,8 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         type_="recall_unanswered",
         code="recall_unanswered",
         message=(
-            f"did not release {workers(number)} within {limit_s:g} s of being asked: the job is "
-            "assumed to keep these slots, and may be asked to release all of them"
+            f"did not release {workers(number)} within {limit_s:g} s of the request: dray "
+            "assumes that the job keeps these slots, and may ask it to release all its slots"
         ),
         now=now,
         data={"recall": row.grants, "slices": as_rows(slices)},

@@ -75,12 +75,12 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         whose = "" if of is None else f" of {of}"
         wait = f"1 job{whose} waits" if number == 1 else f"{number} jobs{whose} wait"
         most_of = (
-            "which is the maximum that"
+            f"which is the maximum that {words}"
             if number == most
-            else f"and {num_jobs} more would exceed the maximum of {most} that"
+            else f"and {num_jobs} more would exceed the maximum of {most} that {words}"
         )
         raise QueueFull(
-            f"{wait} in the queue {queue.name!r}, {most_of} {words}",
+            f"{wait} in the queue {queue.name!r}, {most_of}",
             pointer="/queue",
             hint=(
                 "submit fewer jobs, or choose another queue"

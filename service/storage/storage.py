@@ -109,7 +109,7 @@ class Storage:
             raise BadKey(f"{key!r} can't be resolved") from error
         owner = self._folder.joinpath(*key.split("/")[:2])
         if not path.is_relative_to(owner):
-            raise BadKey(f"{key!r} leads outside its owner's folder in the storage")
+            raise BadKey(f"{key!r} is outside its owner's folder in the storage")
         return path
 
     def write_bytes(self, key: str, data: bytes) -> None:

@@ -63,14 +63,14 @@ def metrics(
             param_hint="--follow",
         )
     if follow and len(jobs) > 1:
-        raise typer.BadParameter("works for a single job only", param_hint="--follow")
+        raise typer.BadParameter("can only be used with a single job", param_hint="--follow")
     is_part = after_step is not None or until_step is not None
     if is_part and (follow or system):
         wrong = "can't be combined with --follow or --system"
         raise typer.BadParameter(wrong, param_hint="--after-step, --until-step")
     if system and (follow or len(jobs) > 1):
         raise typer.BadParameter(
-            "works for a single job only, and not with --follow", param_hint="--system"
+            "can only be used with a single job, and not with --follow", param_hint="--system"
         )
     from dray.filters import MAX_POINTS
 

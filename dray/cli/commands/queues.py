@@ -83,9 +83,7 @@ def set_queue(
     ] = None,
     limit: Annotated[
         list[str] | None,
-        _named_option(
-            AMOUNT, "Maximum resources of the queue's running jobs: GPU=8, memory=64GiB."
-        ),
+        _named_option(AMOUNT, "Maximum resources of the queue's running jobs, such as GPU=8."),
     ] = None,
     user_limit: Annotated[
         list[str] | None, _named_option(AMOUNT, "Maximum resources of each user's running jobs.")

@@ -255,13 +255,11 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
         return document
     if found.without is not None:
         warn(
-            f"{found.without}: using the packages from {found.source} without the lock file's "
-            "versions"
+            f"{found.without}: installing the packages listed in {found.source}, but not the "
+            "versions of the lock file"
         )
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
-    warn(
-        f"{count} from {found.source} will be installed for the job (--no-packages to install none)"
-    )
+    warn(f"{count} from {found.source} will be installed, unless --no-packages is given")
     return {**document, "environment": {**environment, "requirements": found.requirements}}
 
 

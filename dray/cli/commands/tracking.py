@@ -269,7 +269,9 @@ def annotate(
     untag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Remove this tag.")] = None,
     notes: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Replace the notes, in Markdown; - for stdin."),
+        typer.Option(
+            metavar="TEXT", help="Replace the notes with this Markdown text (- for stdin)."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -184,8 +184,8 @@ class Gossip(SyncKind):
             if max(one, other) >= num_workers:
                 raise wrong(
                     f"/sync/edges/{number}",
-                    f"names rank {max(one, other)}, but ranks are 0 to {num_workers - 1}: change "
-                    "the edge, or resources.num_workers",
+                    f"names rank {max(one, other)}, but the ranks are 0 to {num_workers - 1}: "
+                    "change the edge, or resources.num_workers",
                 )
             if one == other:
                 raise wrong(
@@ -236,7 +236,8 @@ class Correction(Document):
         is_changed = self.strength != type(self).model_fields["strength"].default
         if self.name != "delay_compensation" and is_changed:
             raise wrong(
-                "/sync/correction/strength", "only applies to delay_compensation: leave it out"
+                "/sync/correction/strength",
+                "only applies to delay_compensation: leave this field out",
             )
         return self
 

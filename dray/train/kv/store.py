@@ -207,7 +207,7 @@ class KVStore:
         try:
             return self._shapes[key]
         except KeyError:
-            raise KVError(f"{key!r} has no value: call init() with it first") from None
+            raise KVError(f"{key!r} has no value: call init() with this key first") from None
 
     def _table(self, key: str) -> list[int]:
         """Return the shape of a key's value as a table of rows; a single number has one row."""

@@ -142,9 +142,9 @@ def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
         return
     raise broken(
         location,
-        f"{lead}, so the class folders could be on either level: it has {_found(paths)}. Use one "
-        "folder without subfolders for each class, or only the folders train and val, each with "
-        "one subfolder for each class",
+        f"{lead}, so the class folders could be on either level: the folder contains "
+        f"{_found(paths)}. Use one folder without subfolders for each class, or only the "
+        "folders train and val, each with one subfolder for each class",
     )
 
 
@@ -219,9 +219,9 @@ def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
 def _refuse(paths: Sequence[Parts], location: str) -> NoReturn:
     raise broken(
         location,
-        "has folders that are named like the parts of a split but do not form a split: it has "
-        f"{_found(paths)}. A split consists only of folders such as train and val, each with one "
-        "folder for each class. Use other names for classes",
+        "has folders that are named like the parts of a split but do not form a split: the "
+        f"folder contains {_found(paths)}. A split consists only of folders such as train and val, "
+        "each with one folder for each class. Use other names for classes",
     )
 
 

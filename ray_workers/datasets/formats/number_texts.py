@@ -118,10 +118,10 @@ class NumberStyle:
         if not ways:
             return ""
         first, *others = ways
-        hint = f"; {first._options(self)} reads it as a number"
+        hint = f"; to read this value as a number, set {first._options(self)}"
         # A comma before three digits can be a decimal or a thousands separator.
         if others and others[0].value_of(text) != first.value_of(text):
-            hint += f", and {others[0]._options(self)} as a number with thousands separators"
+            hint += f"; if it has thousands separators, set {others[0]._options(self)}"
         return hint
 
     def _near(self, text: str) -> Iterator[NumberStyle]:

@@ -30,8 +30,8 @@ TABLE_VERSION = 5
 """Part of the cache key of every table. Change it whenever the files of a table change."""
 Rows = npt.NDArray[np.int64]
 
-_NO_IDENTIFIERS = "if it identifies rows, leave it out of data.features"
-_NO_MEASUREMENTS = "if it is a number to predict, use the recipe tabular_regression"
+_NO_IDENTIFIERS = "if the column identifies rows, leave it out of data.features"
+_NO_MEASUREMENTS = "to predict a number, use the recipe tabular_regression"
 
 
 def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
@@ -189,8 +189,8 @@ class _Building:
             row, value = self.target.first_text or (0, "")
             raise broken(
                 self.file.where(row),
-                f"the target {shortened(self.target.name)} is {shortened(value)}, not a number, "
-                "but regression predicts numbers; to predict names, use "
+                f"the target {shortened(self.target.name)} is {shortened(value)}, which is not "
+                "a number; regression predicts numbers, so to predict names, use "
                 f"tabular_classification{self.target.hint}",
             )
 

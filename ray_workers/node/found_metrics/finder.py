@@ -95,10 +95,12 @@ class MetricFinder:
         passed_over = 0 if self._files is None else self._files.num_passed_over
         reasons = [
             skipped
-            and f"{skipped} lines were not searched for metrics: too many were printed at once",
+            and f"{skipped} lines were not searched for metrics: too many lines were printed at "
+            "once",
             passed_over and f"{passed_over} logger files were not read: there are too many",
             self._refused_keys
-            and f"{len(self._refused_keys)} metrics were not kept: there are more than {MAX_KEYS}",
+            and f"{len(self._refused_keys)} metrics were not kept: there are more than "
+            f"{MAX_KEYS} metrics",
         ]
         text = "; ".join(reason for reason in reasons if isinstance(reason, str))
         return f"dray: {text}" if text else None

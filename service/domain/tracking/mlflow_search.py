@@ -189,7 +189,9 @@ def _condition(tokens: _Tokens) -> Condition:
         raise BadSearch(f"{key!r} must be compared with a quoted string, not with {text!r}")
     value = _unquoted(text)
     if operator.endswith("LIKE") and len(value) > MAX_PATTERN:
-        raise BadSearch(f"a pattern for {operator} can have at most {MAX_PATTERN} characters")
+        raise BadSearch(
+            f"a pattern for {operator} must not have more than {MAX_PATTERN} characters"
+        )
     return Condition(entity, key, operator, value)
 
 

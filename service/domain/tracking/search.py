@@ -370,7 +370,7 @@ def _field_of(token: _Token, parts: Sequence[str | int]) -> SearchField:
         known = (*COLUMNS, EXPERIMENT, "tags", "labels", "metrics", *_DOCUMENT)
         close = get_close_matches(head, known, n=1)
         guess = f"; did you mean {close[0]}?" if close else ""
-        hint = f'a metric without "/" is written metrics.{name[:40]}'
+        hint = f'a metric without "/" must be written as metrics.{name[:40]}'
         _refuse(token.at, f"there is no field {token.shown}{guess}", hint)
     names = [*name.split("."), *parts]
     if "" in names:

@@ -77,7 +77,7 @@ class Starter(Stage):
         ]
         if not wanted:
             return
-        assert seen.cluster is not None, "the plan starts jobs, but the cluster is unknown"
+        assert seen.cluster is not None, "the plan starts jobs, but the cluster's state is unknown"
         began = asyncio.get_running_loop().time()
         for some in in_chunks(wanted, MAX_CLAIMS):
             if self._halted.is_set():

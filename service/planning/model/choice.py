@@ -95,7 +95,9 @@ class Plan:
             for what, part in parts.items()
         }
         what = max(costs, key=lambda each: costs[each])
-        return f"takes {seconds} per step, {longer:.2f} times as long as the fastest: more {what}"
+        return (
+            f"takes {seconds} per step, {longer:.2f} times as long as the fastest mesh: more {what}"
+        )
 
 
 def plan_of(

@@ -165,12 +165,12 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
         return f"{takes}, {times:.1f} times as fast as all-reduce, with an assumed latency"
     if times >= GAIN:
         return (
-            f"{takes}, {times:.1f} times as fast as all-reduce if the network is as assumed: set "
-            "sync.bandwidth_bytes_per_s to make this an option"
+            f"{takes}, {times:.1f} times as fast as all-reduce if the network is as fast as "
+            "assumed: set sync.bandwidth_bytes_per_s, so that dray can choose this option"
         )
     return (
-        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify copies of the "
-        "model that differ"
+        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify "
+        "differing copies of the model"
     )
 
 
@@ -184,7 +184,7 @@ def _reason(first: SyncCost, facts: SyncFacts) -> str:
             f"long as the median rank, as measured in {speeds.job_id}"
         )
     if not reasons or (facts.knows_network and share >= LARGE):
-        reasons.append(f"sending takes {share:.0%} of a step with all-reduce")
+        reasons.append(f"sending gradients takes {share:.0%} of a step with all-reduce")
     return ", and ".join(reasons)
 
 

@@ -50,10 +50,10 @@ DIVISOR = "does not divide both the end of the range and train.global_batch_size
         (ranged(24, 256), f"starts at 24, which {DIVISOR}"),
         (ranged(32, 100), f"starts at 32, which {DIVISOR}"),
         (ranged(2, 256), "must start at 4 or more, one sample for each worker"),
-        (ranged(32, 256, elastic=None), "requires elastic with by_speed"),
+        (ranged(32, 256, elastic=None), "requires elastic.by_speed"),
         (
             ranged(32, 256, elastic={"min_workers": 1, "by_speed": False}),
-            "requires elastic with by_speed",
+            "requires elastic.by_speed",
         ),
         (ranged(32, 256, train={"measure_noise": False}), "requires train.measure_noise"),
         (ranged(32, 256, train={"ema": {}}), "can't be combined with train.ema"),
@@ -129,7 +129,11 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
                 ({"delimiter": ";;"}, "/data/delimiter", "String should match pattern"),
                 ({"encoding": "klingon"}, "/data/encoding", "must be a text encoding that Python"),
                 ({"encoding": "base64"}, "/data/encoding", "must be a text encoding that Python"),
-                ({"decimal": ","}, "/data/decimal", "is a comma, like data.delimiter"),
+                (
+                    {"decimal": ","},
+                    "/data/decimal",
+                    "is a comma, but data.delimiter is also a comma",
+                ),
             )
         ),
         (

@@ -394,7 +394,7 @@ class Simulation:
 
 
 NOTHING_ENDS = Reason(
-    "behind_in_queue", "the jobs ahead of this job do not start, no matter which running jobs end"
+    "behind_in_queue", "the jobs ahead of this job can't start, no matter which running jobs end"
 )
 
 

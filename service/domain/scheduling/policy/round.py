@@ -242,7 +242,7 @@ class Round:
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)
         verb = "makes" if len(leaving) == 1 else "make"
-        message = f"{gang.needs}; {jobs(leaving)} {verb} room for it"
+        message = f"{gang.needs}; {jobs(leaving)} {verb} room for this job"
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def _is_full(self, array: ArrayLimit) -> bool:

@@ -212,12 +212,12 @@ class QueueLimits:
         of_user = _Scope(
             USER_LIMIT,
             *(queue.user_limit, queue.max_running_per_user, owner),
-            *(f" in the queue {name!r}", "its limit for a user is"),
+            *(f" in the queue {name!r}", "its limit for a user"),
             *(f"the queue {name!r} allows a user", _Use()),
         )
         of_queue = _Scope(
             QUEUE_LIMIT,
-            *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
+            *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit"),
             *(f"the queue {name!r} allows", self._of_queues[name]),
         )
         return of_user, of_queue
@@ -272,7 +272,7 @@ def _headroom(scope: _Scope, job_id: str, workers: int, resource: str | None) ->
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
     """Return text such as `the queue 'night' holds 7 GPU, and its limit is 8 GPU`."""
     ahead = "; jobs ahead are also waiting" if is_any_ahead else ""
-    return f"{scope.holder} {has}{scope.where}, and {scope.limit} {limit}{ahead}"
+    return f"{scope.holder} {has}{scope.where}, and {scope.limit} is {limit}{ahead}"
 
 
 def _jobs(number: int) -> str:

@@ -284,7 +284,7 @@ async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
         assert name.startswith("local steps")
     else:  # the ranks share a model
         assert name == "all-reduce"
-        assert "divide one model" in plan.sync.options[0].why
+        assert "the model is divided among the ranks" in plan.sync.options[0].why
     noise = {"train": {"global_batch_size": 16, "measure_noise": True}}
     plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4, **noise)))
     assert plan.sync.chosen == "all-reduce", "also of a document that takes no sync"

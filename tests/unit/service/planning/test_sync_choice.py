@@ -65,7 +65,7 @@ PAIRS = "gossip, ad_psgd, ring"
             "all-reduce",
             "no other option that the document allows",
         ),
-        (document(), facts(speeds=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
+        (document(), facts(speeds=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending gradients takes"),
         # Only messages take a long time, and their latency is a guess.
         (
             document(),

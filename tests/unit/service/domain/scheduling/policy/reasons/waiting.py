@@ -230,7 +230,7 @@ def behind(claims: Claims, decision: Decision, needs: str, free: str, jobs: str)
     assert len(ahead) <= number <= len(ahead | back_off), (number, ahead)
 
 
-@says(r"([^;]+); (jobs? .*) makes? room for it")
+@says(r"([^;]+); (jobs? .*) makes? room for this job")
 def room_is_made(claims: Claims, decision: Decision, needs: str, jobs: str) -> None:
     claims.check_opening(decision, needs)
     names, _number = some_jobs(jobs)
