@@ -231,7 +231,8 @@ class MaskingClient:
     def _reveal(self, message: bytes) -> bytes:
         codes = ConsistencyCodes.from_bytes(message, SERVER).codes
         self._check_known(codes, "codes")
-        # Ignore incorrect codes. Otherwise, a single client could abort the round by sending them.
+        # Ignore incorrect codes. Otherwise, a single client could abort the round by sending
+        # incorrect codes.
         right = [name for name, code in codes.items() if self._confirms(name, code)]
         found = "have confirmed the same survivors"
         self._check_enough([*right, self._name], self._least, found)

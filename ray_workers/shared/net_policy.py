@@ -103,7 +103,7 @@ def canonical_host(host: str) -> str:
             decoded = text.encode("ascii").decode("idna")
         except UnicodeError:
             return text
-        # A name that decodes to plain ASCII was encoded only to hide it.
+        # If the decoded name is plain ASCII, the encoding only served to disguise the name.
         plain = unicodedata.normalize("NFKC", decoded).lower()
         return plain if plain.isascii() else text
     return text

@@ -119,7 +119,7 @@ class NumberStyle:
             return ""
         first, *others = ways
         hint = f"; {first._options(self)} reads it as a number"
-        # A comma before three digits can be a decimal or a thousands separator.
+        # A comma before three digits can be a decimal separator or a thousands separator.
         if others and others[0].value_of(text) != first.value_of(text):
             hint += f", and {others[0]._options(self)} as a number with thousands separators"
         return hint

@@ -177,7 +177,7 @@ def _open_locked(path: Path, how: int) -> int | None:
         return None
     try:
         fcntl.flock(fd, how)
-        # The entry might have been removed or replaced while waiting.
+        # The entry might have been removed or replaced while this process waited for the lock.
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
     except (BlockingIOError, FileNotFoundError):

@@ -31,8 +31,8 @@ def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
     from ray_workers.training.core.compat_torch import TCPStore
 
     # Don't use libuv: it updates the set of watched descriptors through io_uring, and can miss a
-    # socket that reuses the number of a recently closed socket. When ranks had been killed, a
-    # request was therefore never read.
+    # socket that reuses the number of a recently closed socket. For example, after ranks were
+    # killed, a request was never read.
     return TCPStore(
         address,
         port,

@@ -258,9 +258,9 @@ class EmbeddedRay:
             NODE_ADDRESS: LOOPBACK,
             "RAY_metrics_report_interval_ms": "2000",
             # Ray's dashboard overwrites an actor's id with the id that its process had when
-            # statistics were last collected. A job's actors start in processes that were idle at
-            # that time and had no id, so their pages work only after the next collection, which
-            # happens every 30 s by default.
+            # statistics were last collected. A job's actors start in processes that were idle and
+            # had no actor id at the last collection. The dashboard pages of these actors therefore
+            # work only after the next collection, and the default interval is 30 s.
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "1",
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
             # Draining is pointless, because there are no other nodes.

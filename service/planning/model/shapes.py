@@ -37,7 +37,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if spec.federated is not None:
         raise Unknown(
             "the job is federated: each rank has the complete model, and nothing is divided. "
-            "Omit federated to plan for its model"
+            "Omit `federated` to plan the job's model"
         )
     if isinstance(spec.sync, ParameterServer):
         raise Unknown(

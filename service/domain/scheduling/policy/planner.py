@@ -87,8 +87,8 @@ def plan(
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs with the same `place` all have the rank of the first job that they overtake, so sort
-        # by `seq` first.
+        # Jobs that were moved to the same `place` have equal ranks, so sort the jobs by `seq`
+        # first.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
