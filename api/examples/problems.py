@@ -137,7 +137,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "too_many_requests": {
         "detail": "the server processes 2 requests of this kind per caller at a time, and 16 "
         "more are waiting",
-        "hint": "try again when some of them have been answered",
+        "hint": "try again when some of your requests have finished",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', which is the maximum that a user "

@@ -28,7 +28,7 @@ METADATA_NAMES: Final = frozenset(
         "metadata.google.internal",
     }
 )
-"""Names under which clouds serve a machine's credentials."""
+"""Host names at which cloud providers serve a machine's credentials."""
 METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 """Azure's metadata address, which is a public address. Other clouds use link-local or private
 addresses."""
@@ -77,7 +77,7 @@ def refused_host(host: str, allowed: AllowedHosts) -> str | None:
     if address is not None:
         return refused_address(address, allowed)
     if name in METADATA_NAMES:
-        return "clouds serve a machine's credentials at this name"
+        return "cloud providers serve a machine's credentials at this name"
     if name in LOCAL_NAMES or name.endswith(".localhost"):
         return "it is the machine itself"
     return None
@@ -148,7 +148,7 @@ def _reason(address: Address) -> str | None:
     for holds, reason in (
         (address.is_unspecified, "not the address of a host"),
         (address.is_loopback, "the machine itself"),
-        (address.is_link_local, "a link-local address, where clouds serve credentials"),
+        (address.is_link_local, "a link-local address, where cloud providers serve credentials"),
         (address.is_multicast, "a multicast address"),
         (
             address.is_private or any(address in network for network in _SPECIAL),

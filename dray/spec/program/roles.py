@@ -112,7 +112,8 @@ def check(framework: Framework, roles: Roles) -> None:
     if roles and all(role.resources for role in roles.values()):
         raise wrong(
             "/script/roles",
-            "all have their own resources, so none would use the job's resources: omit the "
+            "all roles have their own resources, so no role would use the job's resources: omit "
+            "the "
             "resources of one role, and set the job's resources to what this role needs",
         )
     if roles and all(serves(roles, name) for name in roles):

@@ -214,7 +214,7 @@ class ParquetFile:
                 continue
             readable = "numbers, text and dates can be read"
             if is_date_type(kind):
-                readable = "numbers and text can be a target or a category"
+                readable = "numbers and text can be targets or categories"
             raise broken(
                 self.location,
                 f"the column {shortened(name)} has the type {kind}, but only {readable}; leave "

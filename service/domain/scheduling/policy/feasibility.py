@@ -29,7 +29,7 @@ from service.domain.scheduling.placement.topology import Topology, largest, name
 from service.domain.scheduling.rules.obstacles import Reason
 
 ALL_CLOSED = "every node of the cluster has a silo's data, and accepts only ranks of silos"
-OPEN_ARE_REFUSED = "waits for a node: every node that has no silo's data is refused"
+OPEN_ARE_REFUSED = "waits for a node: dray refuses every node without a silo's data"
 
 
 def can_ever_fit(

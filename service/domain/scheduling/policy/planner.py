@@ -174,7 +174,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
         number = slots.number_of_nodes(starting)
         return Reason("no_nodes", f"waits for a node: dray's agent is starting on {number}")
     if snapshot.nodes and not accepted and not may_come:
-        return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
+        return Reason("no_nodes", "waits for a node: dray refuses every node of the cluster")
     if not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: the cluster has no nodes")
     if snapshot.storage_problem is not None:

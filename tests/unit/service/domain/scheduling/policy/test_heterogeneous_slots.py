@@ -136,7 +136,7 @@ def test_a_gang_waits_whole_and_reserves_what_it_could_use() -> None:
     assert first.reason.code == "waiting_for_slots"
     assert first.reason.message.startswith(
         "needs 2 workers of 1 CPU and 1 GPU, and 1 server of 4 CPU; the free slots do not have "
-        "room for all of them, and job other holds 1 slot on suitable nodes"
+        "room for all ranks, and job other holds 1 slot on suitable nodes"
     )
     assert isinstance(second, Wait), "it would take what the first waits for"
 
