@@ -198,7 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
         # Wait until every connection accepted in this iteration of the event loop has been read
-        # once: closing a connection with unread bytes sends a TCP reset instead of the 503.
+        # once: closing a connection with unread bytes would send a TCP reset instead of the 503
+        # response.
         self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:

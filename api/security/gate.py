@@ -63,7 +63,8 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # If a call from another site's page has no Origin, it has a Sec-Fetch-Site header.
+            # A call from another site's page has a Sec-Fetch-Site header if it has no Origin
+            # header.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (

@@ -51,8 +51,8 @@ class MaskingClient:
         self._masking = KeyPair()
         self._seed = secrets.token_bytes(KEY_BYTES)
         self._update: tuple[Values, int] | None = None
-        # Set when the client receives the roster: the other clients, the positions of all clients,
-        # and the round's parameters.
+        # The other clients, the positions of all clients, and the round's parameters are set when
+        # the client receives the roster.
         self._others: dict[str, RosterEntry] = {}
         self._indices: dict[str, int] = {}
         self._least = 0

@@ -192,7 +192,7 @@ def _remove_if_idle(path: Path) -> bool:
         return False
     try:
         if path.is_dir():
-            # Rename the entry first, so that no process finds it half deleted.
+            # Rename the entry first, so that no process finds a partially deleted entry.
             doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

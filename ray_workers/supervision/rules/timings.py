@@ -52,7 +52,7 @@ class Timings:
     """Limit for a node to delete its spools. Spools that are not deleted in time are deleted
     later."""
 
-    # The monitor of the group.
+    # Timing of the group's monitor.
     look_period_s: float = 0.5
     """Time between observations of the ranks."""
     script_period_s: float = 2.0

@@ -57,8 +57,8 @@ def serve(address: str, temp_dir: Path) -> int:
 
     Prints the proxy's port and its hexadecimal secret, or an error.
     """
-    # Discard stderr: torch warns about each connection that it is not a TCP connection, and no
-    # process reads these warnings.
+    # Discard stderr: torch warns that a connection is not a TCP connection, and no process reads
+    # these warnings.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         asyncio.run(_serve(address, temp_dir))

@@ -239,9 +239,9 @@ class EmbeddedRay:
             **rank_environment.of_node(os.environ, self._rank_env),
             **self.environment(),
             RAY_INSTANCE: instance,
-            # With Ray's default niceness, training would yield to all other work on the machine,
-            # and so would supervisors and agents, which need little CPU time but need it
-            # immediately.
+            # With Ray's default niceness, all other work on the machine would take precedence over
+            # training, supervisors and agents. Supervisors and agents need little CPU time, but
+            # need it immediately.
             WORKER_NICENESS: "0",
             # A process group leader can't become a session leader, but workers must (see
             # `ray_workers.supervision.preload_minimal`). Ray uses process groups to end the

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
-    # torch compiles its functional optimizers with an API that it has deprecated.
+    # When torch imports its functional optimizers, it uses a deprecated API of its own to compile
+    # them.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
