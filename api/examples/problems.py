@@ -27,7 +27,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "forbidden": {
         "detail": "this server does not accept requests for the host 'evil.example.org'",
-        "hint": "call it as localhost or by its IP address, or add the host to DRAY_ALLOWED_HOSTS",
+        "hint": "use localhost or the server's IP address, or add the host to DRAY_ALLOWED_HOSTS",
     },
     "data_source_forbidden": {
         "detail": "169.254.169.254 is an address of the cluster's own network",
@@ -77,7 +77,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
             f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with status 410, so it "
             "accepts no more messages"
         ),
-        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
+        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables the webhook",
     },
     "job_not_found": {
         "detail": f"there is no job {OTHER_ID}",
@@ -110,7 +110,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "annotations_changed": {
         "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
-        "hint": "read them again, and apply your change to the current tags and notes",
+        "hint": "read the current tags and notes, and apply your change again",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
@@ -119,7 +119,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
-        "hint": "repeat the request in a moment to get the response to the first one",
+        "hint": "repeat the request in a moment to get the response to the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
@@ -264,7 +264,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"can't continue from the full state of {OTHER_ID}: /train/seed is 1, but was "
         "0: the samples would have a different order",
         "pointer": "/train/seed",
-        "hint": "change it, or set init_from.take to weights",
+        "hint": "change this field, or set init_from.take to weights",
     },
     "internal_error": {
         "detail": "dray failed to process this request: see the error in the server's log",

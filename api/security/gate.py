@@ -42,7 +42,7 @@ class Gate:
             return Refused(
                 "forbidden",
                 f"this server does not accept requests for the host {host[:255]!r}",
-                hint="call it as localhost or by its IP address, or add the host to "
+                hint="use localhost or the server's IP address, or add the host to "
                 "DRAY_ALLOWED_HOSTS",
             )
         if self._checks_origins and not self._answers_page(headers, host):
@@ -50,7 +50,8 @@ class Gate:
             return Refused(
                 "forbidden",
                 f"this server does not accept calls from web pages of {page[:255]!r}",
-                hint="call it from a program, or add the page's origin to DRAY_ALLOWED_ORIGINS",
+                hint="call the API from a program, or add the page's origin to "
+                "DRAY_ALLOWED_ORIGINS",
             )
         return None
 

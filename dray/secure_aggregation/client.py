@@ -59,7 +59,7 @@ class MaskingClient:
         self._transcript = b""
         self._encoding: FixedPoint | None = None
         self._own_shares = b""
-        # Set in later phases.
+        # The following attributes are set in later phases.
         self._delivered: Mapping[str, bytes] = {}
         self._digests: Mapping[str, bytes] = {}
         self._usable: dict[str, bytes] = {}

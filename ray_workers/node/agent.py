@@ -119,8 +119,8 @@ class NodeAgent:
         self._deployment_id = deployment_id
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._directory = runtime_dir(deployment_id, self._node_id)
-        # Make the files of this process and its children private to this user, however Ray was
-        # started on this node.
+        # Make the files of this process and its children private to this user, regardless of how
+        # Ray was started on this node.
         os.umask(0o077)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._raylet = compat_ray.raylet_pid()

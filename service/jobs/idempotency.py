@@ -95,5 +95,5 @@ def _lock_number(owner: str, key: str) -> int:
 def _in_flight() -> IdempotencyInFlight:
     return IdempotencyInFlight(
         "a request with this Idempotency-Key is being processed",
-        hint="repeat the request in a moment to get the response to the first one",
+        hint="repeat the request in a moment to get the response to the first request",
     )

@@ -77,7 +77,7 @@ class Tracking:
                 raise AnnotationsChanged(
                     f"tags and notes of {job_id} have changed: "
                     f"their revision is now {before.revision}",
-                    hint="read them again, and apply your change to the current tags and notes",
+                    hint="read the current tags and notes, and apply your change again",
                 )
             tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
             if len(tags) > MAX_TAGS:

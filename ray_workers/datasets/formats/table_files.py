@@ -195,8 +195,8 @@ class ParquetFile:
 
         self.location = location
         with reading(location, "is not a Parquet file, or is incomplete"):
-            # Without these options, columns would be read one row group at a time, and a file may
-            # consist of a single row group.
+            # By default, pyarrow would read columns one row group at a time, and a file may consist
+            # of a single row group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
             self.names = tuple(self._schema.names)

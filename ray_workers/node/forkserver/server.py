@@ -414,7 +414,8 @@ def main(path: str, find: Find = find_members) -> None:
     preload.preload()
     names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
     if len(names) != 1:
-        # Some libraries, such as allocators, start their own threads. Most can be forked.
+        # Some libraries, such as allocators, start their own threads. Most of these libraries work
+        # after a fork.
         print(  # noqa: T201
             f"threads are running after the preload, but a fork copies only one of them: {names}",
             flush=True,

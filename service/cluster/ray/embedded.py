@@ -250,7 +250,7 @@ class EmbeddedRay:
             "RAY_process_group_cleanup_enabled": "false",
             RANK_NICENESS: os.environ.get(WORKER_NICENESS, "0"),
             paths.NODE_TMPDIR: os.environ.get(paths.NODE_TMPDIR) or tempfile.gettempdir(),
-            # The temporary files of Ray's own processes are deleted with this folder.
+            # The temporary files of Ray's own processes are deleted when this folder is deleted.
             "TMPDIR": str(_temp_dir(instance)),
             "PYTHONPATH": os.pathsep.join(code_path),
             # One thread per rank, because several ranks share this machine's cores.

@@ -243,8 +243,8 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
 
 def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
     if sync.mode == "ad_psgd":
-        # Persistent memory: the shared copy, and the values last read from this copy. Temporary
-        # memory: the difference between the two, and the two copies that are averaged.
+        # Persistent memory: the shared copy, and the values last read from it. Temporary memory:
+        # the difference between the copy and these values, and the two copies that are averaged.
         return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
     # Persistent memory: the copy that is being sent, and the copies that are being received.
     degrees = Counter(other for _, other in sync.edges or ())
