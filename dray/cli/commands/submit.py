@@ -39,8 +39,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="JOB",
-            help="Submit this job's document again; arguments after -- replace its arguments of "
-            "the same name.",
+            help="Resubmit this job's document; arguments after -- replace the document's "
+            "arguments of the same name.",
             autocompletion=job_ids,
         ),
     ] = None,

@@ -326,7 +326,7 @@ class Trainer:
         """Return the learning rate of the uncommitted batch that ends with this step."""
         return self._rates.of(self.progress.step + 1, step)
 
-    # Methods that evaluate and save a checkpoint after a step. The metrics are reported before the
+    # Methods for the evaluation and the checkpoint after a step. The metrics are reported before the
     # checkpoint.
 
     def evaluates_after(self, step: int) -> bool:

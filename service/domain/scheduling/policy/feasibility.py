@@ -121,7 +121,7 @@ def _why_never_with_roles(
         return None
     role = lacking_role(request, nodes)
     capacity = (
-        "each of these but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
+        "each of these, but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
     )
     return _unsatisfiable(
         f"{needs(request)}, but the whole cluster has room for {capacity} at once"

@@ -112,7 +112,7 @@ def test_workers_come_first_and_servers_near_them(nodes: Any, slices: Any) -> No
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        ((node("n", CPU=5.0, GPU=2.0),), "has room for each of these but not for all at once"),
+        ((node("n", CPU=5.0, GPU=2.0),), "has room for each of these, but not for all at once"),
         ((node("n", CPU=3.0, GPU=2.0),), "the whole cluster has room for 0 servers at once"),
         ((node("n", CPU=16.0, GPU=1.0),), "the whole cluster has room for 1 worker at once"),
         ((node("n", CPU=16.0),), "each worker needs 1 GPU, but the largest node has no GPU"),
