@@ -139,7 +139,7 @@ def embedded_addresses(address: Address) -> tuple[ipaddress.IPv4Address, ...]:
 
 def _reason(address: Address) -> str | None:
     if address in METADATA_ADDRESSES:
-        return "an address at which a cloud serves a machine's credentials"
+        return "an address at which a cloud provider serves a machine's credentials"
     if isinstance(address, ipaddress.IPv6Address):
         if embedded_addresses(address) and not address.is_loopback and not address.is_unspecified:
             return None  # the check of the embedded address decides

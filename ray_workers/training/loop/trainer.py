@@ -326,8 +326,8 @@ class Trainer:
         """Return the learning rate of the uncommitted batch that ends with this step."""
         return self._rates.of(self.progress.step + 1, step)
 
-    # Methods for the evaluation and the checkpoint after a step. The metrics are reported before the
-    # checkpoint.
+    # Methods for the evaluation and the checkpoint after a step. The metrics are reported before
+    # the checkpoint.
 
     def evaluates_after(self, step: int) -> bool:
         return self.calendar.evaluates_after(step)
