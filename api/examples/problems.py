@@ -101,7 +101,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "not_comparable": {
         "detail": f"{JOB_ID} is a single job without a baseline",
-        "hint": "name another job, or pin a baseline of its experiment: "
+        "hint": "specify another job, or pin a baseline of the experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
     "too_many_tags": {

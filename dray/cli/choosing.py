@@ -63,7 +63,7 @@ class Choice:
         """Raise BadParameter unless jobs are either named or selected by options."""
         if bool(self.references) == self.is_by_rule:
             raise typer.BadParameter(
-                "name jobs, or select them with --label, --state or --all"
+                "specify jobs, or select jobs with --label, --state or --all"
                 + (", not both" if self.references else "")
             )
 

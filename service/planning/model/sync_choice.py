@@ -169,8 +169,8 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
             "sync.bandwidth_bytes_per_s to make this an option"
         )
     return (
-        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify copies of the "
-        "model that differ"
+        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify ranks with "
+        "different copies of the model"
     )
 
 
