@@ -270,9 +270,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "dray failed to process this request: see the error in the server's log",
         "hint": "search the log for this request_id",
     },
-    "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
+    "unavailable": {"detail": "the service does not respond", "hint": "try again in a moment"},
     "database_unavailable": {
-        "detail": "the database does not answer",
+        "detail": "the database does not respond",
         "hint": "try again in a moment",
     },
     "storage_unavailable": {"detail": "the storage can't be read"},

@@ -69,5 +69,5 @@ def position(wanted: JobFilter, cursor: str | None) -> str | None:
         return None
     job_id = decode_cursor(scope(wanted), cursor)
     if not isinstance(job_id, str) or not re.fullmatch(r"job-[0-9a-z]{1,60}", job_id):
-        raise BadCursor("the cursor does not come from this listing")
+        raise BadCursor("the cursor does not belong to this listing")
     return job_id

@@ -44,7 +44,7 @@ def _position(sweep_id: str, cursor: str | None) -> int:
         return -1
     index = decode_cursor(_scope(sweep_id), cursor)
     if not isinstance(index, int) or not 0 <= index < 2**63:
-        raise BadCursor("the cursor does not come from this listing")
+        raise BadCursor("the cursor does not belong to this listing")
     return index
 
 

@@ -65,7 +65,8 @@ class CsvFile:
             at = self.names.index("") + 1
             raise broken(
                 self.location,
-                f"column {at} has no name: name it in the header, or list data.features without it",
+                f"column {at} has no name: add a name to the header, or list data.features without "
+                "the column",
             )
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
-    # When torch imports its functional optimizers, it uses a deprecated API of its own to compile
-    # them.
+    # torch uses one of its own deprecated APIs to compile its functional optimizers.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
