@@ -265,9 +265,9 @@ class EmbeddedRay:
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
             # Draining is pointless, because there are no other nodes.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            # When memory runs out, Ray would kill its own workers, such as the node agent, which
-            # would end every job on the node. The kernel instead ends the largest process, which is
-            # the rank at fault.
+            # When memory runs out, Ray would kill its own workers. If the killed worker is the node
+            # agent, every job on the node ends. The kernel instead ends the largest process, which
+            # is the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
             # By default, a raylet starts only one worker process per CPU at a time, and discards
             # further requests (see `service.cluster.ray.prestart`).
