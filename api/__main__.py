@@ -43,8 +43,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for bound in sockets or ():
-            # Replace the backlog that asyncio has set, which is only as large as the number of
-            # connections that it accepts at once.
+            # Increase the backlog, which asyncio has set to the number of connections that it
+            # accepts at once.
             bound.listen(BACKLOG)
 
     @contextlib.contextmanager

@@ -207,7 +207,8 @@ def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> t
     if follower is not None and follower.name is None:
         raise AmbiguousArguments(
             f"{shlex.join(change.words)!r} would be followed by {follower.words[0]!r}, which the "
-            f"program might take for a value of {change.name}: also give the program's positional "
+            f"program might interpret as a value of {change.name}: also give the program's "
+            "positional "
             "arguments, before the options"
         )
     return change.words

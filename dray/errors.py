@@ -398,7 +398,7 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
-    """The tags or notes have changed since they were read; read them again."""
+    """The tags or notes have changed since they were last read. Read the current tags and notes."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):

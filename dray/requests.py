@@ -87,7 +87,7 @@ class JobChangeRequest(Document):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.model_dump(exclude_none=True):
-            raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
+            raise ValueError(f"specify at least one of {', '.join(type(self).model_fields)}")
         return self
 
 
@@ -110,7 +110,7 @@ class AnnotationRequest(Document):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not (self.add_tags or self.remove_tags or self.notes is not None):
-            raise ValueError("give at least one of add_tags, remove_tags and notes")
+            raise ValueError("specify at least one of add_tags, remove_tags and notes")
         return self
 
 
@@ -267,7 +267,7 @@ class DownloadRequest(Document):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if [self.artifact, self.checkpoint, self.log].count(None) != 2:
-            raise ValueError("give exactly one of artifact, checkpoint and log")
+            raise ValueError("specify exactly one of artifact, checkpoint and log")
         return self
 
 

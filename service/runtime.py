@@ -242,7 +242,7 @@ class Runtime:
         try:
             if not await self._leave():
                 return
-        except DomainError:  # the database does not answer
+        except DomainError:  # the database does not respond
             return
         report(
             f"jobs have up to {grace_s:g} s to save before Ray stops; send a second signal to stop "

@@ -80,7 +80,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
             f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with status 410, so it "
             "accepts no more messages"
         ),
-        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
+        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables the webhook",
     },
     "job_not_found": {
         "detail": f"there is no job {OTHER_ID}",
@@ -104,7 +104,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "not_comparable": {
         "detail": f"{JOB_ID} is a single job without a baseline",
-        "hint": "name another job, or pin a baseline of its experiment: "
+        "hint": "specify another job, or pin a baseline of the experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
     "too_many_tags": {
@@ -140,7 +140,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "too_many_requests": {
         "detail": "the server processes 2 requests of this kind per caller at a time, and 16 "
         "more are waiting",
-        "hint": "try again when some of them have been answered",
+        "hint": "try again when some of your requests have finished",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', which is the maximum that a user "
@@ -267,15 +267,15 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"can't continue from the full state of {OTHER_ID}: /train/seed is 1, but was "
         "0: the samples would have a different order",
         "pointer": "/train/seed",
-        "hint": "change it, or set init_from.take to weights",
+        "hint": "change this field, or set init_from.take to weights",
     },
     "internal_error": {
         "detail": "dray failed to process this request: see the error in the server's log",
         "hint": "search the log for this request_id",
     },
-    "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
+    "unavailable": {"detail": "the service does not respond", "hint": "try again in a moment"},
     "database_unavailable": {
-        "detail": "the database does not answer",
+        "detail": "the database does not respond",
         "hint": "try again in a moment",
     },
     "storage_unavailable": {"detail": "the storage can't be read"},

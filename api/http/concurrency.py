@@ -48,7 +48,9 @@ class ConcurrencyLimiter:
                 f"the server processes {limits.of_caller} requests of this kind per caller at a "
                 f"time, and {limits.waiting_of_caller} more are waiting"
             )
-            raise Refused(TOO_MANY, detail, None, "try again when some of them have been answered")
+            raise Refused(
+                TOO_MANY, detail, None, "try again when some of your requests have finished"
+            )
         self._asked[caller] += 1
         mine = self._of_caller.setdefault(caller, asyncio.Semaphore(limits.of_caller))
         try:

@@ -198,7 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
         # Wait until every connection accepted in this iteration of the event loop has been read
-        # once: closing a connection with unread bytes sends a TCP reset instead of the 503.
+        # once: closing a connection with unread bytes would send a TCP reset instead of the 503
+        # response.
         self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._awaited is Awaited.HEAD:
             self._await(Awaited.HEAD, self._limits.head_within_s)
-        # Parse in slices, so that the bytes of one request aren't counted towards the next. The
+        # Parse the data in slices, so that the bytes of one request don't count for another. The
         # count is exact for parsed bytes, and off by at most one slice for unparsed bytes.
         for start in range(0, len(data), SLICE_BYTES):
             if self._refused or self.transport.is_closing():

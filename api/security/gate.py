@@ -50,7 +50,8 @@ class Gate:
             return Refused(
                 "forbidden",
                 f"this server does not accept calls from web pages of {page[:255]!r}",
-                hint="call it from a program, or add the page's origin to DRAY_ALLOWED_ORIGINS",
+                hint="call the API from a program, or add the page's origin to "
+                "DRAY_ALLOWED_ORIGINS",
             )
         return None
 
@@ -63,7 +64,8 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # If a call from another site's page has no Origin, it has a Sec-Fetch-Site header.
+            # A call from another site's page has a Sec-Fetch-Site header if it has no Origin
+            # header.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (

@@ -34,7 +34,7 @@ States = Annotated[
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Select all jobs.")]
 Owner = Annotated[
-    str, typer.Option(help="Owner of the jobs to select by label, state or --all; @me is you.")
+    str, typer.Option(help="Owner of the jobs to select by label, state or --all; @me means you.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
@@ -63,7 +63,7 @@ class Choice:
         """Raise BadParameter unless jobs are either named or selected by options."""
         if bool(self.references) == self.is_by_rule:
             raise typer.BadParameter(
-                "name jobs, or select them with --label, --state or --all"
+                "specify jobs, or select jobs with --label, --state or --all"
                 + (", not both" if self.references else "")
             )
 

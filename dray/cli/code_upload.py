@@ -83,7 +83,8 @@ def _within(folder: Path, program: Path) -> list[str]:
             return found
     if candidates[0].is_file():
         raise SpecError(
-            f"{program} is not in the uploaded folder {folder}: name its folder with --code"
+            f"{program} is not in the uploaded folder {folder}: specify the program's folder with "
+            "--code"
         )
     raise SpecError(f"there is no file {program} in the uploaded folder {folder}")
 

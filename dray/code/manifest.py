@@ -87,7 +87,7 @@ def collision_in(paths: Iterable[str]) -> tuple[str, str] | None:
     Paths collide if they are equal, if they look the same because they differ only in their Unicode
     normalization, or if a file has the path of a folder.
     """
-    # NUL sorts before all characters of a path, so the contents of a folder come right after its
+    # NUL sorts before all characters of a path, so the contents of a folder immediately follow its
     # name.
     forms = sorted((unicodedata.normalize("NFC", path).replace("/", "\0"), path) for path in paths)
     for (form, path), (next_form, other) in itertools.pairwise(forms):

@@ -39,7 +39,7 @@ from dray.spec.training.train import Profile, Train
 
 SPEC_VERSION: Final = 1
 _NOT_ONE = (
-    f"give exactly one of recipe and script: either recipe: {' or '.join(RECIPES)}; or script: "
+    f"specify exactly one of recipe and script: either recipe: {' or '.join(RECIPES)}; or script: "
     f"{{entrypoint: FILE}}"
 )
 
@@ -231,7 +231,7 @@ class JobSpec(Document):
             raise ValueError(
                 _NOT_ONE
                 if self.recipe is None
-                else "give exactly one of recipe and script, not both"
+                else "specify exactly one of recipe and script, not both"
             )
         if self.script is not None:
             roles.check_num_workers(self.script.roles, self.resources.num_workers)

@@ -317,7 +317,7 @@ def epochs(number: int) -> Iterator[int]:
     loader, as in `for epoch in epochs(3)`."""
     prepared = _check_prepared("epochs")
     if prepared.loader is None:
-        raise RuntimeError("epochs() counts passes over a loader, but prepare() was given none")
+        raise RuntimeError("epochs() counts passes over a loader: pass a loader to prepare()")
     _state.num_epochs = number
     first = prepared.session.position.epoch
     for epoch in range(first, number):

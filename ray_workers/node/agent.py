@@ -119,8 +119,8 @@ class NodeAgent:
         self._deployment_id = deployment_id
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._directory = runtime_dir(deployment_id, self._node_id)
-        # Make the files of this process and its children private to this user, however Ray was
-        # started on this node.
+        # Make the files of this process and its children private to this user, regardless of how
+        # Ray was started on this node.
         os.umask(0o077)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._raylet = compat_ray.raylet_pid()
@@ -184,8 +184,8 @@ class NodeAgent:
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
-        # The node's own orphans don't prevent it from starting ranks; they only delay the release
-        # of their attempts' slots.
+        # Orphans of this node's own ranks only delay the release of their attempts' slots, so don't
+        # wait for the orphans before starting ranks.
         await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
@@ -316,7 +316,7 @@ class NodeAgent:
         """Observe an attempt's training processes, including dead ones. Slowness and system metrics
         are included if requested."""
         metrics: dict[int, dict[str, float]] = {}
-        # Take the sample first, because the ranks make progress in the meantime.
+        # Sample the metrics first, because the ranks make progress during the sampling.
         if with_system_metrics:
             metrics = await self._system_metrics.sample(job_id, attempt)
             metrics = {

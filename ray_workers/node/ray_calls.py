@@ -35,8 +35,8 @@ def brief(error: BaseException) -> str:
 
 
 # `ray.kill` asks the process to exit. If the raylet can't connect to the process, it considers the
-# process dead (seen with Ray 2.60). A stopped process therefore stays alive, and its children keep
-# their resources.
+# process dead (seen with Ray 2.60). Therefore, a process that is suspended by SIGSTOP stays alive,
+# and its children keep their resources.
 
 
 def end_actor(actor: Any, *, may_restart: bool = False) -> None:

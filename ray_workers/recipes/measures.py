@@ -145,9 +145,10 @@ def log_odds(logits: Tensor) -> Tensor:
     outputs of a diverged model are undefined, the result is 0 (a probability of one half)."""
     ahead = logits.double()
     ahead = ahead - ahead.amax(dim=1, keepdim=True)
-    # Sort, so that the score of a class doesn't depend on the order of the other classes' logits.
+    # Sort the logits, so that the score of a class doesn't depend on the order of the other
+    # classes' logits.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest element is 0, so the sum without any other element is at least 1.
+    # The largest element is 0, so the sum remains at least 1 if any other element is subtracted.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)

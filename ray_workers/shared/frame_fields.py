@@ -85,7 +85,7 @@ def _ranks(limit: int) -> AfterValidator:
 
 
 def _short(text: str) -> str:
-    # Don't use `max_length`, with which pydantic rejects strings that contain lone surrogates.
+    # Don't use `max_length`, because it makes pydantic reject strings that contain lone surrogates.
     if len(text) > MAX_RECEIPT_CHARS:
         raise ValueError(f"longer than {MAX_RECEIPT_CHARS} characters")
     return clean(text)

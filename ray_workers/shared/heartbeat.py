@@ -195,8 +195,8 @@ class HeartbeatPage:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Write zeros instead of truncating the file to its size, so that a full disk raises an
-            # error here instead of causing a SIGBUS later. Link the page once it is complete, since
-            # other processes write to a page as soon as it exists.
+            # error here instead of causing a SIGBUS later. Give the file its name only after
+            # writing the zeros, because other processes write to a page as soon as it exists.
             unnamed = path.with_suffix(".page.partial")
             with open(unnamed, "w+b") as file:
                 file.write(bytes(SIZE_BYTES))

@@ -83,7 +83,7 @@ def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise SecretUnavailable(f"the secret {name} is not a regular file")
     if status.st_uid not in (0, os.getuid()):
-        raise SecretUnavailable(f"the secret {name} must belong to dray's user or root")
+        raise SecretUnavailable(f"the secret {name} must be owned by dray's user or root")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise SecretUnavailable(
             f"the secret {name} can be read by other users of this node: set the mode of its "

@@ -153,7 +153,7 @@ def discard(directory: Path, before: int) -> None:
 def remove(directory: Path) -> None:
     """Delete a spool, or all spools of an attempt."""
     remove_tree(directory)
-    # Delete the job's folder with its last attempt.
+    # Delete the job's folder when the spools of its last attempt have been deleted.
     try:
         os.rmdir(directory.parent)  # noqa: PTH106
     except OSError:

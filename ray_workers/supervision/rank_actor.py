@@ -87,7 +87,7 @@ class RankActor:
         address = own_address()
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
-        # An empty string hides all GPUs from a rank without a GPU, because they belong to other
+        # If the rank has no GPU, an empty string hides all GPUs, because the GPUs belong to other
         # jobs.
         visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})

@@ -101,7 +101,8 @@ class RecoveryController:
         ranks reconnect in another round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:
-            # Ask Ray only if a whole worker vanished, because Ray responds slowly.
+            # Query Ray only if a process vanished without an exit code, because Ray responds
+            # slowly.
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
@@ -290,8 +291,8 @@ class RecoveryController:
         first_at = max((rank.first_at for rank in ranks), default=0.0)
         if first_at < regrouping.began_at:  # the job has finished, or the other ranks did not stop
             first_at = time.time()
-        # No step is lost in a group with silos, which keep their part of an open round, or servers,
-        # which keep every gradient.
+        # A group with silos or servers loses no steps: silos keep their part of an open round, and
+        # servers keep every gradient.
         is_kept = bool(self._traits.state_holders)
         steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(

@@ -365,7 +365,7 @@ class WorkerGroup:
             )
             for member in members
         )
-        # Ignore errors: a member that has exited or does not respond is handled as the next loss.
+        # Ignore errors: a member that has exited or does not respond is treated as another loss.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:

@@ -130,7 +130,7 @@ def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
         raise InitFromDiffers(
             f"can't continue from the full state of {source.id}: {found.pointer} {found.why}",
             pointer=found.pointer,
-            hint=f"change it, or {_TAKE_WEIGHTS}",
+            hint=f"change this field, or {_TAKE_WEIGHTS}",
         )
 
 

@@ -212,7 +212,7 @@ class CodeUploads:
             refuse_if_full(session)
             if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
                 raise UploadTooLarge(
-                    "too many uploaded parts are not part of a completed upload",
+                    "too many uploaded parts do not belong to a completed upload",
                     hint="complete an upload with POST /v1/code, or wait: parts without code are "
                     "deleted an hour after they were uploaded",
                 )

@@ -84,8 +84,8 @@ class Subscription:
                 await self._event.wait()
         except TimeoutError:
             return False
-        # Assign this before calling `clear`. In the other order, a `wake` between the two
-        # statements would be lost.
+        # Assign `_is_woken` before calling `clear`. Otherwise, a `wake` between the two statements
+        # would be lost.
         self._is_woken = False
         self._event.clear()
         return True

@@ -326,7 +326,7 @@ class Database:
                     raise
                 if self.is_sqlite or tried >= MAX_TRIES:
                     raise DatabaseUnavailable(
-                        "the database does not answer", hint="try again in a moment"
+                        "the database does not respond", hint="try again in a moment"
                     ) from error
                 logger.warning("retrying a transaction (%d): %s", tried, error.orig)
                 time.sleep(FIRST_PAUSE_S * 2**tried * random.uniform(0.5, 1.0))

@@ -90,8 +90,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # Extrapolate the trend from the middle of the newer half to the middle of the remaining steps.
-    # The unit of this distance is half the number of measured steps.
+    # Extrapolate the trend from the middle of the newer half of the measured steps to the middle of
+    # the remaining steps. Express this distance in units of half the number of measured steps.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(step_s * left for step_s in steps_s))

@@ -167,7 +167,8 @@ class Summary:
 
 
 def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
-    """Summarise at least one point. Infinities count as extremes, but NaN does not."""
+    """Summarise the points of a series, which must not be empty. Infinities count as extremes, but
+    NaN does not."""
     nan_at = _first_nan(values)
     if nan_at is None:
         low = values.index(min(values))

@@ -166,8 +166,9 @@ class Jobs:
         def check(session: Session) -> None:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
-        # The checks of a submission take locks and count uses, so run them in a write transaction
-        # that is rolled back. Computing the result takes longer, but doesn't need the locks.
+        # The checks of a submission acquire locks and update usage counts, so run the checks in a
+        # write transaction that is rolled back. Computing the explanation takes longer, but doesn't
+        # need the locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:

@@ -216,7 +216,7 @@ def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
     """Whether the group has not responded to a recall within the time limit."""
     if attempt.recalled is None or attempt.preempt_asked_at is not None:
         return False
-    # Recalls that an older release stored have no time.
+    # If an older release stored the recall, `recalled_at` is None.
     return attempt.recalled_at is None or now - attempt.recalled_at >= rules.RECALL_LIMIT
 
 

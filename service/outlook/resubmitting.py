@@ -27,8 +27,8 @@ class Resubmission:
     earlier: Runs
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        # Skip jobs of an array, which have no separate document that could be changed, and jobs
-        # with silos, whose ranks are pinned to nodes.
+        # Skip jobs of arrays, because they have no document of their own that could be changed.
+        # Skip jobs with silos, because their ranks are pinned to nodes.
         if self.row.array_id is not None or job.request.homes:
             return None
         spec = self._checked(change)

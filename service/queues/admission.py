@@ -31,7 +31,7 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
     if never is not None:
         hint = (
             "choose another queue, or request fewer resources; "
-            f"`dray queue show {name}` shows its rules"
+            f"`dray queue show {name}` shows the queue's rules"
         )
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
     _refuse_if_full(session, queue, owner, num_jobs)

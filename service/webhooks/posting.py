@@ -40,7 +40,7 @@ MAX_RECEIVED_BYTES = 256 * 1024
 send any number of interim responses (100 Continue), each of which the service's event loop would
 read."""
 
-# A separate thread pool, because lookups of unresolvable host names can block all threads of a
+# Use a separate thread pool, because lookups of unresolvable host names can block all threads of a
 # pool.
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="webhook-dns")
 

@@ -166,7 +166,7 @@ class Webhooks:
             if row.disabled_at is not None:
                 raise WebhookDisabled(
                     f"the webhook {webhook_id} is disabled: {row.disabled_message}",
-                    hint=f"`dray webhook enable {webhook_id}` enables it",
+                    hint=f"`dray webhook enable {webhook_id}` enables the webhook",
                 )
             row.paused_until = None
             message = WebhookDeliveryRow(

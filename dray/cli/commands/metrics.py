@@ -56,7 +56,7 @@ def metrics(
     """Show, draw or print the metrics of one or several jobs."""
     draw = plot or together or log
     if sum((as_json, as_csv, draw)) > 1:
-        raise typer.BadParameter("use only one of --json, --csv and the options that draw charts")
+        raise typer.BadParameter("--json, --csv and the chart options can't be combined")
     if follow and (draw or max_points):
         raise typer.BadParameter(
             "can't be combined with --max-points or an option that draws charts",

@@ -215,7 +215,7 @@ def move(
     Several jobs are moved to the front in the given order.
     """
     if queue is None and not first:
-        raise typer.BadParameter("give a destination: --queue QUEUE, --first, or both")
+        raise typer.BadParameter("specify a destination: --queue QUEUE, --first, or both")
     order = jobs[::-1] if first else jobs
     _each(order, as_json, lambda client, job_id: client.move(job_id, queue, first=first))
 

@@ -39,8 +39,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="JOB",
-            help="Submit this job's document again; arguments after -- replace its arguments of "
-            "the same name.",
+            help="Resubmit this job's document; arguments after -- replace the document's "
+            "arguments of the same name.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -356,7 +356,7 @@ def _with_git(
         raise typer.BadParameter("--git uploads no files: remove --code and --include")
     script = document.get("script")
     if not isinstance(script, dict):
-        raise typer.BadParameter("--git requires a script: name the program after --")
+        raise typer.BadParameter("--git requires a script: specify a program after --")
     return {**document, "script": {**script, "code": {"git": git, "commit": commit}}}
 
 
@@ -366,7 +366,7 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     from dray.documents import load_document
 
     if not words:
-        raise typer.BadParameter("name a job document, or a program after --")
+        raise typer.BadParameter("specify a job document, or a program after --")
     first, *rest = words
     if first == MODULE:
         if not rest:

@@ -222,7 +222,7 @@ def pin_baseline(
 ) -> None:
     """Pin the job with which the other jobs of an experiment are compared."""
     if (job is None) != none:
-        raise typer.BadParameter("name a job or use --none", param_hint="JOB")
+        raise typer.BadParameter("specify a job, or use --none", param_hint="JOB")
     with connect() as client:
         found = client.pin_baseline(name, None if job is None else client.resolve(job))
     _show_experiment(found, as_json)

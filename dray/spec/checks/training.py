@@ -104,7 +104,7 @@ def check_imported(spec: JobSpec) -> None:
     if spec.parallel.shard > 1 and spec.parallel.zero != 1:
         raise wrong(
             "/parallel/zero",
-            "must be 1 for a model of your own, because dray does not know its blocks and can't "
+            "must be 1 for a custom model, because dray does not know the model's blocks and can't "
             "shard it",
         )
     if spec.init_from is not None:

@@ -72,7 +72,7 @@ class Metric(Document):
         if self.source is not None:
             if self.name is not None or self.pattern is not None or self.step is not None:
                 raise ValueError(
-                    "has a source, which defines its own names: omit name, pattern and step"
+                    "has a source, and the source names its metrics: omit name, pattern and step"
                 )
         elif self.name is None or self.pattern is None:
             raise ValueError("requires a name and a pattern, or a source")

@@ -118,8 +118,8 @@ def check(framework: Framework, roles: Roles) -> None:
     if roles and all(serves(roles, name) for name in roles):
         raise wrong(
             "/script/roles",
-            "all serve, so the job would never end: set `serves: false` for one role, or add a "
-            "worker",
+            "all roles serve other roles, so the job would never end: set `serves: false` for "
+            "one role, or add a worker",
         )
     if framework == "tensorflow":
         _refuse_others(roles, TENSORFLOW_ROLES, framework)

@@ -147,7 +147,8 @@ class Parallel(Document):
             raise wrong("/parallel/zero", message)
         if self.zero != 3 and not self.is_sharded:
             raise wrong(
-                "/parallel/zero", "requires parallel.shard above 1: zero selects what is sharded"
+                "/parallel/zero",
+                "requires parallel.shard above 1, because `zero` selects what is sharded",
             )
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:

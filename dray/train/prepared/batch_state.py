@@ -271,8 +271,8 @@ class BatchState:
             has_gradients=state.get("has_gradients", []),
         )
         self._restore(self._anchor)
-        # Restore again before the next batch, because the script may change these values while it
-        # skips completed epochs.
+        # Restore the anchor again before the next batch, because the script may change the restored
+        # values while it skips completed epochs.
         self._must_restore = True
 
     def _renew_anchor(self) -> None:

@@ -100,8 +100,8 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def _asked(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        # Request the file as it is stored, because the hash is computed from it, and because a
-        # small response must not be decompressed to a large file.
+        # Request the file without a content encoding, because the hash is computed from the stored
+        # file, and because a small response must not be decompressed to a large file.
         headers = {"Accept-Encoding": "identity"}
         if URL(url).origin() == URL(self._url).origin():
             headers |= self._headers

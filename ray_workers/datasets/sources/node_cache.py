@@ -177,7 +177,7 @@ def _open_locked(path: Path, how: int) -> int | None:
         return None
     try:
         fcntl.flock(fd, how)
-        # The entry might have been removed or replaced while waiting.
+        # The entry might have been removed or replaced while this process waited for the lock.
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
     except (BlockingIOError, FileNotFoundError):
@@ -192,7 +192,7 @@ def _remove_if_idle(path: Path) -> bool:
         return False
     try:
         if path.is_dir():
-            # Rename the entry first, so that no process finds it half deleted.
+            # Rename the entry first, so that no process finds a partially deleted entry.
             doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

@@ -46,7 +46,7 @@ class BuildLimiter:
             return None
         if self._number_of(owner) >= BUILDS_OF_A_USER:
             return (
-                f"waits for one of its user's {BUILDS_OF_A_USER} running builds on this node to "
+                f"waits for one of the user's {BUILDS_OF_A_USER} running builds on this node to "
                 "finish"
             )
         if len(self._running) < BUILDS_AT_A_TIME:

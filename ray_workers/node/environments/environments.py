@@ -33,7 +33,8 @@ class Environments:
         self._root = root
         self._builds = SharedWork()
         self._limiter = BuildLimiter()
-        # A separate thread pool, so that long builds don't delay the agent's other background work.
+        # Use a separate thread pool, so that long builds don't delay the agent's other background
+        # work.
         self._threads = ThreadPoolExecutor(BUILDS_AT_A_TIME, thread_name_prefix="build")
         self._clearing: asyncio.Future[None] | None = None
 

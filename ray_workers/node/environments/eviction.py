@@ -83,7 +83,7 @@ def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     except BlockingIOError:
         return False
     else:
-        # Remove the record first, because a half-removed folder must not be found.
+        # Remove the record first, because no process must find a partially removed folder.
         path.unlink(missing_ok=True)
         remove_tree(folder)
         return True

@@ -41,7 +41,7 @@ class CodeFetches:
         self._running: set[str] = set()
         """Digests of the code that is being fetched, except for fetches that wait for their
         turn."""
-        # A separate thread pool, so that slow servers or storage can only occupy these threads. The
+        # Use a separate thread pool, so that slow servers or storage block only these threads. The
         # pool is not a global variable, because Ray pickles the agent's class with the globals that
         # its methods use.
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")

@@ -39,7 +39,7 @@ class FolderKeeper:
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
         """The reason why copying had to wait, keyed by attempt."""
-        # A separate thread pool, so that hanging storage can only occupy these threads.
+        # Use a separate thread pool, so that unresponsive storage blocks only these threads.
         self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
     def _folder(self, key: Key) -> Path:

@@ -75,7 +75,8 @@ class ForkserverManager:
         self._kill_predecessor()
         environment = of_ranks(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # Without this, torch would put compiled code into TMPDIR, which differs from rank to rank.
+        # Without this variable, torch would store compiled code in TMPDIR, which differs from rank
+        # to rank.
         environment.setdefault(NODE_TMPDIR, tempfile.gettempdir())
         # Other users could guess the name of torch's default folder for compiled code, and use the
         # folder.

@@ -57,7 +57,7 @@ def _reap(rank: int, reports: int) -> NoReturn:
             os._exit(0)
         assert ended is not None
         if ended.si_pid == rank:
-            # Report the end before another process can reuse the pid.
+            # Report the exit before another process can reuse the pid.
             exited = ended.si_code == os.CLD_EXITED
             os.write(reports, b"exit %d\n" % (ended.si_status if exited else -ended.si_status))
         os.waitpid(ended.si_pid, 0)

@@ -414,8 +414,12 @@ def main(path: str, find: Find = find_members) -> None:
     preload.preload()
     names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
     if len(names) != 1:
-        # Some libraries, such as allocators, start their own threads. Most can be forked.
-        print(f"threads run after the preload, but a fork copies only one: {names}", flush=True)  # noqa: T201
+        # Some libraries, such as allocators, start their own threads. Most of these libraries work
+        # after a fork.
+        print(  # noqa: T201
+            f"threads are running after the preload, but a fork copies only one of them: {names}",
+            flush=True,
+        )
     with contextlib.suppress(OSError):  # the disk is full
         preloaded_path(path).write_text("\n".join(sorted({n.split(".")[0] for n in sys.modules})))
     gc.collect()

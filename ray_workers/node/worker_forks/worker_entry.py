@@ -76,9 +76,9 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
             return connection.recv(1) == FORKED
         except TimeoutError:
             _end(connection)
-            # After the shutdown, the forked process can't notify this process, but it might have
-            # done so before. If the parent exited without reading the request, the connection has
-            # been reset.
+            # After the shutdown, this process can't receive a notification from the forked process,
+            # but a notification might have arrived before the shutdown. If the parent exited
+            # without reading the request, the connection has been reset.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
                 return connection.recv(1) == FORKED

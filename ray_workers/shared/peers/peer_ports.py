@@ -44,8 +44,8 @@ class ReservedPort:
     def _hold(self, port: int) -> None:
         with ExitStack() as held:
             bound = held.enter_context(_bound(self._address, port))
-            # Set SO_REUSEPORT only after binding: if two processes set it before, both could bind
-            # the port.
+            # Set SO_REUSEPORT only after binding: if two processes set the option before binding,
+            # both could bind the port.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self.port: int = bound.getsockname()[1]
             if sys.platform == "linux":

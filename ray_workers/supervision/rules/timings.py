@@ -52,7 +52,7 @@ class Timings:
     """Limit for a node to delete its spools. Spools that are not deleted in time are deleted
     later."""
 
-    # The monitor of the group.
+    # Timing of the group's monitor.
     look_period_s: float = 0.5
     """Time between observations of the ranks."""
     script_period_s: float = 2.0
@@ -77,7 +77,7 @@ class Timings:
     drill_grace_s: float = 30.0
     """Limit for the group to exit when a drill preempts it."""
 
-    # Recovery. The limits apply at the machines' usual speed.
+    # Recovery. These limits are extended while the machines are slower than usual.
     replace_limit_s: float = 30.0
     """Limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
@@ -102,7 +102,7 @@ class Timings:
     """Limit for the nodes to report which ranks have the state, if no such rank has been
     observed."""
 
-    # Hangs. The limits apply at the machines' usual speed.
+    # Hangs. These limits are extended while the machines are slower than usual.
     hang_s: Mapping[RankPhase, float] = field(
         default_factory=lambda: {
             RankPhase.DATA: 20.0,
@@ -133,7 +133,7 @@ class Timings:
     """How long a rank must be observed hanging before it is killed. When a suspended machine
     resumes, all ranks seem to hang for a moment."""
 
-    # Calls to the node agents. The limits apply at the machines' usual speed.
+    # Calls to the node agents. These limits are extended while the machines are slower than usual.
     answer_limit_s: float = 3.0
     """Time after which a node that does not respond is skipped."""
     stacks_wait_s: float = 4.0

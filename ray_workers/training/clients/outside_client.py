@@ -140,7 +140,8 @@ class OutsideClient:
         masking = self._masking
         if masking is None or (self._session, masking.phase) != (session, phase):
             raise _LostToRoundError(
-                "the client's secrets for this round were lost, for example because it restarted"
+                "the client's secrets for this round were lost, for example because the client "
+                "restarted"
             )
         if phase is not MaskingPhase.MASKED_INPUT:
             return MaskedAnswer(masking.answer(message), None, None)

@@ -101,7 +101,8 @@ class Divergence:
 
     def _error(self) -> DivergedError:
         return DivergedError(
-            f"training diverged: {self._last} at step {self._seen}. At least one of them has been "
+            f"training diverged: {self._last} at step {self._seen}. The loss or the gradient norm "
+            "has been "
             f"non-finite in every step since step {self._seen - self._in_a_row + 1}. Lower "
             "train.optimizer.lr, set train.max_grad_norm, or look for values in the data that are "
             "not finite"

@@ -31,10 +31,10 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
-# Only the supervisor decides whether a round takes too long, because only it knows how fast the
-# machines are, and which ranks have died or are stopped. Therefore, the limits below exceed the
-# supervisor's own limits on overloaded machines: the limits in `supervision.rules.timings.Timings`
-# times `machine_speed.MAX_SLOWNESS`.
+# Only the supervisor decides whether a round takes too long, because only the supervisor knows how
+# fast the machines are, and which ranks have died or are suspended. Therefore, the limits below
+# exceed the supervisor's own limits on overloaded machines: the limits in
+# `supervision.rules.timings.Timings` times `machine_speed.MAX_SLOWNESS`.
 ASSIGNMENT_LIMIT_S = 9000.0
 """Maximum number of seconds that a rank waits for its assignment in the next round, including the
 time to find slots and to read data again (`replace_limit_s`, `standby_limit_s`, `grow_limit_s`,

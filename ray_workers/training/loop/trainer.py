@@ -103,7 +103,7 @@ class Trainer:
         """The progress of this rank."""
         return self.state.progress
 
-    # Joining a group, and restoring the latest state.
+    # Methods that join a group and restore the latest state.
 
     def join_group(self, assignment: RankAssignment) -> None:
         """Join a group that was just formed. A collective operation."""
@@ -326,7 +326,8 @@ class Trainer:
         """Return the learning rate of the uncommitted batch that ends with this step."""
         return self._rates.of(self.progress.step + 1, step)
 
-    # Evaluation and checkpoint after a step. The metrics are reported before the checkpoint.
+    # Methods for the evaluation and the checkpoint after a step. The metrics are reported before
+    # the checkpoint.
 
     def evaluates_after(self, step: int) -> bool:
         return self.calendar.evaluates_after(step)

@@ -149,9 +149,9 @@ class GradientEngine:
     def _exchange(
         self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
     ) -> None:
-        # Multiply the weight by the world size, because DDP divides by the world size. The product
-        # is the initial gradient of the backward pass, which needs no extra operation and also
-        # scales the slot.
+        # Multiply the weight by the world size, because DDP divides by the world size. Use the
+        # product as the initial gradient of the backward pass: this also scales the slot, and
+        # avoids a separate multiplication.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale

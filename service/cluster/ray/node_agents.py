@@ -221,8 +221,8 @@ class NodeAgents:
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
         if known.has_answered and silent_s > self._limits.report_s:
-            # Record this time, so that the silence can be reported until the agent, or the agent
-            # that replaces it, responds.
+            # Record when the silence began, so that the silence can be reported until the agent or
+            # its replacement responds.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
             logger.warning(

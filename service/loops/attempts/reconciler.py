@@ -59,8 +59,8 @@ class Reconciler:
         self._closed: set[tuple[str, int]] = set()
         """Attempts whose end was stored after the live attempts were last read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        # A separate thread pool, so that unresponsive storage can't use up the threads of the whole
-        # process.
+        # Use a separate thread pool, so that unresponsive storage can't use up the threads of the
+        # whole process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
         """Commands that the cluster has accepted, by attempt and name. The set is only kept in
@@ -216,7 +216,8 @@ class Reconciler:
         """Return reports of the attempt's checkpoints in the storage, newest first, omitting
         checkpoints that the storage does not list in time. These reports replace reports that were
         lost with their node before they were read."""
-        # All reports of a successful attempt have been read, so no search is needed.
+        # All reports of a successful attempt have been read, so there is no need to search the
+        # storage.
         if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
         found: list[Frame] = []

@@ -218,7 +218,8 @@ class Autoscaler(Stage):
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
-        # Set this before the call, because the request may reach Ray even if the response is lost.
+        # Set both attributes before the call, because the request may reach Ray even if the
+        # response is lost.
         self._is_asking = self._is_asking or bool(bundles)
         self._sent_released = self._sent_released.union(wanted.released)
         await self._cluster.request_nodes(bundles, wanted.released)

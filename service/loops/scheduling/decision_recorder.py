@@ -72,7 +72,7 @@ class DecisionRecorder(Stage):
         except DatabaseUnavailable:
             newer = list(self._rounds)
             self._rounds.clear()
-            # Keep these rounds, to store them with the next round.
+            # Keep the rounds that could not be stored, and store them with the next round.
             self._rounds.extend([*rounds, *newer])
             raise
         loop = asyncio.get_running_loop()

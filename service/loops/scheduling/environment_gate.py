@@ -86,8 +86,8 @@ class EnvironmentGate(Stage):
         waiting = await self._still_waiting(snapshot, attempts, names)
         for _ in range(MAX_PLANS):
             seen.asked = held_back(snapshot, waiting)
-            # Plan in another thread: planning a long queue takes long, and this thread must remain
-            # available for callers.
+            # Plan in another thread, because planning a long queue takes a long time and this
+            # thread must remain available to callers.
             plan = functools.partial(policy.plan, on_error=self._note_error)
             decisions = await asyncio.to_thread(plan, seen.asked, seen.now)
             held = await self._held(decisions, attempts, names)

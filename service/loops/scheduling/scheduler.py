@@ -97,8 +97,8 @@ class Scheduler:
                     logger.exception("a round of the scheduler failed; the loop continues")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
-                # Don't count the time spent on starts: if the pause became longer after many
-                # starts, slots would stay empty.
+                # Ignore the time spent on starts when computing the pause. Otherwise, the pause
+                # would be longer after many starts, and free slots would remain unused.
                 await rest_after(began + starting_s)
                 await woken.wait(self._settings.scheduler_tick_s)
 

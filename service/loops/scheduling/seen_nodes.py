@@ -133,7 +133,7 @@ def _seen(
     # records lag behind.
     available = node.available if cluster.shared else node.resources
     stuck = node.quarantined or ()
-    # Skip quarantined slots of live attempts, which `ours` includes.
+    # Skip the quarantined slots of live attempts, because `ours` already includes these slots.
     held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
     free = slots.offered(node.resources, available, held)
     if parts is not None:

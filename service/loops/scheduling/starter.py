@@ -140,7 +140,8 @@ class Starter(Stage):
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
             # The attempt might have started, or a gateway might still be launching it. The
-            # reconciler polls the attempt, and ends it if neither is true.
+            # reconciler polls the attempt, and ends it if it has not started and is not being
+            # launched.
             logger.warning(
                 "%s attempt %d may or may not have started: %s", spec.job_id, spec.attempt, error
             )

@@ -67,7 +67,7 @@ class TrialValues(Stage):
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks, by sweep."""
-        # A separate thread pool, so that unresponsive samplers can't use up the threads of the
+        # Use a separate thread pool, so that unresponsive samplers can't use up the threads of the
         # whole process.
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dray-samplers")
         self._late: dict[str, str] = {}

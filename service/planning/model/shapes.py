@@ -41,8 +41,8 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
         )
     if isinstance(spec.sync, ParameterServer):
         raise Unknown(
-            "the planner does not model the memory and the step time of parameter servers. Omit "
-            "sync to plan for the model with all-reduce"
+            "the planner can't estimate the memory and the step time of parameter servers. Omit "
+            "`sync` to plan the job with all-reduce"
         )
     if isinstance(spec.model, Imported):
         raise Unknown("a custom model is unknown before the job runs")

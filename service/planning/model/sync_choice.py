@@ -123,7 +123,7 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
     if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
         return None, (
             f"with train.optimizer.momentum {optimizer.momentum:g}, stale updates can cause "
-            f"divergence: set it to {MOST_MOMENTUM} or less, or use adamw, to make this an option"
+            f"divergence: set the momentum to {MOST_MOMENTUM} or less, or use adamw"
         )
     if cost.sync["kind"] == "parameter_server" and facts.may_get_spot:
         return None, (

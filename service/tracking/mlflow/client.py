@@ -148,7 +148,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def main() -> None:
     tracking_uri, storage_url = json.loads(sys.stdin.readline())
-    # MLflow and its plugins might print messages. Redirect these to the service's log.
+    # MLflow and its plugins might print messages. Redirect the messages to the service's log.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
     runs, writing = Runs(tracking_uri, storage_url), threading.Lock()

@@ -23,7 +23,8 @@ DEFAULTS = {
     # retry. The server may need a long time to store an upload after it has received the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    # A redirected POST becomes a GET, whose response would be mistaken for MLflow's.
+    # A redirected POST becomes a GET, whose response would be mistaken for MLflow's response to the
+    # POST.
     "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL can contain a password

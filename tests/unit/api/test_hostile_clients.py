@@ -189,8 +189,8 @@ def test_a_round_that_is_broken_again_and_again_fails_the_job(
     job, events = run(server, tmp_path, monkeypatch, masked(3, 3))
     assert job.log == [
         "round 1 of secure aggregation failed 3 times in a row. Last failure: at least one client "
-        "has masked an invalid update: no updates within federated.max_update_norm and weights "
-        "within http.max_samples have this sum"
+        "has masked an invalid update: the sum is impossible for updates within "
+        "federated.max_update_norm and weights within http.max_samples"
     ]
     assert len([event for event in events if event.type == "round_broken"]) == 3
     assert events[-1].to_state is JobState.FAILED

@@ -101,8 +101,9 @@ class TimedGradientEngine(GradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine = work.share
-        # Count the work in forward passes of one sample. A backward pass takes about as long as two
-        # forward passes, and the measurement ends before the backward pass of the last micro-batch.
+        # The unit of work is the forward pass of one sample. A backward pass takes about as long as
+        # two forward passes, and the measurement ends before the backward pass of the last
+        # micro-batch.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
         self._wait_for_device()  # unfinished operations belong to the previous step
         began = time.perf_counter()

@@ -126,7 +126,7 @@ class Averaging:
         self._copy = copy
         self._asked, self._asking = sides
         # Pass the group to each operation explicitly, so that a delayed thread can't send to the
-        # next group.
+        # group of a later round.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
         self._wanted = self._busy = self._is_ending = self._is_abandoned = False

@@ -23,7 +23,8 @@ _CLAIMED = (
 
 
 def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Lock the jobs that are still waiting, and return their columns `_CLAIMED` by id.
+    """Lock the jobs that are still waiting, and return a dict from job id to a row with the columns
+    `_CLAIMED`.
 
     Until this transaction ends, no other transaction can change these jobs.
     """
@@ -176,8 +177,8 @@ _NAMED: tuple[Any, ...] = (JobRow.id, JobRow.name, JobRow.state, JobRow.priority
 def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
     """Return the columns `_NAMED` of up to 20 waiting jobs before this position in the latest
     plan."""
-    # No condition on the state is needed, because only waiting jobs have a position. Such a
-    # condition would also make SQLite choose a slower index.
+    # No condition on the state is needed, because only waiting jobs have a position. A condition on
+    # the state would also make SQLite choose a slower index.
     query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
     return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
 

@@ -58,8 +58,8 @@ def rank_on_rung(
     """Return the number of trials that were judged at the rung, and the number of these trials that
     are better than `value`."""
     better = func.count().filter(_is_better(value, maximises))
-    # Don't count trials that failed after they were judged, so that they don't cause other trials
-    # to be stopped.
+    # Don't count trials that failed after they were judged, because such a failure must not cause
+    # other trials to be stopped.
     failed = select(JobRow.id).where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
     query = select(func.count(), better).where(
         TrialRungRow.array_id == array_id,

@@ -75,8 +75,8 @@ def metric_chunks(
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
 
 
-# Build statements that are used for polling only once, because building a statement takes longer
-# than executing it.
+# Cache the statements that are used for polling, because building a statement takes longer than
+# executing it.
 
 
 @cache

@@ -264,8 +264,8 @@ class Simulation:
             return _Active(job, self._now, ends_at, goes_on=goes_on)
         left_s = job.left_s
         if left_s is None:
-            # If the job has run for longer than usual, assume that it will run for the same time
-            # again.
+            # If the job has run for longer than usual, assume that the remaining time equals the
+            # time that the job has run so far.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)

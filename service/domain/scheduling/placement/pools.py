@@ -243,7 +243,7 @@ class _Capacity:
             self._size_of, self.total = {}, 0
             self._version = -1  # count again once a node has more free resources than its total
             return
-        # Groups without free capacity still have none, because reserved amounts only grow.
+        # A group that had no free capacity still has none, because reserved amounts only grow.
         self._size_of = {group: 0 for group, size in self._size_of.items() if not size}
         self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 

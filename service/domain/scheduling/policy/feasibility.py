@@ -29,7 +29,7 @@ from service.domain.scheduling.placement.topology import Topology, largest, name
 from service.domain.scheduling.rules.obstacles import Reason
 
 ALL_CLOSED = "every node of the cluster has a silo's data, and accepts only ranks of silos"
-OPEN_ARE_REFUSED = "waits for a node: every node that has no silo's data is refused"
+OPEN_ARE_REFUSED = "waits for a node: dray refuses every node without a silo's data"
 
 
 def can_ever_fit(
@@ -121,7 +121,7 @@ def _why_never_with_roles(
         return None
     role = lacking_role(request, nodes)
     capacity = (
-        "each of these but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
+        "each of these, but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
     )
     return _unsatisfiable(
         f"{needs(request)}, but the whole cluster has room for {capacity} at once"

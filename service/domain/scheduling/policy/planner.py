@@ -87,8 +87,8 @@ def plan(
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs with the same `place` all have the rank of the first job that they overtake, so sort
-        # by `seq` first.
+        # Jobs that were moved to the same `place` have equal ranks, so sort the jobs by `seq`
+        # first.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
@@ -174,7 +174,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
         number = slots.number_of_nodes(starting)
         return Reason("no_nodes", f"waits for a node: dray's agent is starting on {number}")
     if snapshot.nodes and not accepted and not may_come:
-        return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
+        return Reason("no_nodes", "waits for a node: dray refuses every node of the cluster")
     if not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: the cluster has no nodes")
     if snapshot.storage_problem is not None:

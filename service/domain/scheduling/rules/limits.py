@@ -207,7 +207,7 @@ class QueueLimits:
         return limits
 
     def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
-        # A release without queue rules created queues that have no row in the table.
+        # Queues that were created by a release without queue rules have no row in the table.
         queue = self._queues.get(name) or Queue(name)
         of_user = _Scope(
             USER_LIMIT,

@@ -149,7 +149,7 @@ class Obstacles:
             code = "waiting_for_domain"
             there = f"{total} {_is(total)} free, but {self._together(kind, free, not runs)}"
         if kind.is_whole:
-            there = "the free slots do not have room for all of them"
+            there = "the free slots do not have room for all ranks"
         elif closed := self._free.closed(kind):
             there += f" ({closed} more on nodes with a silo's data are reserved for ranks of silos)"
         message, in_the_way = f"{sentence}; {there}", tuple(named)

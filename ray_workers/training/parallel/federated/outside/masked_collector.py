@@ -212,8 +212,8 @@ class MaskedCollector(UpdateCollector):
             is_sound = norm <= limit and abs(found.mean[-1]) <= limit
         if not is_sound:
             raise RoundBrokenError(
-                "at least one client has masked an invalid update: no updates within "
-                "federated.max_update_norm and weights within http.max_samples have this sum"
+                "at least one client has masked an invalid update: the sum is impossible for "
+                "updates within federated.max_update_norm and weights within http.max_samples"
             )
 
     def _leave_out(self, step: int, server: MaskingServer) -> None:
