@@ -340,13 +340,13 @@ def progress(*, total_steps: int | None = None) -> TrainingProgress:
 
 def no_sync() -> AbstractContextManager[None]:
     """Return a context in which backward passes accumulate gradients without exchanging them. The
-    next backward pass outside of the context exchanges their sum."""
+    next backward pass outside of the context exchanges the accumulated gradients."""
     return _check_prepared("no_sync").session.no_exchange()
 
 
 def checkpoint() -> None:
-    """Save a checkpoint before the next batch, while training continues. Call this on every rank or
-    on rank 0."""
+    """Save a checkpoint before the next batch, while training continues. Call this function either
+    on every rank or only on rank 0."""
     _check_prepared("checkpoint").saver.ask()
 
 

@@ -264,7 +264,7 @@ def append(kind: str, body: Mapping[str, Any]) -> float:
 
 def wait_until_written(waiting: Callable[[], None]) -> None:
     """Wait until all reports of this process are on its node's disk. Raises StorageError if the
-    disk has no space for them within `storage_faults.WAIT_S` seconds.
+    disk has no space for the reports within `storage_faults.WAIT_S` seconds.
 
     waiting: called before each pause. dray calls this function at the end of a rank.
     """

@@ -36,7 +36,7 @@ class ForecastError(View):
     """The error of first forecasts, over the last 7 days."""
 
     count: int
-    """Number of first forecasts whose start or end has occurred since."""
+    """Number of evaluated forecasts: first forecasts of a start or end that has now occurred."""
     median_s: float | None = None
     """Median of the absolute error, in seconds."""
     p90_s: float | None = None

@@ -414,7 +414,7 @@ class NodeAgent:
         return await self._folders.begin((job_id, attempt), plan)
 
     async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
-        """`FolderKeeper.sizes`. Call this once no process of the attempt runs on this node."""
+        """See `FolderKeeper.sizes`. The attempt must have no more processes on this node."""
         return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(

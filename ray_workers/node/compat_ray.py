@@ -175,5 +175,5 @@ def raylet_pid() -> int:
 
 def nvml() -> Any:
     """Return Ray's copy of NVIDIA's bindings, for a node without `pynvml`. Raise ImportError if Ray
-    has no copy."""
+    does not include these bindings."""
     return importlib.import_module("ray._private.thirdparty.pynvml")

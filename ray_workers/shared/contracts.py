@@ -235,7 +235,7 @@ class Outcome:
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
         """Create the outcome of an attempt whose supervisor and rank actors are gone. Output that
-        these actors had not yet forwarded is lost."""
+        the supervisor and the rank actors had not yet forwarded is lost."""
         return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 

@@ -263,7 +263,8 @@ class _Recorder:
         )
 
     def _cancelled(self, outcome: Outcome) -> None:
-        """End a job that is being cancelled. The attempt keeps its own reason."""
+        """End a job that is being cancelled. The reason for the end of its attempt does not
+        change."""
         job = self.job
         is_stopped_early = job.reason_code == STOPPED_EARLY
         message = job.reason_message if is_stopped_early else once_stopped(job.reason_message)

@@ -219,8 +219,9 @@ class RankFrames:
         return frame.incarnation > 0 or self._attempt.generation > 0
 
     def _saw_step(self, step: int, frame: Frame, *, first: Frame, is_found: bool) -> None:
-        """Update the attempt's first step. `step` is the lowest of several steps, `frame` reported
-        this step, and `first` is the earliest of the frames that reported these steps."""
+        """Update the attempt's first step. `step` is the lowest of several reported steps, `frame`
+        is the frame that reported it, and `first` is the earliest frame that reported any of the
+        steps."""
         known = self._attempt.first_metric_step
         if is_found:
             # This series has just begun, but other series, such as the series of an earlier fold,

@@ -242,7 +242,8 @@ class Queries:
         return await self._database.read(work)
 
     async def artifact(self, job_id: str, artifact_id: str) -> tuple[views.Artifact, str]:
-        """Return the artifact and its storage URL. Raises ArtifactNotFound if it does not exist."""
+        """Return the artifact and its storage URL. Raises ArtifactNotFound if the artifact does not
+        exist."""
 
         def work(session: Session) -> tuple[views.Artifact, str]:
             found(session, job_id)

@@ -152,7 +152,7 @@ def change_batch(
     session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
 ) -> bool:
     """Let the group form again on its slots with this global batch size, using an empty grant.
-    Return False if that is no longer allowed."""
+    Return False if the group is no longer allowed to form again."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None:

@@ -1,8 +1,9 @@
 """Determine which changes would make a job start sooner, and when a job would start if it were
 submitted now.
 
-Any process can do this, based on the situation from which the latest forecast was made. The process
-that runs the loops stores this situation every few seconds (`service.loops.scheduling.forecaster`).
+Any process can use this module, which reads the situation from which the latest forecast was made.
+The process that runs the loops stores this situation every few seconds
+(`service.loops.scheduling.forecaster`).
 """
 
 from __future__ import annotations

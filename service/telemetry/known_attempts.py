@@ -80,7 +80,8 @@ class KnownAttempts:
     def take(
         self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]
     ) -> KnownAttempt:
-        """Remove and return the facts of an attempt with this stored cursor; `keep` stores them."""
+        """Remove and return the facts of an attempt whose stored cursor is `cursor`. `keep` stores
+        the facts again."""
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams

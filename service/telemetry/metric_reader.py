@@ -120,7 +120,7 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """Return the first pieces, as many as are needed for `max_points`."""
+    """Return as many of the first pieces as are needed for `max_points`."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:

@@ -319,7 +319,7 @@ def _waiting(queue: Queue) -> str:
 
 
 def _limits(amounts: dict[str, float], running: int | None, queued: int | None) -> str | None:
-    """Return text such as `8 GPU, 10 running, 100 waiting`."""
+    """Return a string such as `8 GPU, 10 running, 100 waiting`."""
     parts = [] if not amounts else [_amounts(amounts)]
     parts += [] if running is None else [f"{running} running"]
     parts += [] if queued is None else [f"{queued} waiting"]
@@ -327,7 +327,7 @@ def _limits(amounts: dict[str, float], running: int | None, queued: int | None) 
 
 
 def _amounts(amounts: dict[str, float]) -> str | None:
-    """Return text such as `8 GPU, 64.0 GiB of memory`."""
+    """Return a string such as `8 GPU, 64.0 GiB of memory`."""
     from dray.cli.display.output import size
 
     parts = [

@@ -50,8 +50,8 @@ def write_text(text: str, *, indent: str = "") -> None:
 
 
 def write_drawn(line: str) -> None:
-    """Write a line unchanged. The caller must first remove control characters from text of other
-    origin."""
+    """Write a line unchanged. The caller must first remove control characters from text that dray
+    did not create."""
     _emit(line)
 
 

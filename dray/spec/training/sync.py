@@ -263,7 +263,7 @@ class ParameterServer(SyncKind):
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
     """bounded: a worker begins a step only if it is at most this many steps ahead of the slowest
     worker, so it can be one step further ahead at the end of the step. The staleness of an update
-    can be larger."""
+    can exceed this value."""
     correction: Correction | None = None
     """asynchronous, bounded: correction of stale updates. If unset, stale updates are not
     corrected."""

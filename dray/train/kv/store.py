@@ -181,7 +181,7 @@ class KVStore:
             raise KVError(f"unknown gradient compression {kind!r}: use 2bit or fp16")
 
     def barrier(self) -> None:
-        """Wait until all workers have called this."""
+        """Wait until all workers have called this method."""
         self._connections[0].send({"op": "barrier"})
         _checked_answer(self._connections[0])
 

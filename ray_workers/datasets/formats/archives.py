@@ -79,9 +79,10 @@ def unpack_archive(
 
 
 def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
-    """Write all files of a tar archive to `folder`. Returns their paths, one per member. File modes
-    are not kept, except for the owner's execute permission. Raises DataError if the file is not a
-    tar archive, or if a member is a link or a device or would be written outside the folder."""
+    """Write all files of a tar archive to `folder`. Returns the paths of the files, one per member.
+    File modes are not kept, except for the owner's execute permission. Raises DataError if the file
+    is not a tar archive, or if a member is a link or a device or would be written outside the
+    folder."""
     with (
         reading(file.location, "is not a tar archive, or is incomplete"),
         tarfile.open(file.path, "r:*", tarinfo=_Member) as members,

@@ -93,12 +93,12 @@ class Column:
     missing: Missing = "error"
     """How missing values are handled."""
     is_target: bool = False
-    """Whether texts are treated as names even if they are dates or words such as `none`."""
+    """Whether all strings are treated as names, including dates and words such as `none`."""
     style: NumberStyle = PLAIN
     """Notation of numbers in text."""
     num_rows: int = 0
     num_numbers: int = 0
-    """Number of texts that are numbers."""
+    """Number of strings that are numbers."""
     num_texts: int = 0
     """Number of texts that are not numbers."""
     has_values: bool = False

@@ -20,7 +20,7 @@ MAX_DIGITS = 17
 MAX_WHOLE_DIGITS = 15
 """float64 represents all integers with up to this many digits."""
 MAX_LENGTH = 1_000
-"""Maximum length of a text that is treated as a number."""
+"""Maximum length of a string that is treated as a number."""
 _CURRENCIES = "$€£¥"
 _THOUSANDS = (",", ".", " ", "'")
 _SPACES = " \u00a0\u202f"
@@ -63,8 +63,8 @@ class NumberStyle:
         return _exact(plain)
 
     def plain(self, texts: Any) -> tuple[Any, Any]:
-        """Return (plain texts, whether each is a number) for an Arrow array of texts without
-        surrounding spaces. Equivalent to `value_of` for a column."""
+        """Return (plain strings, whether each string is a number) for an Arrow array of strings
+        without surrounding spaces. Equivalent to `value_of` for a column."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -154,7 +154,8 @@ class _Building:
         return [self.target, *self.features]
 
     def _chosen(self) -> tuple[str, list[str]]:
-        """Return the names of (target, features). Raises DataError if they don't exist."""
+        """Return the names of (target, features). Raises DataError if one of these columns doesn't
+        exist."""
         names, location, target = self.file.names, self.file.location, self.data.target
         assert target is not None, "the job document requires it"
         if target not in names:

@@ -29,8 +29,8 @@ less time."""
 
 
 class FolderKeeper:
-    """Keeps the folders of attempts, each identified by job and attempt number. Use this in only
-    one event loop."""
+    """Keeps the folders of attempts, each identified by job and attempt number. Use each instance
+    in only one event loop."""
 
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._node = (deployment_id, node_id)

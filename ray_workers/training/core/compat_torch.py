@@ -116,8 +116,8 @@ def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
     """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0).
-    For callers that decide whether to skip the optimizer step, instead of calling the scaler's
-    `step`, which would decide itself."""
+    Callers use this function to decide themselves whether to skip the optimizer step, which the
+    scaler's `step` would otherwise decide."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 

@@ -118,8 +118,7 @@ class Calendar:
         )
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch of a step, counted from 0; the last step of an epoch belongs to the
-        epoch."""
+        """Return the epoch of a step. Epochs are counted from 0."""
         return (step - 1) // self.steps_per_epoch
 
     def last_of(self, first: int, num_steps: int) -> int:

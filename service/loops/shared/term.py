@@ -14,8 +14,8 @@ from service.loops.shared.timings import LoopTimings
 
 
 class Launches:
-    """The launches of this process. The scheduler records them, and the reconciler checks them
-    before it considers an attempt lost."""
+    """The launches of this process. The scheduler records launches, and the reconciler checks the
+    records before it considers an attempt lost."""
 
     def __init__(self) -> None:
         self._under_way: set[tuple[str, int]] = set()

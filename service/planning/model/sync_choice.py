@@ -73,7 +73,7 @@ class SyncChoice:
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     """Choose a way. `spec` is a document in which only `sync` can be `auto`; its `sync` is ignored.
-    `facts` are the facts, or the reason why no other way can be compared with all-reduce."""
+    `facts` is either the facts, or the reason why all-reduce can't be compared with other ways."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())

@@ -17,7 +17,7 @@ class Sizes(NamedTuple):
     decayed: int
     """Elements of parameters with weight decay, according to `optimizers.parameter_groups`."""
     plain: int
-    """Elements of the other parameters."""
+    """Elements of parameters without weight decay."""
     buffers: int
     """Elements of buffers that change in training, such as running means. Buffers have no
     gradient."""

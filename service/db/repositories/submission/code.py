@@ -59,7 +59,8 @@ def locations(session: Session, owner: str, parts: Collection[str]) -> dict[str,
 
 
 def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
-    """Restart the retention period of those packs that are not being deleted, and return them."""
+    """Restart the retention period of the packs that are not being deleted, and return these
+    packs."""
     kept: set[str] = set()
     for some in _batches(sorted(packs), MOST_AT_ONCE):
         kept |= set(

@@ -137,7 +137,7 @@ def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, b
 def last_log_chunks(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[int, list[LogChunkRow]]:
-    """Return the open log chunks and the latest log chunk of each rank, in order, by rank."""
+    """Return the open log chunks and the latest log chunk of each rank, in order, keyed by rank."""
     found: dict[int, list[LogChunkRow]] = {}
     for batch in batches(ranks):
         asked = {"job_id": job_id, "attempt": attempt, "ranks": batch}

@@ -101,8 +101,8 @@ class Sized:
     comes_first: bool = False
     """Whether the job gets its minimum size before other jobs are enlarged."""
     has_grown: bool = False
-    """Whether the job got slots recently. The job must release these slots for jobs that start, but
-    not for running jobs."""
+    """Whether the job got slots recently. The job must release these slots for jobs that are about
+    to start, but not for running jobs."""
     has_shrunk: bool = False
     """Whether the job recently released slots to jobs that gain more from these slots. The job gets
     more slots only if no other job wants them."""

@@ -173,7 +173,7 @@ class _Pack:
         self.num_workers = 0
 
     def fill(self, place: Place, num_workers: int) -> None:
-        """Choose slots for `num_workers` in a place that has enough room."""
+        """Choose slots for `num_workers` in a place with enough free capacity."""
         while num_workers:
             if isinstance(place, str):
                 self._choose(place, num_workers)

@@ -88,8 +88,8 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the place that has the most room among the places
-        that can hold their gang."""
+        """Return how many of these workers fit in the domain with the most free capacity, among the
+        domains that can hold their gang."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:

@@ -33,7 +33,7 @@ Kind = tuple[tuple[str, float], ...]
 
 NUM_GPUS = "number of GPUs"
 """A pseudo-resource of a node: the number of its GPUs that no job uses exclusively. Workers do not
-request it."""
+request this pseudo-resource."""
 WHOLE_GPUS = "whole GPUs"
 """A pseudo-resource of a node: the number of its GPUs that no job uses, not even a fraction. Like
 `NUM_GPUS`, it exists only while GPUs are shared."""

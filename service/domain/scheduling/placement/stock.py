@@ -240,7 +240,7 @@ class Stock:
 
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """Return how many such workers fit on an empty node, by kind of node. For a gang that must
-        be in one domain, this is 0 for nodes whose domains are too small."""
+        be in one domain, the number is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
             found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
@@ -316,7 +316,7 @@ class Stock:
         free.set(part.node_id, tuple(map(min, before, less)))
 
     def expect(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """Count these slots as free SOON."""
+        """Count these slots as slots that become free soon (`SOON`)."""
         self._soon.num_grown += 1
         for part, vector in kind.vectors(slices):
             group = self._soon.group_of.get(part.node_id)

@@ -141,8 +141,8 @@ class Ask(NamedTuple):
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves. If it does, `slices` are the slots that it was not asked to release
-    before."""
+    """Whether the job leaves. If the job leaves, `slices` contains the slots that it was not
+    already asked to release."""
 
 
 class Candidates:

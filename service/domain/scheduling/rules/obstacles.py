@@ -20,7 +20,7 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Maximum number of blocking jobs to list. The message contains the total number."""
+"""Maximum number of blocking jobs to list. The message also contains their total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
