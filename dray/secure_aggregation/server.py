@@ -49,7 +49,7 @@ class MaskingServer:
         """The digest of each client's message in this phase."""
         self.expected: frozenset[str] | None = None
         """The clients that are allowed to send a message in this phase. None in the first phase, in
-        which any client is allowed to send one."""
+        which any client is allowed to send a message."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
         self._indices: dict[str, int] = {}

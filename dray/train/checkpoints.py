@@ -64,7 +64,7 @@ class Checkpoint:
 
     step: int
     path: Path
-    """Folder with the files as they were saved. Must not be written to."""
+    """Folder with the files as they were saved. Do not modify its contents."""
 
 
 # Retention.

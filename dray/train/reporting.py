@@ -322,8 +322,8 @@ def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
 
 def _writer(directory: str) -> SpoolWriter:
     """Return the writer of this process. A spool has only one writer. A child process inherits the
-    environment, but its writes would corrupt the file, so this function raises RuntimeError in
-    it."""
+    environment, but its writes would corrupt the file, so this function raises RuntimeError in a
+    child process."""
     global _open_writer
     pid = os.getpid()
     if _open_writer is not None and _open_writer[:2] == (pid, directory):

@@ -114,7 +114,8 @@ class FederatedRound(View):
 
 
 class UpdateReceipt(View):
-    """Confirmation that an update arrived. The job's log and metrics show whether it was used."""
+    """Confirmation that an update arrived. The job's log and metrics show whether the update was
+    used."""
 
     round: int
     client: int

@@ -215,7 +215,7 @@ class NodeAgent:
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
         """Return the remains of an attempt whose processes were asked to end. Kill remaining
-        processes, in case stopped rank actors keep the forkserver from killing them."""
+        processes, in case suspended rank actors keep the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:
             with contextlib.suppress(ForkFailed):

@@ -59,7 +59,7 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
 """The `Opening` that allows frames of each kind to leave the node unchanged. Frames of other kinds
-never leave unchanged."""
+never leave the node unchanged."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class GroupTraits:
     pages."""
     goes_on_without_lost: bool
     """Whether the remaining ranks continue immediately when ranks are lost, and add the
-    replacements once they are ready. Each rank must then have its own copy, and must not depend on
-    any particular other rank."""
+    replacements once they are ready. This requires that each rank has its own copy of the model and
+    does not depend on a particular other rank."""
     at_own_pace: bool
     """Whether a slow rank processes fewer shares of the batches, without delaying the other
     ranks."""

@@ -358,7 +358,7 @@ def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:
 
 
 def _must_exist(session: Session, job_id: str) -> JobState:
-    """Return the state of the job. Raises NotFound if it does not exist."""
+    """Return the state of the job. Raises NotFound if the job does not exist."""
     state = repository.state_of(session, job_id) if storable(job_id) else None
     if state is None:
         raise not_found(job_id)

@@ -53,7 +53,7 @@ class Queues:
         return views.QueuePage(items=items)
 
     async def get(self, name: str) -> views.Queue:
-        """Return a queue. Raise QueueNotFound if it does not exist."""
+        """Return a queue. Raises QueueNotFound if the queue does not exist."""
         return await self._database.read(lambda session: _view(session, name, self._prices_now()))
 
     async def put(self, name: str, rules: QueueRequest, *, actor: str = ANONYMOUS) -> views.Queue:

@@ -163,8 +163,8 @@ class Silo(Document):
     """Ray labels that the silo's node must have."""
     source: SourceUrl | None = None
     """URL from which the silo's node reads its data. The other options of `data` also apply to this
-    data. Only the rank of this silo receives the URL. The stored and displayed job document does
-    not contain it. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
+    data. Only the rank of this silo receives the URL, which is removed from the stored and
+    displayed job document. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
     """Maximum weight of the silo, in samples. If the silo reports more samples, its weight is
     limited to this number."""

@@ -100,7 +100,7 @@ class Column:
     num_numbers: int = 0
     """Number of strings that are numbers."""
     num_texts: int = 0
-    """Number of texts that are not numbers."""
+    """Number of strings that are not numbers."""
     has_values: bool = False
     could_be_numbers: bool = True
     could_be_truth: bool = True

@@ -46,8 +46,8 @@ class NumberStyle:
         return cls(data.decimal, data.numbers.thousands, tuple(data.numbers.units))
 
     def value_of(self, text: str) -> Exact:
-        """Return the number in a text. The result is an int or a Decimal if a float would lose
-        digits. Raises ValueError if the text is not a number."""
+        """Return the number in a string. The result is an int or a Decimal if a float would lose
+        digits. Raises ValueError if the string is not a number."""
         plain = text.strip()
         for pattern, instead in self._units:
             plain = re.sub(pattern, instead, plain)

@@ -27,7 +27,8 @@ from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
 TABLE_VERSION = 5
-"""Part of the cache key of every table. Change it whenever the files of a table change."""
+"""Part of the cache key of every table. Change this version whenever the files of a table
+change."""
 Rows = npt.NDArray[np.int64]
 
 _NO_IDENTIFIERS = "if it identifies rows, leave it out of data.features"

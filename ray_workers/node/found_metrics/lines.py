@@ -210,7 +210,7 @@ def number_in(text: str) -> float | None:
 
 
 def step_in(text: str) -> int | None:
-    """Return the step if the text is a step, such as `12` or `12.0`; otherwise None."""
+    """Return the step if the string is a step, such as `12` or `12.0`; otherwise None."""
     number = number_in(text)
     return step_of(number) if number is not None else None
 

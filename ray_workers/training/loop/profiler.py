@@ -48,7 +48,7 @@ class Profiler:
         self._is_done = False
 
     def begin_step(self, step: int) -> None:
-        """Begin a step; its data are loaded next."""
+        """Begin a step. Call this method before the data of the step are loaded."""
         if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
             return
         self._wait_for_device()  # unfinished operations belong to the previous step

@@ -166,8 +166,8 @@ class Stock:
         sign: int = 1,
     ) -> tuple[Amounts, list[Fractions]]:
         """Return a node's amounts and fractions of GPUs for SOON after a job was asked to release
-        these slots (or, if `sign` is -1, keeps them after all). `vector` is the vector of one
-        worker, and `parts` are the fractions before the change."""
+        these slots or, if `sign` is -1, after such a request was withdrawn. `vector` is the vector
+        of one worker, and `parts` are the fractions before the change."""
         number = sign * part.num_workers
         after = asked_to_leave(parts, job_id, number) if self._part_of(vector) else list(parts)
         return self._changed(amounts, vector, number, parts, after), after

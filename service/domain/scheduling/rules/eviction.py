@@ -191,7 +191,7 @@ class Asked(NamedTuple):
     asks: tuple[Ask, ...]
     """The requests; empty if the gang does not fit even with all candidates."""
     capacity: int
-    """Number of workers that fit if all candidates that were tried are asked."""
+    """Number of workers that fit once all candidates that were tried have released their slots."""
 
 
 def victims(
