@@ -3,8 +3,8 @@
 A file is a sequence of records. A record consists of the length of the data (8 bytes), the checksum
 of the length, the data, and the checksum of the data. Checksums are 4 bytes, masked CRC-32C. The
 data are a TensorFlow `Event` protocol buffer (tensorflow/core/util/event.proto). The record format
-and `Event` are frozen. This module implements the required parts of both, so that event files can
-be read and written without TensorFlow or TensorBoard.
+and `Event` no longer change. This module implements the required parts of the record format and of
+`Event`, so that event files can be read and written without TensorFlow or TensorBoard.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def check(data: bytes, end: bytes) -> None:
     """Raise Damaged if the checksum in `end` does not match the data of a record, for example
-    because the machine crashed before the data were written. TensorBoard reads nothing after such a
+    because the machine crashed before the data were written. TensorBoard stops reading at a damaged
     record."""
     if data and not end.endswith(_CHECKSUM.pack(masked_crc32c(data))):
         raise Damaged("a record's data are damaged")

@@ -47,8 +47,8 @@ class Webhook(View):
     enabled: bool
     disabled_reason: Reason | None = None
     enabled_by: str | None = None
-    """The admin who last enabled the webhook, unless the owner did. The webhook then works as long
-    as the admin's token is valid, even if the owner's token is not."""
+    """The admin who last enabled the webhook; null if the owner last enabled it. A webhook that an
+    admin enabled works as long as the admin's token is valid, even if the owner's token is not."""
     failing_since: datetime | None = None
     """When the receiver stopped accepting messages; unset while the receiver accepts messages."""
     paused_until: datetime | None = None

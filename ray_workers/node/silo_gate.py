@@ -172,8 +172,8 @@ def keep(task: RankTask, text: str) -> None:
 
 def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
-    the node unless they are opened. The silo gets no files of other jobs, and sends no metrics that
-    must not leave the node."""
+    the node unless the owner has opened files (`Opening.FILES`). The silo gets no files of other
+    jobs, and sends no metrics that must not leave the node."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
     own = environ.get(SOURCE)

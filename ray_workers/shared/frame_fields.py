@@ -45,7 +45,7 @@ metric can have this name."""
 
 
 def clean(text: str) -> str:
-    """Return the text in a form that every database can store: without NUL (PostgreSQL) and lone
+    """Return the string in a form that every database can store: without NUL (PostgreSQL) and lone
     surrogates (UTF-8)."""
     return text.replace("\0", "␀").encode("utf-8", "replace").decode()
 

@@ -104,7 +104,7 @@ class Answers:
         self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
     ) -> views.Explanation:
         """Return the explanation that the job of `row` would have if it were submitted now. `after`
-        contains the jobs and arrays for which it would wait."""
+        contains the jobs and arrays for which the job would wait."""
         newest = self._current(session, now)
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:

@@ -23,7 +23,7 @@ NUM_TRIED = 16
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a sweep, by index."""
+    """The trials of a sweep, in the order of their indices."""
 
     sweep: Sweep
     base: Mapping[str, Any]

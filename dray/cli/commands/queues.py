@@ -47,7 +47,7 @@ def list_queues(as_json: AsJson = False) -> None:
 
 @group.command("show")
 def show_queue(name: Name, as_json: AsJson = False) -> None:
-    """Show the rules of a queue, and its jobs by user."""
+    """Show the rules of a queue, and its jobs grouped by user."""
     from dray.cli.display.output import write_json
 
     with connect() as client:

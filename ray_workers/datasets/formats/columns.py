@@ -280,7 +280,7 @@ class Column:
             )
 
     def names_of(self, batch: Any) -> Any:
-        """Return the values as names, in an Arrow array of text."""
+        """Return the values as names, in an Arrow array of strings."""
         import pyarrow as pa
 
         if _is_text(batch):

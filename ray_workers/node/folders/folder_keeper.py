@@ -140,7 +140,7 @@ class FolderKeeper:
         return None
 
     async def drop(self, key: Key) -> None:
-        """Delete the folders of an attempt on this node. The files to keep are already stored."""
+        """Delete the folders of an attempt on this node. Files to keep must already be stored."""
         if key in self._mirrors:
             mirror, task = self._mirrors.pop(key)
             task.cancel()

@@ -126,7 +126,7 @@ def judge(
 
 
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
-    """Return the ERROR frames that these processes wrote, by rank.
+    """Return the ERROR frames that these processes wrote, keyed by rank.
 
     `ranks` maps worker index and incarnation to the rank. The rank can't be derived from the name
     of a spool: the spool of a process that never got a rank is named after its worker index, and
@@ -181,7 +181,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
     """Return the outcome, with a note if overloaded machines might have caused it.
 
     `slowness` is how many times slower than usual the machines were when the group's start or
-    recovery last took too long. `slowness` is 1 if neither took too long.
+    recovery last took too long. `slowness` is 1 if neither the start nor a recovery took too long.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:

@@ -145,6 +145,6 @@ def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
 
 
 def slot_seconds(session: Session) -> dict[str, float]:
-    """Return the total slot-seconds of all jobs, by category. Categories without slot-seconds are
-    omitted."""
+    """Return the total slot-seconds of all jobs, keyed by category. Categories without slot-seconds
+    are omitted."""
     return {row.slot_class: row.seconds for row in session.scalars(select(SlotSecondsRow))}

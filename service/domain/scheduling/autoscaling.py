@@ -164,7 +164,7 @@ class _Asking:
         self._requests |= {group.job_id: group.request for group in snapshot.growing}
         self._num_workers = {job_id: each.least for job_id, each in self._requests.items()}
         self._num_workers |= {group.job_id: group.lacking for group in snapshot.growing}
-        """Minimum number of workers that each job or group requests, by job."""
+        """Minimum number of workers that each job or group requests, keyed by job id."""
         self._usable = [node for node in present if node.accepted]
         self._gangs = Gangs({})
         for request in self._requests.values():

@@ -66,7 +66,7 @@ class Autoscaler(Stage):
         """Nodes whose release was sent to the gateway, which might have received it."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
-        """The time at which nodes were first requested, by job."""
+        """The time at which nodes were first requested for each job."""
         self._session = ""
         self._first_nodes: frozenset[str] = frozenset()
         """Nodes of the session's first plan, which can include the head node and nodes of other

@@ -145,7 +145,7 @@ class ParameterShard:
         self._pushed: dict[int, tuple[int, Pushed]] = {}
         """Each worker's last push that counted: (batch, reply)."""
         self.staleness: Counter[int] = Counter()
-        """Number of updates by staleness."""
+        """Number of updates with each staleness."""
 
     @property
     def version(self) -> int:

@@ -45,7 +45,7 @@ def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | 
 
 
 def locations(session: Session, owner: str, parts: Collection[str]) -> dict[str, PartLocation]:
-    """Return the locations of these parts, by hash. Parts that the owner has not uploaded are
+    """Return the locations of these parts, keyed by hash. Parts that the owner has not uploaded are
     omitted."""
     found: dict[str, PartLocation] = {}
     for some in _batches(sorted(parts), MOST_AT_ONCE):

@@ -71,7 +71,7 @@ class Reserved:
             self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
-        """Whether an empty node would still have room for such a worker in addition to the reserved
+        """Whether a worker of this kind fits on an empty node in addition to the reserved
         amounts."""
         return any(map(kind.fits, self._stock.totals, self.on))
 
@@ -88,13 +88,13 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many of these workers fit in the domain with the most free capacity, among the
-        domains that can hold their gang."""
+        """Return how many workers of this kind fit in the domain with the most free capacity, among
+        the domains that can hold their gang."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the cluster, regardless of the domains that a gang
-        requires."""
+        """Return how many workers of this kind fit in the cluster, regardless of the domains that a
+        gang requires."""
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:

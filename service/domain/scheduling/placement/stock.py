@@ -130,7 +130,7 @@ class Stock:
         self.kind_of: dict[str, int] = {}
         """The kind of each node, by node."""
         self.totals: list[Amounts] = []
-        """Resources of an empty node, by kind."""
+        """Resources of an empty node of each kind."""
         self.counts: list[int] = []
         self._index_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
@@ -148,7 +148,8 @@ class Stock:
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
     def parts(self, when: When, node_id: str) -> list[Fractions]:
-        """Return the fractions of GPUs that jobs have (or will have, for SOON) on a node."""
+        """Return the fractions of GPUs that jobs hold on a node or, for `SOON`, that they will
+        hold."""
         if self._shared is None:
             return []
         found = self._parts.get((when, node_id))
@@ -266,7 +267,7 @@ class Stock:
 
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
         """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
-        does not fit. `amounts` are the free resources by node."""
+        does not fit. `amounts` contains the free resources of each node."""
         if kind.heterogeneous is None:
             capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
@@ -352,7 +353,7 @@ class Stock:
         return found
 
     def _cap(self, node_id: str, most: Free) -> None:
-        """Limit the node's amounts for NOW to the amounts in `most`."""
+        """Limit the amounts that are free on the node now (`NOW`) to the amounts in `most`."""
         now, limit = self._now.group_of[node_id], most.group_of[node_id]
         self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
 

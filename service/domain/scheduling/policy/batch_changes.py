@@ -19,8 +19,8 @@ rendezvous."""
 
 
 def batch_changes(snapshot: Snapshot, but: Container[str]) -> dict[str, int]:
-    """Return the new batch sizes by job. Jobs in `but` keep their batch sizes, because the plan
-    changes these jobs in other ways."""
+    """Return the new batch sizes, keyed by job id. Jobs in `but` keep their batch sizes, because
+    the plan changes these jobs in other ways."""
     found: dict[str, int] = {}
     for running in snapshot.running:
         job = snapshot.elastic.get(running.job_id)

@@ -71,8 +71,8 @@ class _Use:
     """Resources that waiting jobs ahead in the queue will hold."""
     num_ahead: int = 0
     shared: dict[str | None, Headroom] = field(default_factory=dict)
-    """The headroom of a job that doesn't hold any resources yet, by resource. Cached until a job
-    gets resources."""
+    """The headroom of a job that doesn't hold any resources yet, keyed by resource. Cached until a
+    job gets resources."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class RoundCollector:
         self.number: int | None = None
         """The number of the open round; None if no round is open."""
         self.updates: dict[int, SiloUpdate] = {}
-        """The updates of the latest round, by silo."""
+        """The updates of the latest round, keyed by silo."""
 
     def begin(self, number: int, now: float) -> None:
         """Open a round."""
