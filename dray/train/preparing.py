@@ -75,8 +75,8 @@ _state = _State()
 
 
 def drive(new_group: Callable[[], Group], parallel: Mapping[str, Any] | None = None) -> None:
-    """Set the group that `prepare` joins, and the job document's `parallel`. dray calls this before
-    it runs a script."""
+    """Set the group that `prepare` joins, and the job document's `parallel`. dray calls this
+    function before it runs a script."""
     global _state
     _state = _State(new_group=new_group, parallel=parallel)
 

@@ -61,9 +61,9 @@ class TimeCategory(StrEnum):
     """How a second of a slot was used."""
 
     USEFUL = "useful"
-    """Spent on optimizer steps that count."""
+    """Time for optimizer steps that count."""
     RECOMPUTED = "recomputed"
-    """Spent on repeating steps that were lost."""
+    """Time for repeating lost steps."""
     STARTING = "starting"
     """From the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"

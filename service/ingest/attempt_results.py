@@ -1,4 +1,5 @@
-"""Stores the replies of supervisors: each reply atomically, several attempts in one transaction.
+"""Stores the replies of supervisors. Each reply is stored atomically; one transaction can store the
+replies of several attempts.
 
 Two checks fence a reply. The attempt must be the job's live attempt, so replies from the supervisor
 of an abandoned attempt are ignored. The reply's cursor must be beyond the stored cursor, so a reply

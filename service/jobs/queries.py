@@ -41,7 +41,7 @@ MAX_NAMED = 20
 
 
 class Queries:
-    """The queries. Each raises NotFound if the job does not exist."""
+    """The queries. Each query raises NotFound if the job does not exist."""
 
     def __init__(
         self, database: Database, storage: Storage, signals: Signals, settings: Settings
@@ -330,7 +330,7 @@ class Queries:
         return await self._database.read(lambda s: cluster_view.cluster(s, self._settings))
 
     async def count_jobs(self) -> dict[JobState, int]:
-        """Return the number of jobs in each state, including 0."""
+        """Return the number of jobs in each state, including states without jobs."""
         counts = await self._database.read(repository.count_by_state)
         return {state: counts.get(state, 0) for state in JobState}
 

@@ -217,7 +217,7 @@ def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store the reason and the position of each waiting job; return the number of changed jobs.
 
-    Adds no events, since plans are made often, except for an exhausted budget, which blocks jobs
+    Because plans are made often, an event is added only for an exhausted budget, which blocks jobs
     for a long time. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}

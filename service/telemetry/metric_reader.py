@@ -278,8 +278,8 @@ def _counting(
     """Return the chunks of a series that contain valid steps, ordered by step.
 
     `first` is the first step of each series in each attempt except the first attempt. An attempt
-    that reports the step at which it resumed also replaces this step. An attempt whose start is
-    unknown replaces only steps of the series that it has.
+    that reports a value for the step from which it resumed also replaces the earlier value of this
+    step. An attempt whose start is unknown replaces only steps of the series that it has.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():

@@ -25,7 +25,8 @@ _PACKINGS = {
 }
 """First bytes of files in unsupported compression formats."""
 EXTENSION_BYTES = 1 << 20
-"""Maximum size of a tar archive's extended header. Such a header is read into memory as a whole."""
+"""Maximum size of a tar archive's extended header, because the entire header is read into
+memory."""
 _READ_WHOLE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),

@@ -88,8 +88,8 @@ def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
 
 
 def read(prepared: Prepared) -> tuple[npt.NDArray[np.bool_] | None, int]:
-    """Return (whether each image is for validation, or None without a split; number of ignored
-    images)."""
+    """Return two values: whether each image is for validation (None without a split), and the
+    number of ignored images."""
     division = prepared.meta.get("division", NONE)
     flags = np.array(prepared.array("is_validation")) if division["is_divided"] else None
     return flags, division["num_left_out"]

@@ -112,9 +112,9 @@ class Sized:
 def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
     """Return nonnegative coefficients of `_terms` for the step time.
 
-    The fit minimizes the squared relative errors. If the reports don't show to which term some time
-    belongs, the time is attributed to the number of samples, so a job is assumed to scale well
-    until its reports show otherwise.
+    The fit minimizes the squared relative errors. Time that the reports can't assign to a
+    particular term is attributed to the number of samples, so a job is assumed to scale well until
+    its reports show otherwise.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)

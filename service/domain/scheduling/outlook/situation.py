@@ -44,7 +44,7 @@ class Situation:
     """Time left, by job, of each running or waiting job whose speed or earlier runs allow an
     estimate."""
     unmeasured: frozenset[str] = frozenset()
-    """Running jobs whose time left is unknown."""
+    """Running jobs whose remaining time is unknown."""
     accounts: frozenset[Account] = frozenset()
     """Pairs of a queue and a user with running jobs or with jobs that could run, including jobs
     that were left out."""

@@ -1,4 +1,5 @@
-"""The shares of queues, by quota and weight, and of their users, by weight.
+"""Computes the shares of queues from their quotas and weights, and the shares of users from their
+weights.
 
 Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
 share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
