@@ -209,8 +209,8 @@ class RankFrames:
             self._awaited_step = None
 
     def _note_times(self, steps: Sequence[int], frames: Sequence[Frame]) -> None:
-        """Store when rank 0 reported these steps. Rank 0 can report a step several times with
-        different metrics; the time of its first report is stored."""
+        """Store the times at which rank 0 reported these steps. Rank 0 can report a step several
+        times with different metrics; the time of its first report is stored."""
         times = [seconds_of(frame, self._now) for frame in frames]
         self._metrics.extend(TIMES, 0, steps, times, repeats=True)
 

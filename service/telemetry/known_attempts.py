@@ -17,8 +17,8 @@ SUMMARISE_AFTER = timedelta(seconds=20)
 """Minimum interval between two times at which summaries are stored. Storing them with each reply
 would cost more than storing the points."""
 MAX_STREAMS = 400_000
-"""Maximum number of series and logs in the cache. If there are more, the attempts that were stored
-least recently are removed."""
+"""Maximum number of series and logs in the cache. If this number is exceeded, the attempts that
+were stored least recently are removed."""
 
 
 @dataclass

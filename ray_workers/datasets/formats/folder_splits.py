@@ -200,7 +200,7 @@ def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def is_division(named: Set[str]) -> bool:
-    """Whether these names of parts form a split."""
+    """Whether folders with these names form a split."""
     return len(named) > 1 and SplitName.TRAINING in resolved(named).values()
 
 

@@ -125,7 +125,7 @@ class NumberStyle:
         return hint
 
     def _near(self, text: str) -> Iterator[NumberStyle]:
-        """Yield other styles, most likely first."""
+        """Yield alternative number styles, most likely first."""
         core = text.strip()
         found = [core[-1]] if core[-1:] == "%" else []
         found += [mark for mark in _CURRENCIES if mark in core]

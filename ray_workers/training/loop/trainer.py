@@ -182,7 +182,7 @@ class Trainer:
         self, sent_bytes: Callable[[], int | None], num_ranks: int
     ) -> Iterator[None]:
         """Time and report each step within this context. sent_bytes: returns the number of bytes
-        that this rank has sent to others. num_ranks: number of ranks that train together."""
+        that this rank has sent to other ranks. num_ranks: number of ranks that train together."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
             self.comm_metrics.watch(sent_bytes, num_ranks)

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WORKERS = 6
 """Number of idle processes per node: enough for the supervisors and ranks of two small jobs, so
-that idle processes remain for a job that is submitted right after another. Each process takes 20
-MB, or 45 MB if it is not forked (`ray_workers.node.worker_forks`)."""
+that idle processes remain for a job that is submitted immediately after another job. Each process
+takes 20 MB, or 45 MB if it is not forked (`ray_workers.node.worker_forks`)."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
@@ -61,7 +61,7 @@ class Prestarter:
 
     def awaits_news(self, asked_at: float) -> bool:
         """Whether a new count is needed: more than `CALM_S` have passed since the last launch, but
-        the latest count was requested (at `asked_at`) before they had passed."""
+        the latest count was requested (at `asked_at`) before this time had passed."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:

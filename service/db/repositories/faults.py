@@ -127,7 +127,7 @@ def _fail_drills() -> Update:
 
 
 def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
-    """Add to the total slot-seconds of all jobs.
+    """Add slot-seconds to the totals over all jobs.
 
     Rows are always locked in the same order, so that transactions can't deadlock.
     """

@@ -269,8 +269,8 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Return the reason why no nodes are requested if a type promises enough memory for a worker,
-    but nodes of this type had less. Return None if the reason is different."""
+    """Return a message if no nodes are requested because a type promises enough memory for a
+    worker, but nodes of this type had less. Otherwise, return None."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):

@@ -65,7 +65,7 @@ class SyncCandidate:
 @dataclass(frozen=True)
 class SyncChoice:
     options: tuple[SyncCandidate, ...]
-    """All ways, beginning with all-reduce."""
+    """All ways to keep the copies in sync, beginning with all-reduce."""
     chosen: SyncCandidate
     facts: tuple[str, ...]
     """The facts on which the choice is based, as sentences."""

@@ -58,8 +58,8 @@ class FlatLayout:
         return Sizes(*(stop - start for start, stop in self._bounds(server)))
 
     def part(self, vector: Tensor, server: int) -> list[Tensor]:
-        """Return views of a server's pieces of the vector. The vector may lack the segment of
-        buffers."""
+        """Return views of a server's pieces of the vector. The vector might not contain the segment
+        of buffers."""
         return [vector[start:stop] for start, stop in self._bounds(server)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:

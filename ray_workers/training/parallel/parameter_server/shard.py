@@ -197,7 +197,7 @@ class ParameterShard:
         return Weights(self.version, self._values, loss, squares)
 
     def lost(self, worker: int) -> None:
-        """Delete the last pull of a lost worker, and the last reply to it."""
+        """Delete the last pull of a lost worker, and the last reply to the worker."""
         self._pulled.pop(worker, None)
         self._pushed.pop(worker, None)
 

@@ -266,7 +266,7 @@ def count(slices: Sequence[Slice]) -> int:
 
 
 def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
-    """Add `times` bundles to the free resources; a negative number removes them."""
+    """Add `times` bundles to the free resources. A negative `times` removes bundles."""
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
     if WHOLE_GPUS in free:  # assume that a worker's fraction is the only fraction on its GPU

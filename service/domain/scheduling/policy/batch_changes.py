@@ -14,7 +14,7 @@ from service.domain.scheduling.placement.slots import count, fits
 from service.domain.scheduling.policy.records import Snapshot
 
 LASTS_S = 60.0
-"""Minimum time in seconds between two changes of a batch size, since each change costs a new
+"""Minimum time in seconds between two changes of a batch size, since each change requires a new
 rendezvous."""
 
 

@@ -127,7 +127,7 @@ class Quotas:
     """
 
     def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
-        """`kinds` are all kinds of workers that will be claimed."""
+        """`kinds` contains all kinds of workers that will be claimed."""
         self._left = {queue.name: dict(queue.quota) for queue in queues if queue.quota}
         self._open = {
             (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)
