@@ -340,8 +340,8 @@ class MaskingServer:
         self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
     ) -> Mapping[str, bytes]:
         """Return the shares of a secret of the client `owner`, keyed by holder. Shares that were
-        unusable when the holder received them, or have changed since, are omitted. revealed: shares
-        by holder and owner."""
+        unusable when the holder received them, or have changed since, are omitted. revealed: the
+        shares, keyed by holder and owner."""
         found = {
             holder: shares[owner]
             for holder, shares in revealed.items()

@@ -118,7 +118,7 @@ class Decision(View):
     shrank: list[str] = []
     """Jobs whose groups were asked to release slots."""
     left: list[str] = []
-    """Running jobs that were asked to leave their slots."""
+    """Running jobs that were asked to release all their slots."""
     failed: list[str] = []
     """Jobs that could not run even on an empty cluster."""
     num_changes: int

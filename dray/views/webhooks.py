@@ -80,7 +80,7 @@ class WebhookDelivery(View):
     """A message to a webhook's address."""
 
     id: str
-    """Value of the `webhook-id` header, which is the same in every attempt."""
+    """Value of the `webhook-id` header, which is the same in every delivery attempt."""
     type: str
     """`job.` followed by the state, such as `job.failed`; or `webhook.test`."""
     job_id: str | None = None

@@ -231,7 +231,8 @@ class HeartbeatPage:
         self.enter(RankPhase.EXCHANGE, self._use)
 
     def compute(self) -> None:
-        """Return to computing, for strategies that exchange data before the backward pass."""
+        """Enter the phase COMPUTE again, for strategies that exchange data before the backward
+        pass."""
         self.enter(RankPhase.COMPUTE, self._use)
 
     def begin(self, generation: int, step: int, *, is_verified: bool = True) -> None:

@@ -172,8 +172,8 @@ def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str,
 
 
 def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """Return whether the upper folders are a split; None if they could also be classes. `named` are
-    the folders whose names are used for splits."""
+    """Return whether the top-level folders are a split; None if they could also be classes. `named`
+    contains the folders whose names are used for splits."""
     if not named:
         return False
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
@@ -227,7 +227,8 @@ def _refuse(paths: Sequence[Parts], location: str) -> NoReturn:
 
 
 def _found(paths: Sequence[Parts]) -> str:
-    """Return the upper two levels of folders, with the number of images directly in each folder."""
+    """Return a description of the top two levels of folders, with the number of images directly in
+    each folder."""
     tops: dict[str, list[Parts]] = {}
     for parts in paths:
         tops.setdefault(parts[0] if len(parts) > 1 else ".", []).append(parts[1:])

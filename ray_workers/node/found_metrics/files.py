@@ -41,9 +41,9 @@ TOP = "job"
 
 
 class MetricFiles:
-    """Follows the files in some folders that are written after a given time. From an older
-    file, such as a file from an earlier attempt or from the upload, only appended data is read. A
-    file that is rewritten is read from its beginning. Links are not followed.
+    """Follows the files that are written to some folders after a given time. From an older file,
+    such as a file from an earlier attempt or from the upload, only appended data is read. A file
+    that is rewritten is read from its beginning. Links are not followed.
     """
 
     def __init__(

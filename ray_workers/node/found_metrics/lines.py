@@ -52,7 +52,7 @@ class SearchBudget:
         return True
 
     def run(self, search: Callable[[str], Found], text: str) -> Found | None:
-        """Return the result of a search, or None, without searching, if the time is used up."""
+        """Return the result of a search. If the time is used up, return None without searching."""
         if self._left_s <= 0.0:
             return None
         began = self._timer()

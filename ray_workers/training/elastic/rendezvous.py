@@ -81,7 +81,7 @@ class Spool:
 
 
 class RendezvousHandler:
-    """Leads a rank from round to round."""
+    """Moves a rank from each rendezvous round to the next."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self.assignment = RankAssignment(task.generation, task.rank, task.world_size, None)

@@ -36,7 +36,7 @@ class CodePackRow(Base):
     size_bytes: Mapped[int]
     used_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
-    """Set while the object is being deleted. The rows of its parts are already deleted."""
+    """Set while the object is being deleted, after the rows of its parts have been deleted."""
 
 
 class CodePartRow(Base):

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Maximum total size of the replies of all attempts, since the replies of all attempts can be
-waiting to be stored at the same time."""
+"""Maximum total size of the replies of all attempts, all of which can be waiting to be stored at
+the same time."""
 
 
 class Reconciler:

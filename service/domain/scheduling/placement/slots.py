@@ -39,7 +39,8 @@ WHOLE_GPUS = "whole GPUs"
 `NUM_GPUS`, it exists only while GPUs are shared."""
 
 GPUS_FITTING = "GPUs with room for "
-"""Prefix of the names of resources that count GPUs with room for a fraction of a given size."""
+"""Prefix of the names of resources that count the GPUs on which a fraction of a given size still
+fits."""
 UNITS = ("bytes", "KiB", "MiB", "GiB")
 """Units of memory, each 1024 times as large as the previous one."""
 
