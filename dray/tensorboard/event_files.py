@@ -150,7 +150,7 @@ def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def text_event(time: float, tag: str, markdown: str) -> bytes:
-    """Return an event with text, which TensorBoard shows with its `text` plugin."""
+    """Return an event with text. TensorBoard shows the text with its `text` plugin."""
     tensor = _int(_TENSOR_TYPE, _STRING) + _bytes(_TENSOR_SHAPE, b"")
     tensor += _bytes(_TENSOR_STRING, markdown.encode())
     metadata = _bytes(_METADATA_PLUGIN, _bytes(_PLUGIN_NAME, b"text"))

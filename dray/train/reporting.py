@@ -177,8 +177,8 @@ def save_checkpoint(
     *,
     keep: int = 2,
 ) -> SavedCheckpoint | None:
-    """Copy the files of a folder to a new checkpoint of the job, which the job's next attempt can
-    load with `load_checkpoint`.
+    """Copy the files of a folder to a new checkpoint of the job. The job's next attempt can load
+    the checkpoint with `load_checkpoint`.
 
     Call this on one rank, after all processes have finished writing to the folder. The call returns
     after the checkpoint has been written, hashed and committed. The `keep` newest checkpoints of

@@ -84,7 +84,7 @@ class Cost(View):
     useful: float
     wasted: float
     unreported: float
-    """Cost of the time of a script that has reported no steps, which dray can't classify."""
+    """Cost of time that dray can't classify, because the script has reported no steps."""
 
 
 class Job(View):

@@ -400,7 +400,7 @@ class NodeAgent:
         return min(reversed(answers), key=lambda answer: _READINESS.index(answer.state))
 
     async def forget(self, needs: NodeNeeds) -> None:
-        """Record that `needs.policy.owner` has no more jobs with these needs, and stop preparing
+        """Record that `needs.policy.owner` no longer has jobs with these needs, and stop preparing
         code and environments that no other job needs. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)

@@ -1,5 +1,5 @@
-"""The gate of a federated silo, which decides which data of its ranks are allowed to leave their
-node.
+"""The gate of a federated silo. The gate decides which data of the silo's ranks are allowed to
+leave their node.
 
 A rank whose data must stay on its node writes its reports like any other rank. The node agent,
 through which all reports leave the node, forwards only the kinds of data that the node's owner has

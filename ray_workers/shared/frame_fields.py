@@ -1,5 +1,5 @@
-"""The types of frame fields, which define the accepted values and convert text to a form that can
-be stored.
+"""The types of frame fields. A type defines the accepted values, and converts strings to a form
+that can be stored.
 
 Pydantic validates the fields when frames arrive. A validator raises ValueError if it rejects a
 value. `service.ingest.decoding` looks up the annotations of the classes in `frames` in this module.

@@ -1,4 +1,4 @@
-"""Reserves and releases the slots of an attempt, which are Ray placement groups."""
+"""Reserves and releases the slots of an attempt. Slots are Ray placement groups."""
 
 from __future__ import annotations
 

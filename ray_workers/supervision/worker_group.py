@@ -48,7 +48,7 @@ class Member:
     """A worker: its slot, the actor that holds the slot, and the current process in it."""
 
     index: int
-    """The worker's number for the whole attempt, which is never reused."""
+    """The worker's number for the entire attempt. Numbers are never reused."""
     rank: int
     """The worker's current number in the group. The ranks of a group have no gaps."""
     local_rank: int

@@ -1,4 +1,4 @@
-"""All settings of the service, which are read once at startup."""
+"""All settings of the service. They are read once, at startup."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ LAST_WORDS_S = 5.0
 example to send a last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
 """Pause between NOTIFY statements, in seconds. The topics of all transactions that commit during a
-pause are sent with the next statement."""
+pause are sent together in the next NOTIFY statement."""
 MAX_PAYLOAD = 7999
 """Maximum size of a NOTIFY message in PostgreSQL, in bytes."""
 LOOK_AGAIN_S = 5.0

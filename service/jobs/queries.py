@@ -228,8 +228,8 @@ class Queries:
     async def checkpoint_file(
         self, job_id: str, step: int, path: str
     ) -> tuple[views.CheckpointFile, str]:
-        """Return a file of the checkpoint, and its storage key. Raises CheckpointNotFound if it is
-        missing."""
+        """Return a file of the checkpoint, and its storage key. Raises CheckpointNotFound if the
+        checkpoint or the file is missing."""
         row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
         return await in_storage_thread(catalog.locate, self._storage, row, path)
 

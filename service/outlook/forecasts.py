@@ -175,7 +175,7 @@ class Forecasts:
         ends_: Mapping[str, Expected],
         now: datetime,
     ) -> list[Mapping[Key, Expected]]:
-        """Return the forecasts to store, in chunks. Each chunk is for one transaction."""
+        """Return the forecasts to store, in chunks. Each chunk is stored in one transaction."""
         assert self._stored is not None, "`load` comes first"
         found: dict[Key, Expected] = {}
         stored: dict[Key, Expected] = {}

@@ -78,7 +78,7 @@ def warn(text: str) -> None:
 
 
 def _inert(document: str) -> str:
-    """Replace control characters in JSON with escapes, which does not change its meaning."""
+    """Replace control characters in JSON with escapes. The meaning of the JSON does not change."""
     return re.sub(
         f"[\x7f-\x9f\u2028\u2029{DIRECTION}]",
         lambda match: f"\\u{ord(match[0]):04x}",

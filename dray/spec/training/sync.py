@@ -249,8 +249,8 @@ class ParameterServer(SyncKind):
     kind: Literal["parameter_server"] = "parameter_server"
     """Selects this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of servers, which are included in `resources.num_workers`. Must not exceed the number
-    of workers."""
+    """Number of servers. The servers are included in `resources.num_workers`. Must not exceed the
+    number of workers."""
     server_resources: RoleResources | None = None
     """Resources of each server. If unset, a server has the resources of a worker. Required if
     workers have GPUs, because servers have none."""

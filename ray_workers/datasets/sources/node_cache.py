@@ -36,7 +36,7 @@ _held: dict[Path, int] = {}
 
 
 class NodeCache:
-    """The cache of a node, which several processes use at the same time."""
+    """The cache of a node. Several processes can use the cache at the same time."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = root

@@ -1,4 +1,5 @@
-"""The client of a node's forkserver, which starts a process and waits for it to end."""
+"""The client of a node's forkserver. The client starts a process through the forkserver, and waits
+until the process has ended."""
 
 from __future__ import annotations
 

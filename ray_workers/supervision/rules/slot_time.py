@@ -16,8 +16,8 @@ Booked = dict[TimeCategory, float]
 
 
 class SlotTimeLedger:
-    """Slot-seconds of one attempt by category. Their sum is the total number of slot-seconds held
-    by the attempt."""
+    """Slot-seconds of one attempt by category. The sum over all categories is the number of
+    slot-seconds held by the attempt."""
 
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)

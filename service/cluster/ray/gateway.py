@@ -63,7 +63,7 @@ class RayTarget:
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     log_format: logging_setup.LogFormat
-    """Format of the child's log, which is written to the service's stderr."""
+    """Format of the child's log. The log is written to the service's stderr."""
     address: str = ""
     token_file: Path | None = None
 

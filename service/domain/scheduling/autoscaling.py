@@ -114,8 +114,8 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
-    """Return the index of the first type that has the node's `COUNTED` resources, and has no
-    resources that the node lacks. For a silo's node, types for silos take precedence."""
+    """Return the index of the first type that has the node's `COUNTED` resources, and only
+    resources that the node also has. For a silo's node, types for silos take precedence."""
     found = [
         number
         for number, each in enumerate(types)

@@ -94,8 +94,8 @@ class LoopTimings:
 async def rest_after(began: float) -> None:
     """Sleep for `REST` times the duration of the round, but at most for `MAX_REST_S`.
 
-    `began` is the start of the round by the event loop's clock. The next round handles the changes
-    that happen during the sleep.
+    `began` is the start time of the round on the event loop's clock. The next round handles the
+    changes that happen during the sleep.
     """
     took_s = asyncio.get_running_loop().time() - began
     await asyncio.sleep(min(REST * took_s, MAX_REST_S))

@@ -44,7 +44,7 @@ class FlatLayout:
         self.trained = [*decayed, *plain]
         """(name, parameter), in the order of the vector."""
         self.num_decayed = len(decayed)
-        """Number of parameters with weight decay, which are the first in `trained`."""
+        """Number of parameters with weight decay. These parameters come first in `trained`."""
         self.buffers = [buffer for _, buffer in buffers]
         self.sizes = Sizes(*(sum(t.numel() for _, t in some) for some in (decayed, plain, buffers)))
 
