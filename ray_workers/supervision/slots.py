@@ -72,8 +72,8 @@ class AttemptSlots:
         """Reserve slots for the workers of one slice, each on a different GPU of the node.
 
         Ray chooses the fullest GPU that has enough capacity, so it would put the second slot on the
-        same GPU as the first slot. Such a slot is released, and the rest of this GPU is temporarily
-        blocked, piece by piece, until Ray chooses another GPU.
+        same GPU as the first slot. The second slot is then released, and the rest of the GPU is
+        temporarily blocked, piece by piece, until Ray chooses another GPU.
         """
         kept: dict[str, Slots] = {}
         bundle = self._spec.bundle

@@ -51,8 +51,8 @@ class ClusterNode:
     is_starting: bool
     """Whether the node is not accepted for the sole reason that it is still starting."""
     is_released: bool
-    """Whether `Cluster.request_nodes` has removed dray's processes from the node. Such a node is
-    not accepted."""
+    """Whether `Cluster.request_nodes` has removed dray's processes from the node. If true, the node
+    is not accepted."""
     is_never_released: bool
     """Whether the node is the head, which Ray never removes, or a control node, on which
     supervisors run."""

@@ -156,7 +156,7 @@ class Database:
     async def look_up(self, work: Work[T]) -> T:
         """Like `read`, but for a single statement that looks up a row by its key.
 
-        On SQLite, such a statement is faster than a switch to another thread, so it runs in the
+        On SQLite, a look-up by key is faster than a switch to another thread, so it runs in the
         caller's thread, on a separate connection. Readers never wait for the writer.
         """
 

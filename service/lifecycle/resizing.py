@@ -125,8 +125,8 @@ def spare(
 
     Only groups that recover in place can release slots, because they continue in the same
     processes. Groups on GPUs can't recover in place. A script can be asked even if it has not
-    called `train.prepare`, because these calls are not recorded. A script that has not called it
-    keeps its slots.
+    called `train.prepare`, because these calls are not recorded. A script that has not called
+    `train.prepare` keeps its slots.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING

@@ -51,7 +51,7 @@ class LogStore:
     """Collects the lines of one reply, then appends them to the open chunks.
 
     The lines of each reply become a new chunk of a known log, because appending to a chunk would
-    write all of its text again. When there are `MAX_CHUNKS`, the chunks are joined.
+    rewrite the entire chunk. When there are `MAX_CHUNKS`, the chunks are joined.
     """
 
     def __init__(

@@ -192,5 +192,5 @@ class SecureAggregation(Document):
     client's update, even if they collude with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
-    coarsely, especially for a large `max_update_norm`, which must then be at most 100. The job's
-    log contains the rounding error."""
+    coarsely, especially for a large `max_update_norm`. With 32 bits, `max_update_norm` must be at
+    most 100. The job's log contains the rounding error."""

@@ -235,7 +235,7 @@ class Column:
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raise DataError if all but a few cells of the column contain measurements. Must be called
+        """Raise DataError if almost all cells of the column contain measurements. Must be called
         after all names, or more names than the limit, have been collected."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:

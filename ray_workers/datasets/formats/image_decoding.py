@@ -150,7 +150,7 @@ def _refuse_deep(image: Any, location: str) -> None:
 
 def _on_white(image: Any, location: str) -> Any:
     """Return the image on a white background. Raises DataError if nothing would be visible, because
-    all such images would be equal."""
+    all invisible images would be equal."""
     from PIL import Image
 
     if not image.has_transparency_data:

@@ -28,7 +28,8 @@ class SlotTimeLedger:
         self._seen: dict[tuple[int, int], RankObservation] = {}
 
     def hold(self, num_slots: int, now: float) -> None:
-        """Record that the attempt holds `num_slots` slots from `now` (in monotonic seconds) on."""
+        """Record that the attempt holds `num_slots` slots, starting at `now` (in monotonic
+        seconds)."""
         self.held_s += self._num_slots * (now - self._since)
         self._num_slots, self._since = num_slots, now
 

@@ -362,8 +362,8 @@ class Trainer:
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint on rank 0, which is written during the next steps. A collective
-        operation if rank 0 does not have the whole state."""
+        """Begin a checkpoint on rank 0. The checkpoint is written during the next steps. A
+        collective operation if rank 0 does not have the whole state."""
         self.reporter.flush()
         if not self.strategy.saves_alone:
             self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)

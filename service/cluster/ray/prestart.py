@@ -1,9 +1,9 @@
 """Keeps idle Ray worker processes available, so that an actor starts in 50 ms instead of 500 ms.
 
 Unless the raylet has an idle Python process, a new actor has to wait for a new process to import
-ray. The raylet starts such processes with its RPC PrestartWorkers, which Ray also uses at startup.
-Idle processes hold no resources. If the RPC is missing or fails, the only effect is that actors
-start more slowly.
+ray. The raylet starts idle processes when its RPC PrestartWorkers is called, as Ray does at
+startup. Idle processes hold no resources. If the RPC is missing or fails, the only effect is that
+actors start more slowly.
 
 The raylet starts the requested number of processes even if other processes are idle, and keeps them
 for an hour. Therefore, only missing processes are requested. The number of missing processes is

@@ -64,8 +64,8 @@ class Reconciler:
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
         """Commands that the cluster has accepted, each identified by attempt and name. The set is
-        only kept in
-        memory: after a restart of the service, the commands are sent again, which has no effect."""
+        kept only in memory: after a restart of the service, the commands are sent again, which has
+        no effect."""
         self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:

@@ -47,9 +47,9 @@ class Launches:
         self._ours.discard((job_id, attempt))
 
     def is_under_way(self, job_id: str, attempt: int) -> bool:
-        """Whether a launch of the attempt is in progress. While it is being launched, an attempt
-        must not be polled, because a supervisor that doesn't exist yet can't be distinguished from
-        a dead supervisor."""
+        """Whether a launch of the attempt is in progress. An attempt must not be polled during its
+        launch, because a supervisor that doesn't exist yet can't be distinguished from a dead
+        supervisor."""
         return (job_id, attempt) in self._under_way
 
     def is_ours(self, job_id: str, attempt: int) -> bool:

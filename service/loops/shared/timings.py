@@ -84,7 +84,7 @@ class LoopTimings:
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
     """Maximum number of seconds between two measurements of the storage, no matter how long the
-    last measurement took, since it might have taken long only because the database was
+    last measurement took, since a measurement can take long only because the database is
     unavailable."""
     deletion_grace: timedelta = timedelta(minutes=1)
     """Age after which an unfinished deletion counts as interrupted, because its process no longer

@@ -77,7 +77,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A possible change to a job, and when the job would then start."""
+    """A possible change to a job, and when the changed job would start."""
 
     message: str
     at: datetime | None

@@ -1,13 +1,13 @@
-"""Shared GPUs: counts how many GPUs of a node are not shared, and how many have room for another
-fraction.
+"""Shared GPUs: counts how many GPUs of a node are not shared, and on how many GPUs another fraction
+fits.
 
 Ray does not report which GPU a fraction is on, but puts each fraction on the fullest GPU that has
 room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
 first, followed by the fractions of the current plan, with workers of the same job on different
 GPUs. Workers that are asked to leave occupy their GPUs until jobs start in their place, so other
 fractions are packed around them. If this packing needs more GPUs than the node has, a search looks
-for another packing. If Ray packs the fractions differently, a job can fail to start; the start is
-then retried.
+for another packing. If Ray packs the fractions differently, a job can fail to start, and the start
+is retried.
 """
 
 from __future__ import annotations
