@@ -313,7 +313,8 @@ class Queries:
         return await self._database.read(work)
 
     async def decisions(self, *, before: int | None = None, limit: int = 100) -> views.DecisionPage:
-        """Return the newest stored rounds of the scheduler, or the rounds before a number."""
+        """Return the newest stored rounds of the scheduler, or the rounds with numbers below
+        `before`."""
         return await self._database.read(lambda s: decisions.page(s, before, limit))
 
     async def decision(self, number: int) -> views.ReplayedDecision:

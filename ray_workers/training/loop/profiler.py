@@ -131,8 +131,8 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Sum up, in seconds, how the profiled steps used their time, given the events of a trace. Time
-    between two steps, such as an evaluation, is not counted.
+    """Return how many seconds the profiled steps spent on each activity, computed from the events
+    of a trace. Time between two steps, such as an evaluation, is not counted.
 
     `overlap_s` is included in both compute and communication; `other_s` is the rest of `wall_s`:
     Python, kernel launches, and waiting for slower ranks. Computation during the wait for data,

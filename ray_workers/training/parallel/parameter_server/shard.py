@@ -105,7 +105,7 @@ class DoneBatches:
 
 @dataclass(frozen=True)
 class ShardSnapshot:
-    """The complete state of a state machine, as the parts of a message."""
+    """The complete state of a `ParameterShard`, as the parts of a message."""
 
     about: dict[str, Any]
     """The JSON part."""
