@@ -198,8 +198,8 @@ def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-"""Signals that a process gets from outside, for example from the out-of-memory killer, from a node
-that shuts down, or from an operator."""
+"""Signals that a process receives from outside, for example from the out-of-memory killer, from a
+node that shuts down, or from an operator."""
 
 
 def _unexplained(ended: RankExit, *, is_secondary_failure: bool) -> tuple[Cause, str]:
