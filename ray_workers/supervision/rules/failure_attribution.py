@@ -147,7 +147,7 @@ def all_lost_a_peer(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> 
 
 
 def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
-    """Return the time of the failure, by the clock of the rank's node, and whether the rank wrote
+    """Return the time of the failure, on the clock of the rank's node, and whether the rank wrote
     no error. An error contains the time at which it was raised; this time is ignored if it is later
     than the time of the report."""
     if error is None:

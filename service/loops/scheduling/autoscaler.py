@@ -107,8 +107,8 @@ class Autoscaler(Stage):
         seen.snapshot = replace(seen.snapshot, to_come=to_come)
 
     async def after(self, seen: SchedulerRound) -> None:
-        """Request the nodes that are missing for the plan, and mention the request in the
-        decisions' reasons."""
+        """Request the nodes that the plan needs but that do not exist, and mention the request in
+        the decisions' reasons."""
         cluster, snapshot, decisions, now = seen.cluster, seen.snapshot, seen.decisions, seen.now
         if not self._types or cluster is None:
             return

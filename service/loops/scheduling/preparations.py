@@ -49,8 +49,8 @@ until the response arrives."""
 MAX_MESSAGE = 2000
 """Maximum length of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
-"""Seconds before a node is asked again if the node, or the package index or repository that it
-uses, did not respond."""
+"""Seconds until a node is asked again after the node, its package index or its repository did not
+respond."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {
