@@ -30,7 +30,8 @@ JOB_SPEC_BODY: dict[str, Any] = {
         },
     }
 }
-"""The body of a submission. FastAPI can't derive it, because `api.http.body` reads it."""
+"""The body of a submission. FastAPI can't derive its schema, because `api.http.body` reads the
+body."""
 
 BODIES: list[type[BaseModel]] = []
 """Classes of all bodies that routes have described with `json_body`."""

@@ -198,8 +198,8 @@ def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argumen
 
 
 def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> tuple[str, ...]:
-    """Return the words of the change in the form of the old argument, such as `--lr=0.1`. follower:
-    the argument after the old argument."""
+    """Return the words of the changed argument in the same form as the old argument, such as
+    `--lr=0.1`. follower: the argument after the old argument."""
     if len(old.words) > 1 or not old.values or "=" in change.words[0]:
         return change.words
     if len(change.values) == 1:

@@ -293,7 +293,7 @@ class Unauthorized(ApiError, code="unauthorized", status=401): ...
 
 
 class Forbidden(ApiError, code="forbidden", status=403):
-    """The server does not allow the call, for example from another site's web page."""
+    """The server does not allow the call, for example a call from another site's web page."""
 
 
 class DataSourceForbidden(Forbidden, code="data_source_forbidden"):

@@ -411,8 +411,8 @@ def tune_interpreter() -> None:
     """Reduce the time for which HTTP responses wait for the loops, which run in the same process.
 
     A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
-    request releases the interpreter at each database statement. With Python's default, it would
-    have to wait 5 ms each time to get the interpreter back. The garbage collector is configured to
+    request releases the interpreter at each database statement. With Python's default, the request
+    would wait 5 ms each time to get the interpreter back. The garbage collector is configured to
     skip existing objects, most of which belong to modules. Otherwise, the collector would traverse
     these objects whenever the loops have read many jobs.
     """

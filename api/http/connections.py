@@ -102,7 +102,7 @@ class Connections:
         """Close a waiting connection if a new connection of `client` exceeds a limit.
 
         Closes the longest-waiting connection of `client`, or of the client with the most waiting
-        connections, so that no client displaces a client that has fewer.
+        connections, so that no client displaces a client with fewer connections.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:

@@ -111,7 +111,7 @@ async def submit(
 
     With `dry_run=true`, the document is checked but nothing is stored: the response is 200 with the
     explanation of the job, including its expected start. The server processes two dry runs per
-    caller at a time. A few more requests wait, and any beyond those are refused with 429.
+    caller at a time. A few more requests wait, and all further requests are refused with 429.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
@@ -152,7 +152,7 @@ async def list_jobs(
     """List jobs, newest first.
 
     The server processes two searches with `where` per caller at a time. A few more requests wait,
-    and any beyond those are refused with 429.
+    and all further requests are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
     async with limited(request) if query.where else nullcontext():

@@ -3,8 +3,8 @@
 A malicious web page can make a browser call a server that only the user's machine can reach:
 directly, or by pointing the page's own host name at 127.0.0.1 (DNS rebinding). Such a call can be
 recognised by its Host, Origin or Sec-Fetch-Site header, which no page can forge. Without tokens,
-nothing else protects the cluster from such a page, so the checks are always on. With tokens, they
-are on if hosts or origins are configured.
+nothing else protects the cluster from such a page, so the checks are always on. On a server with
+tokens, the checks are on only if hosts or origins are configured.
 """
 
 from __future__ import annotations

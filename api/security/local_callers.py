@@ -2,8 +2,8 @@
 token in its home.
 
 Such a server runs its callers' code as its own user. Therefore other users of the machine,
-containers and callers behind forwarded ports must not be able to call the server without that
-token.
+containers and callers behind forwarded ports must not be able to call the server without the token
+in its home.
 """
 
 from __future__ import annotations

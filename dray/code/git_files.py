@@ -1,8 +1,8 @@
 """The files of a work tree, as listed by Git.
 
 In addition to the ignore files in the folder, Git considers the index, `info/exclude` and
-`core.excludesFile`. Git is run in such a way that the repository's settings can't make it start
-another program.
+`core.excludesFile`. dray runs Git so that the repository's settings can't make Git start another
+program.
 """
 
 from __future__ import annotations

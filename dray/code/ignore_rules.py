@@ -48,8 +48,8 @@ class Pattern:
 
     @cached_property
     def _is_name(self) -> bool:
-        """Whether the pattern has no `/`. Such a pattern matches names in the folder of the ignore
-        file and all its subfolders."""
+        """Whether the pattern has no `/`. A pattern without `/` matches names in the folder of the
+        ignore file and in all its subfolders."""
         return b"/" not in self.glob
 
     @cached_property

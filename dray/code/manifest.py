@@ -46,7 +46,7 @@ def part_size(size_bytes: int, index: int) -> int:
 
 
 def code_id(files: Sequence[FileEntry]) -> str:
-    """Return the id of these files, which does not depend on their order."""
+    """Return the id of these files. The id does not depend on the order of the files."""
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.path):
         kind = "x" if file.is_executable else "-"

@@ -49,7 +49,7 @@ class MaskingServer:
         """The digest of each client's message in this phase."""
         self.expected: frozenset[str] | None = None
         """The clients that are allowed to send a message in this phase. None in the first phase, in
-        which any client is allowed to send one."""
+        which any client is allowed to send a message."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
         self._indices: dict[str, int] = {}
@@ -340,8 +340,8 @@ class MaskingServer:
         self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
     ) -> Mapping[str, bytes]:
         """Return the shares of a secret of the client `owner`, keyed by holder. Shares that were
-        unusable when the holder received them, or have changed since, are omitted. revealed: shares
-        by holder and owner."""
+        unusable when the holder received them, or have changed since, are omitted. revealed: the
+        shares, keyed by holder and owner."""
         found = {
             holder: shares[owner]
             for holder, shares in revealed.items()

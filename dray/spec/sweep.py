@@ -268,11 +268,11 @@ class Sweep(Document):
         ],
         Field(min_length=1, max_length=MAX_PARAMETERS),
     ]
-    """Values of each parameter by name, as a list or a range. For a recipe, the name is the path of
-    a field, such as `train.optimizer.lr`. For a script, the value of `NAME` replaces `${NAME}` in
-    `script.args`. All ranks get the value in the environment variable `DRAY_PARAM_NAME`."""
+    """Maps the name of each parameter to its values, a list or a range. For a recipe, the name is
+    the path of a field, such as `train.optimizer.lr`. For a script, the value of `NAME` replaces
+    `${NAME}` in `script.args`. All ranks get the value in the variable `DRAY_PARAM_NAME`."""
     early_stopping: SuccessiveHalving | None = None
-    """Early stopping of trials that perform worse than others; by default, there is none."""
+    """Early stopping of trials that perform worse than other trials; disabled by default."""
 
     @property
     def maximises(self) -> bool:

@@ -44,8 +44,8 @@ class TrainingProgress:
     epoch: int
     """Epoch of the current batch, from 0."""
     batch: int
-    """Index of the current batch in its epoch, from 0. In a process that started in the middle of
-    an epoch, `enumerate(loader)` also starts from 0, but `batch` does not."""
+    """Index of the current batch in its epoch, from 0. In a process that starts in the middle of an
+    epoch, `enumerate(loader)` starts from 0, but `batch` does not."""
     total_steps: int | None
     """Total number of training steps, if known."""
 
@@ -75,8 +75,8 @@ _state = _State()
 
 
 def drive(new_group: Callable[[], Group], parallel: Mapping[str, Any] | None = None) -> None:
-    """Set the group that `prepare` joins, and the job document's `parallel`. dray calls this before
-    it runs a script."""
+    """Set the group that `prepare` joins, and the job document's `parallel`. dray calls this
+    function before it runs a script."""
     global _state
     _state = _State(new_group=new_group, parallel=parallel)
 
@@ -340,13 +340,13 @@ def progress(*, total_steps: int | None = None) -> TrainingProgress:
 
 def no_sync() -> AbstractContextManager[None]:
     """Return a context in which backward passes accumulate gradients without exchanging them. The
-    next backward pass outside of the context exchanges their sum."""
+    next backward pass outside of the context exchanges the accumulated gradients."""
     return _check_prepared("no_sync").session.no_exchange()
 
 
 def checkpoint() -> None:
-    """Save a checkpoint before the next batch, while training continues. Call this on every rank or
-    on rank 0."""
+    """Save a checkpoint before the next batch, while training continues. Call this function either
+    on every rank or only on rank 0."""
     _check_prepared("checkpoint").saver.ask()
 
 

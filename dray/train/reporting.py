@@ -177,8 +177,8 @@ def save_checkpoint(
     *,
     keep: int = 2,
 ) -> SavedCheckpoint | None:
-    """Copy the files of a folder to a new checkpoint of the job, which the job's next attempt can
-    load with `load_checkpoint`.
+    """Copy the files of a folder to a new checkpoint of the job. The job's next attempt can load
+    the checkpoint with `load_checkpoint`.
 
     Call this on one rank, after all processes have finished writing to the folder. The call returns
     after the checkpoint has been written, hashed and committed. The `keep` newest checkpoints of
@@ -264,7 +264,7 @@ def append(kind: str, body: Mapping[str, Any]) -> float:
 
 def wait_until_written(waiting: Callable[[], None]) -> None:
     """Wait until all reports of this process are on its node's disk. Raises StorageError if the
-    disk has no space for them within `storage_faults.WAIT_S` seconds.
+    disk has no space for the reports within `storage_faults.WAIT_S` seconds.
 
     waiting: called before each pause. dray calls this function at the end of a rank.
     """
@@ -322,8 +322,8 @@ def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
 
 def _writer(directory: str) -> SpoolWriter:
     """Return the writer of this process. A spool has only one writer. A child process inherits the
-    environment, but its writes would corrupt the file, so this function raises RuntimeError in
-    it."""
+    environment, but its writes would corrupt the file, so this function raises RuntimeError in a
+    child process."""
     global _open_writer
     pid = os.getpid()
     if _open_writer is not None and _open_writer[:2] == (pid, directory):

@@ -111,7 +111,7 @@ class SpoolWriter:
         """Add one frame. Returns False if the frame was dropped because disk and memory had no
         space.
 
-        vital: the frame must never be dropped. Such frames are rare. at: Unix time; None for the
+        vital: the frame must never be dropped. Vital frames are rare. at: Unix time; None for the
         current time.
         """
         at = time.time() if at is None else at

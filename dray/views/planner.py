@@ -32,7 +32,7 @@ class PlannedMesh(View):
     """Number of bytes by which the mesh exceeds a worker's memory, or 0 if the mesh fits; null if
     the workers' memory is unknown."""
     step_time_s: float
-    """Expected step time in seconds, which is the sum of the next three fields."""
+    """Expected step time in seconds, which is the sum of the following three fields."""
     compute_s: float
     send_s: float
     idle_s: float

@@ -215,7 +215,7 @@ class NodeAgent:
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
         """Return the remains of an attempt whose processes were asked to end. Kill remaining
-        processes, in case stopped rank actors keep the forkserver from killing them."""
+        processes, in case suspended rank actors keep the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:
             with contextlib.suppress(ForkFailed):
@@ -400,7 +400,7 @@ class NodeAgent:
         return min(reversed(answers), key=lambda answer: _READINESS.index(answer.state))
 
     async def forget(self, needs: NodeNeeds) -> None:
-        """Record that `needs.policy.owner` has no more jobs with these needs, and stop preparing
+        """Record that `needs.policy.owner` no longer has jobs with these needs, and stop preparing
         code and environments that no other job needs. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)
@@ -414,7 +414,7 @@ class NodeAgent:
         return await self._folders.begin((job_id, attempt), plan)
 
     async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
-        """`FolderKeeper.sizes`. Call this once no process of the attempt runs on this node."""
+        """See `FolderKeeper.sizes`. The attempt must have no more processes on this node."""
         return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(

@@ -1,4 +1,5 @@
-"""The remains of an attempt on a node. The attempt's slots are released once nothing remains."""
+"""The processes and the GPU memory of an attempt that remain on a node after its end. The attempt's
+slots are released once nothing remains."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Records of a node's processes, used to find processes that outlive their parents.
 
 When a forkserver is killed, its ranks die with it, but the processes that the ranks have started
-don't. When an entire node dies, none of its own processes is left to kill the remaining processes.
-Therefore each forked session has a small file in the node's folder, and the node itself has a file
-that names its raylet.
+don't. When all of dray's processes on a node die, none of them is left to kill the processes that
+the ranks have started. Therefore each forked session has a small file in the node's folder, and the
+node itself has a file that names its raylet.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class NotDone(Exception):
     def __init__(
         self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
     ) -> None:
-        """`most_tries` is the number of failures after which the state is `state`; until then it is
-        UNREACHABLE."""
+        """`most_tries` is the number of failures after which the state becomes `state`. Before
+        that, the state is UNREACHABLE."""
         super().__init__(message)
         self._state = state
         self._most_tries = most_tries
@@ -72,7 +72,7 @@ class _Failure:
 
 
 class SharedWork:
-    """The work of one kind, by key. Use it only from one event loop."""
+    """All work of one kind, by key. Use each instance from only one event loop."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Standing]] = {}

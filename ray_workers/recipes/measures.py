@@ -227,8 +227,8 @@ class R2(Metric):
 
 
 def _together(counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Combine the counts and means of parts. Return the count and mean of all samples, and the sum
-    of squared distances of the parts' means from the overall mean."""
+    """Combine the counts and means of several parts of the samples. Return the count and mean of
+    all samples, and the sum of squared distances of the parts' means from the overall mean."""
     count = counts.sum()
     mean = (counts * means).sum() / count
     return count, mean, (counts * (means - mean).square()).sum()

@@ -297,10 +297,10 @@ class Predictor:
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
-        `rows` (N, columns) as returned by `TableForm.tensor`: float32, or float64 if float32 would
-        round the table's numbers. Raise ValueError if the table has integers that float64 can't
-        represent."""
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. The input of
+        the exported model is `rows` (N, columns) as returned by `TableForm.tensor`: float32, or
+        float64 if float32 would round the table's numbers. Raise ValueError if the table has
+        integers that float64 can't represent."""
         if bases := [*self.form.bases, *(["the target"] if self.target_base else [])]:
             raise ValueError(
                 f"{listed(bases)}: the model can't be exported, because float64 can't represent "

@@ -235,7 +235,7 @@ class Outcome:
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
         """Create the outcome of an attempt whose supervisor and rank actors are gone. Output that
-        these actors had not yet forwarded is lost."""
+        the supervisor and the rank actors had not yet forwarded is lost."""
         return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 
@@ -333,7 +333,7 @@ class PollReply:
     """Events since the previous cursor, to be stored in the same transaction as the new cursor."""
 
     cursor: Mapping[str, int]
-    """Bytes read from each spool. The service stores it as opaque JSON."""
+    """Number of bytes read from each spool. The service stores the cursor as opaque JSON."""
     phase: Phase | None
     """None if unknown, because the supervisor does not respond."""
     phase_times: Mapping[str, float]
@@ -383,7 +383,7 @@ class ProcessSpec:
     """Generation of the first group that the process joins, as rank `rank` of `world_size`. If this
     is AWAITING, `rank` only identifies the process in observations."""
     peers: tuple[str, ...]
-    """`host:port` on which each rank listens, by rank; empty if the framework needs no ports."""
+    """`host:port` of each rank, in rank order; empty if the framework needs no ports."""
 
 
 @dataclass(frozen=True)

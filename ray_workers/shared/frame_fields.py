@@ -1,5 +1,5 @@
-"""The types of frame fields, which define the accepted values and convert text to a form that can
-be stored.
+"""The types of frame fields. A type defines the accepted values, and converts strings to a form
+that can be stored.
 
 Pydantic validates the fields when frames arrive. A validator raises ValueError if it rejects a
 value. `service.ingest.decoding` looks up the annotations of the classes in `frames` in this module.
@@ -45,7 +45,7 @@ metric can have this name."""
 
 
 def clean(text: str) -> str:
-    """Return the text in a form that every database can store: without NUL (PostgreSQL) and lone
+    """Return the string in a form that every database can store: without NUL (PostgreSQL) and lone
     surrogates (UTF-8)."""
     return text.replace("\0", "␀").encode("utf-8", "replace").decode()
 

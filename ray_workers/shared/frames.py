@@ -154,7 +154,7 @@ class DataPosition:
 class ResumedReport(Report):
     """A receipt for the state with which a rank starts.
 
-    `dray.train.load_checkpoint` writes the receipt of a script, which has fewer fields.
+    The receipt of a script, which `dray.train.load_checkpoint` writes, has fewer fields.
     """
 
     KIND = FrameKind.RESUMED

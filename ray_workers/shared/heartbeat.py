@@ -61,9 +61,9 @@ class TimeCategory(StrEnum):
     """How a second of a slot was used."""
 
     USEFUL = "useful"
-    """Spent on optimizer steps that count."""
+    """Time for optimizer steps that count."""
     RECOMPUTED = "recomputed"
-    """Spent on repeating steps that were lost."""
+    """Time for repeating lost steps."""
     STARTING = "starting"
     """From the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"
@@ -163,8 +163,8 @@ class NodeObservation:
     slowness: float | None
     """How many times slower than usual the node is; None if not requested."""
     system_metrics: Mapping[int, Mapping[str, float]]
-    """Metric values by rank and name. One of the ranks also has the metrics of the node. Empty if
-    not requested."""
+    """Metric values by rank and name. The values of one rank include the metrics of the node. Empty
+    if not requested."""
 
 
 class UnreportedStep(NamedTuple):
@@ -231,7 +231,8 @@ class HeartbeatPage:
         self.enter(RankPhase.EXCHANGE, self._use)
 
     def compute(self) -> None:
-        """Return to computing, for strategies that exchange data before the backward pass."""
+        """Enter the phase COMPUTE again, for strategies that exchange data before the backward
+        pass."""
         self.enter(RankPhase.COMPUTE, self._use)
 
     def begin(self, generation: int, step: int, *, is_verified: bool = True) -> None:

@@ -95,9 +95,9 @@ def own_folder(path: Path, setting: str = "TMPDIR") -> None:
     """Create a folder that only this user can enter, or check that an existing folder is private.
 
     If other users can read the folder but not write to it, their permissions are removed. Raise
-    UntrustedFolder if other users could write to it, since removing their permissions would not
-    remove the files that they wrote. The error names `setting`, the variable that moves the folder
-    elsewhere.
+    UntrustedFolder if other users could write to the folder, since removing their permissions would
+    not remove the files that they wrote. The error names `setting`, the variable that moves the
+    folder elsewhere.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -34,7 +34,7 @@ class SecretUnavailable(Exception):
 def read_secrets(
     folder: str | None, names: Iterable[str], owner: str | None = None
 ) -> dict[str, str]:
-    """Return the values by name, without a final newline. Raise SecretUnavailable."""
+    """Return the values, without a final newline, keyed by name. Raise SecretUnavailable."""
     return {name: _read(folder, name, owner) for name in names}
 
 
@@ -104,8 +104,8 @@ class Masker:
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
         self.longest = max(map(len, encoded), default=0)
-        """Length of the longest value in bytes. If text is truncated, this many bytes next to the
-        cut may contain part of a value."""
+        """Length of the longest value in bytes. If a string is truncated, up to this many bytes
+        next to the cut may be part of a value."""
 
     def may_go_on(self, text: str) -> bool:
         """Whether the text ends with the beginning of a value."""

@@ -34,7 +34,8 @@ class SpoolRead:
 
 
 def spool_key(rank: int, incarnation: int, stream: str) -> str:
-    """Return the name of a spool within its attempt, which is also its key in a poll's cursor."""
+    """Return the name of a spool within its attempt. The name is also the key of the spool in a
+    poll's cursor."""
     return f"r{rank}.{incarnation}.{stream}"
 
 

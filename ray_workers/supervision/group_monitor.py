@@ -180,7 +180,7 @@ class GroupMonitor:
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
         """Return a future for the exit of each rank's latest process, even if the process has
-        exited."""
+        already exited."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
@@ -336,8 +336,8 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether the monitor can detect only stopped processes. True for a script that has not
-        called `train.prepare` and does not have to."""
+        """Whether the monitor can detect only suspended processes. True for a script that has not
+        called `train.prepare` and is not required to call it."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
         return self._traits.is_script and not is_elastic and not prepared

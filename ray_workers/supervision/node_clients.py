@@ -190,7 +190,7 @@ class NodeClients:
     async def _answers(
         self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float | None = None
     ) -> dict[str, Any]:
-        """Return the responses by node id. Nodes that do not respond are omitted."""
+        """Return the responses, keyed by node id. Nodes that do not respond are omitted."""
         node_ids = list(asked)
         limit_s = self._timings.answer_limit_s if limit_s is None else limit_s
         calls = (self.ask(node_id, method, *arguments, limit_s=limit_s) for node_id in node_ids)

@@ -48,7 +48,7 @@ class Member:
     """A worker: its slot, the actor that holds the slot, and the current process in it."""
 
     index: int
-    """The worker's number for the whole attempt, which is never reused."""
+    """The worker's number for the entire attempt. Numbers are never reused."""
     rank: int
     """The worker's current number in the group. The ranks of a group have no gaps."""
     local_rank: int
@@ -441,7 +441,7 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """Kill rank actors, even stopped actors. Errors are only logged: a node might be gone."""
+    """Kill rank actors, including suspended ones. Errors are only logged: a node might be gone."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""All settings of the service, which are read once at startup."""
+"""All settings of the service. They are read once, at startup."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Settings(BaseSettings):
     ignored."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
-    """Address of the server for links in messages. The default is its host and port."""
+    """Address of the server for links in messages. The default is the server's host and port."""
     webhook_private_hosts: Hosts = None
     """Private names, addresses and networks (CIDR) to which webhooks may send messages, also over
     plain `http://`."""

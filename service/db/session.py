@@ -156,7 +156,7 @@ class Database:
     async def look_up(self, work: Work[T]) -> T:
         """Like `read`, but for a single statement that looks up a row by its key.
 
-        On SQLite, such a statement is faster than a switch to another thread, so it runs in the
+        On SQLite, a look-up by key is faster than a switch to another thread, so it runs in the
         caller's thread, on a separate connection. Readers never wait for the writer.
         """
 
@@ -192,9 +192,9 @@ class Database:
         """Call `watcher` after each commit of this process, before the writer continues.
 
         The argument of `watcher` is the set of jobs about which responses might have changed: the
-        jobs passed to `touch`, and the jobs whose topics were passed to `notify`. The argument is
-        None if `touch` was not called and no job's topic was passed to `notify`, because any
-        response might have changed.
+        jobs passed to `touch`, and the jobs whose topics were passed to `notify`. If `touch` was
+        not called and no job's topic was passed to `notify`, the argument is None, which means that
+        any response might have changed.
         """
         self._watchers.append(watcher)
 

@@ -18,8 +18,8 @@ RANKS_OF_ROW = 64
 LONE_SAMPLES = 64
 """Number of samples that are first stored in separate rows, and then joined into one row."""
 MAX_SAMPLES = 1024
-"""Maximum number of samples stored for a job. If there are more, each pair of samples is replaced
-by its mean."""
+"""Maximum number of samples stored for a job. If this number is exceeded, each pair of samples is
+replaced by its mean."""
 SAMPLES_OF_ROW = 128
 
 

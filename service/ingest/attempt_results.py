@@ -1,4 +1,5 @@
-"""Stores the replies of supervisors: each reply atomically, several attempts in one transaction.
+"""Stores the replies of supervisors. Each reply is stored atomically; one transaction can store the
+replies of several attempts.
 
 Two checks fence a reply. The attempt must be the job's live attempt, so replies from the supervisor
 of an abandoned attempt are ignored. The reply's cursor must be beyond the stored cursor, so a reply
@@ -263,7 +264,8 @@ class _Recorder:
         )
 
     def _cancelled(self, outcome: Outcome) -> None:
-        """End a job that is being cancelled. The attempt keeps its own reason."""
+        """End a job that is being cancelled. The reason for the end of its attempt does not
+        change."""
         job = self.job
         is_stopped_early = job.reason_code == STOPPED_EARLY
         message = job.reason_message if is_stopped_early else once_stopped(job.reason_message)

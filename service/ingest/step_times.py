@@ -19,7 +19,7 @@ CHANGED = 0.05
 change would not improve it."""
 LEAST_SECONDS = 1e-6
 SMOOTHING = 0.3
-"""The weight of a new time in the moving average for its size."""
+"""The weight of a new step time in the moving average for its size."""
 
 
 def noted(

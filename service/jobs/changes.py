@@ -30,7 +30,7 @@ NEXT_LOOK = "waits for the scheduler's next round"
 
 
 class JobChanges:
-    """Changes jobs, each in one transaction."""
+    """Changes jobs. Each change is one transaction."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
         self._database = database

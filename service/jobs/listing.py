@@ -35,7 +35,8 @@ def scope(wanted: JobFilter) -> str:
 
 
 def can_match(wanted: JobFilter) -> bool:
-    """Return False if the filter has text that no row can contain, or two values for a label."""
+    """Return False if the filter contains a string that no row can contain, or two values for a
+    label."""
     if len(dict(wanted.labels)) < len(wanted.labels):
         return False
     words = (wanted.queue, wanted.owner, wanted.project, wanted.name, wanted.name_glob, wanted.text)

@@ -356,7 +356,7 @@ class Jobs:
 
 
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
-    """Return the job's row. Raises NotFound if it does not exist, or is being deleted."""
+    """Return the job's row. Raises NotFound if the job does not exist, or is being deleted."""
     look = repository.lock if lock else repository.get
     row = look(session, job_id) if storable(job_id) else None
     if row is None or row.deleted_at is not None:

@@ -32,8 +32,8 @@ class Sweeps:
         return await self._database.read(lambda session: _view(session, sweep_id))
 
     async def trials(self, sweep_id: str, *, limit: int, cursor: str | None) -> views.TrialPage:
-        """Return trials by index, at most `limit` (1 to 500). Raises BadCursor for a cursor from
-        another listing."""
+        """Return at most `limit` (1 to 500) trials, in the order of their indices. Raises BadCursor
+        for a cursor from another listing."""
         limit = max(1, min(limit, MAX_TRIALS))
         after = _position(sweep_id, cursor)
         return await self._database.read(lambda session: _page(session, sweep_id, after, limit))

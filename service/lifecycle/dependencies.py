@@ -85,7 +85,8 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
 
 def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
     """Settle the dependencies on jobs that have just ended. If a job required the success of a job
-    that did not succeed, cancel the job, then the jobs that required its own success, and so on."""
+    that did not succeed, cancel the job, then cancel the jobs that required the success of the
+    cancelled job, and so on."""
     while ended:
         array_ids = {one.array_id for one in ended if one.array_id is not None}
         rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)

@@ -2,7 +2,7 @@
 webhooks.
 
 The messages are written in the transaction of the change, so that no message is lost. The loop
-`webhook_sender` sends them. Without webhooks, the only cost is one query at the end of the
+`webhook_sender` sends the messages. Without webhooks, the only cost is one query at the end of the
 transaction.
 """
 

@@ -40,7 +40,7 @@ def ask(
     actor: str | None = None,
 ) -> bool:
     """Ask an attempt to release its slots. The job must be locked. Return False if the attempt was
-    already asked; the first grace period then remains valid."""
+    already asked, in which case the first grace period remains valid."""
     if attempt.preempt_asked_at is not None:
         return False
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s

@@ -124,8 +124,9 @@ def spare(
     they should be released.
 
     Only groups that recover in place can release slots, because they continue in the same
-    processes. Groups on GPUs can't recover in place. A script can also be asked if it has not
-    called `train.prepare`, because such calls are not recorded; it then keeps its slots.
+    processes. Groups on GPUs can't recover in place. A script can be asked even if it has not
+    called `train.prepare`, because these calls are not recorded. A script that has not called
+    `train.prepare` keeps its slots.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
@@ -152,7 +153,7 @@ def change_batch(
     session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
 ) -> bool:
     """Let the group form again on its slots with this global batch size, using an empty grant.
-    Return False if that is no longer allowed."""
+    Return False if the group is no longer allowed to form again."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None:

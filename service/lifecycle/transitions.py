@@ -41,7 +41,7 @@ class Ends:
         self._events: list[Mapping[str, Any]] = []
 
     def add(self, job: JobRow, before: JobState, event: Mapping[str, Any]) -> None:
-        """Add a job that has ended, whose state was `before`."""
+        """Record a job that has just ended, and its previous state `before`."""
         self._jobs.append((job, before))
         self._events.append(event)
 
@@ -197,8 +197,8 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
 
 
 def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
-    """Return the waits that `note_waiting` would store, so that a long queue need not be read in a
-    write transaction."""
+    """Return the elements of `waits` that `note_waiting` would store, so that a long queue need not
+    be read in a write transaction."""
     queued = planned_jobs.waiting_notes(session)
     return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
 
@@ -217,7 +217,7 @@ def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store the reason and the position of each waiting job; return the number of changed jobs.
 
-    Adds no events, since plans are made often, except for an exhausted budget, which blocks jobs
+    Because plans are made often, an event is added only for an exhausted budget, which blocks jobs
     for a long time. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}

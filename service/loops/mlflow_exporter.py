@@ -168,7 +168,7 @@ class MlflowExporter:
         return await self._mlflow.call(method, *arguments, limit_s=limit_s)
 
     async def _note_failure(self, job_id: str, error: Exception) -> None:
-        """Log and store the failure. Raises if the database doesn't respond."""
+        """Log and store the failure. Raises an exception if the database doesn't respond."""
         why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
         is_known = isinstance(error, MlflowAway | MlflowRefused)
         logger.warning(

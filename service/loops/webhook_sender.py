@@ -102,7 +102,7 @@ class WebhookSender:
         self._post = post
         self._chance = chance
         self._serving: dict[str, asyncio.Task[None]] = {}
-        """The task that is sending messages, by webhook."""
+        """The tasks that are sending messages, keyed by webhook."""
         self._last_served: dict[str, float] = {}
         """The time at which each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}

@@ -1,8 +1,9 @@
 """Determine which changes would make a job start sooner, and when a job would start if it were
 submitted now.
 
-Any process can do this, based on the situation from which the latest forecast was made. The process
-that runs the loops stores this situation every few seconds (`service.loops.scheduling.forecaster`).
+Any process can use this module, which reads the situation from which the latest forecast was made.
+The process that runs the loops stores this situation every few seconds
+(`service.loops.scheduling.forecaster`).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Answers:
         self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
     ) -> views.Explanation:
         """Return the explanation that the job of `row` would have if it were submitted now. `after`
-        contains the jobs and arrays for which it would wait."""
+        contains the jobs and arrays for which the job would wait."""
         newest = self._current(session, now)
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:

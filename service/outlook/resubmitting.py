@@ -15,7 +15,8 @@ from service.domain.scheduling.policy import WaitingJob
 from service.outlook.step_times import Kind, Runs
 
 NEWEST_SEQ = 2**63 - 1
-"""Sequence number of a job that has not been submitted, which would be the last in the queue."""
+"""Sequence number of a job that has not been submitted; such a job would be the last in the
+queue."""
 FIELDS = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker", "memory": "memory_bytes"}
 
 

@@ -77,7 +77,7 @@ Runs = Mapping[Kind, Sequence[float]]
 
 
 class EarlierRuns:
-    """A cache of the run times of earlier jobs, which is valid for `FRESH_FOR`."""
+    """Caches the run times of earlier jobs for `FRESH_FOR`."""
 
     def __init__(self) -> None:
         self._read_at: datetime | None = None

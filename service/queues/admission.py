@@ -104,8 +104,8 @@ def refuse_priority(queue: Queue, priority: int) -> None:
 def of_users(
     session: Session, queues: Iterable[Queue], only: str | None = None
 ) -> dict[str, list[views.QueueUser]]:
-    """Return the users whose jobs wait or hold slots, by queue. If `only` is given, return only the
-    users of this queue."""
+    """Return the users whose jobs wait or hold slots, keyed by queue. If `only` is given, return
+    only the users of this queue."""
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)

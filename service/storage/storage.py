@@ -168,7 +168,7 @@ class Storage:
             ) from error
 
     def size_bytes(self, key: str) -> int:
-        """Return the size of the object. Raise FileNotFoundError if it does not exist."""
+        """Return the size of the object. Raise FileNotFoundError if the object does not exist."""
         path = self.local_path(key)
         try:
             if path is None:

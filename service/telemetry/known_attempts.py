@@ -17,8 +17,8 @@ SUMMARISE_AFTER = timedelta(seconds=20)
 """Minimum interval between two times at which summaries are stored. Storing them with each reply
 would cost more than storing the points."""
 MAX_STREAMS = 400_000
-"""Maximum number of series and logs in the cache. If there are more, the attempts that were stored
-least recently are removed."""
+"""Maximum number of series and logs in the cache. If this number is exceeded, the attempts that
+were stored least recently are removed."""
 
 
 @dataclass
@@ -80,7 +80,8 @@ class KnownAttempts:
     def take(
         self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]
     ) -> KnownAttempt:
-        """Remove and return the facts of an attempt with this stored cursor; `keep` stores them."""
+        """Remove and return the facts of an attempt whose stored cursor is `cursor`. `keep` stores
+        the facts again."""
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams

@@ -51,7 +51,7 @@ class LogStore:
     """Collects the lines of one reply, then appends them to the open chunks.
 
     The lines of each reply become a new chunk of a known log, because appending to a chunk would
-    write all of its text again. When there are `MAX_CHUNKS`, the chunks are joined.
+    rewrite the entire chunk. When there are `MAX_CHUNKS`, the chunks are joined.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class LogStore:
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
         self._refusal: StorageUnavailable | None = None
-        """The error that caused a chunk to remain in SQL. Later chunks are then not written to
-        storage either."""
+        """The error that caused a chunk to remain in SQL. After such an error, no further chunks
+        are written to storage."""
 
     def add(self, line: LogLine) -> None:
         self._lines.setdefault(line.rank, []).append(line)
@@ -116,7 +116,7 @@ class LogStore:
         refused_logs.report_dropped(self._session, self._job, self._now)
 
     def _last_chunks(self, ranks: Collection[int]) -> dict[int, LogChunkRow]:
-        """Return the newest chunk of each of the ranks, joined with the open chunks before it."""
+        """Return the newest chunk of each rank, joined with the open chunks that precede it."""
         if not ranks:
             return {}
         attempt = self._attempt.attempt

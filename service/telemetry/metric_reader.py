@@ -120,7 +120,7 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """Return the first pieces, as many as are needed for `max_points`."""
+    """Return as many of the first pieces as are needed for `max_points`."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
@@ -278,8 +278,8 @@ def _counting(
     """Return the chunks of a series that contain valid steps, ordered by step.
 
     `first` is the first step of each series in each attempt except the first attempt. An attempt
-    that reports the step at which it resumed also replaces this step. An attempt whose start is
-    unknown replaces only steps of the series that it has.
+    that reports a value for the step from which it resumed also replaces the earlier value of this
+    step. An attempt whose start is unknown replaces only steps of the series that it has.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():

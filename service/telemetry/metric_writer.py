@@ -41,8 +41,8 @@ MAX_KEYS = 1000
 """Maximum number of metric names of one job. Any further names are refused, and an event is
 added."""
 MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
-"""Maximum number of rows and bytes of an attempt in `recent_metrics`. When one of them is reached,
-the points are moved to chunks."""
+"""Maximum number of rows and bytes of an attempt in `recent_metrics`. When either maximum is
+reached, the points are moved to chunks."""
 
 
 class MetricStore:

@@ -1,8 +1,8 @@
 """Log chunks that the storage refuses, for example because a job has damaged its folder there.
 
 These chunks are closed but remain in SQL until the storage accepts them. If a job's refused chunks
-exceed `MAX_BYTES`, the oldest are dropped. A line in the log and an event at the attempt's end
-state how many bytes were dropped from each rank's log.
+exceed `MAX_BYTES`, the oldest chunks are dropped. A line in the log and an event at the attempt's
+end state how many bytes were dropped from each rank's log.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def _bounded(info: AddressInfo, *, make: Callable[[AddressInfo], socket.socket])
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], private_hosts: AllowedHosts
 ) -> Answer:
-    """Return the receiver's response, or the reason why there is none. Network errors are not
-    raised."""
+    """Return the receiver's response, or the reason why there is no response. Network errors are
+    not raised."""
     began = time.monotonic()
     status, text, error = None, "", None
     try:

@@ -47,7 +47,7 @@ def list_queues(as_json: AsJson = False) -> None:
 
 @group.command("show")
 def show_queue(name: Name, as_json: AsJson = False) -> None:
-    """Show the rules of a queue, and its jobs by user."""
+    """Show the rules of a queue, and its jobs grouped by user."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -317,7 +317,7 @@ def _waiting(queue: Queue) -> str:
 
 
 def _limits(amounts: dict[str, float], running: int | None, queued: int | None) -> str | None:
-    """Return text such as `8 GPU, 10 running, 100 waiting`."""
+    """Return a string such as `8 GPU, 10 running, 100 waiting`."""
     parts = [] if not amounts else [_amounts(amounts)]
     parts += [] if running is None else [f"{running} running"]
     parts += [] if queued is None else [f"{queued} waiting"]
@@ -325,7 +325,7 @@ def _limits(amounts: dict[str, float], running: int | None, queued: int | None) 
 
 
 def _amounts(amounts: dict[str, float]) -> str | None:
-    """Return text such as `8 GPU, 64.0 GiB of memory`."""
+    """Return a string such as `8 GPU, 64.0 GiB of memory`."""
     from dray.cli.display.output import size
 
     parts = [

@@ -199,7 +199,7 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add to the document the jobs that this job waits for. References to jobs are resolved as in
+    """Add the jobs that this job waits for to the document. References to jobs are resolved as in
     other commands."""
     if others:
         found = [

@@ -163,8 +163,8 @@ class Silo(Document):
     """Ray labels that the silo's node must have."""
     source: SourceUrl | None = None
     """URL from which the silo's node reads its data. The other options of `data` also apply to this
-    data. Only the rank of this silo receives the URL. The stored and displayed job document does
-    not contain it. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
+    data. Only the rank of this silo receives the URL, which is removed from the stored and
+    displayed job document. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
     """Maximum weight of the silo, in samples. If the silo reports more samples, its weight is
     limited to this number."""
@@ -192,5 +192,5 @@ class SecureAggregation(Document):
     client's update, even if they collude with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
-    coarsely, especially for a large `max_update_norm`, which must then be at most 100. The job's
-    log contains the rounding error."""
+    coarsely, especially for a large `max_update_norm`. With 32 bits, `max_update_norm` must be at
+    most 100. The job's log contains the rounding error."""

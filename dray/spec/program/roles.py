@@ -20,7 +20,7 @@ MXNET_ROLES: Final = ("scheduler", "server", "worker")
 
 
 class Role(Document):
-    """A group of a script's ranks, which can have its own command."""
+    """A group of a script's ranks. A role can have its own command."""
 
     num_workers: Annotated[Int, Field(ge=1)] = 1
     """Number of ranks with this role."""

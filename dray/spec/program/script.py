@@ -61,9 +61,9 @@ class Script(Document):
     total number of ranks of all roles, and can be omitted."""
     hang_limit_s: Annotated[Seconds, AfterValidator(_measurable)] | None = None
     """Number of seconds (at least 10), or a time such as `30m`. A script that reports is restarted
-    if it reports nothing for this time. A script that never reports is restarted if it does nothing
-    for this time. If unset, a script is restarted when it shows two signs of a hang for 15
-    minutes."""
+    when it has reported nothing for this long. A script that never reports is restarted when it has
+    done nothing for this long. If unset, a script is restarted when it shows two signs of a hang
+    for 15 minutes."""
 
     guesses: StrictBool = True
     """Whether to guess metrics from the output of rank 0, such as `loss=0.12`, if the script

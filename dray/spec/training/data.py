@@ -95,8 +95,8 @@ class Numbers(Document):
     """How numbers are written in the file, in addition to `decimal`."""
 
     thousands: Literal[",", ".", " ", "'", "_"] | None = None
-    """Separator between groups of digits. With ",", 1,163.74 is read as 1163.74. A space also
-    matches non-breaking spaces."""
+    """Separator between groups of digits. For example, with the separator ",", the string
+    "1,163.74" is read as 1163.74. A space also matches non-breaking spaces."""
     units: Annotated[
         list[Annotated[PlainText, StringConstraints(pattern=_UNIT)]], Field(max_length=20)
     ] = []

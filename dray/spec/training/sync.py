@@ -250,8 +250,8 @@ class ParameterServer(SyncKind):
     kind: Literal["parameter_server"] = "parameter_server"
     """Selects this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of servers, which are included in `resources.num_workers`. Must not exceed the number
-    of workers."""
+    """Number of servers. The servers are included in `resources.num_workers`. Must not exceed the
+    number of workers."""
     server_resources: RoleResources | None = None
     """Resources of each server. If unset, a server has the resources of a worker. Required if
     workers have GPUs, because servers have none."""
@@ -264,7 +264,7 @@ class ParameterServer(SyncKind):
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
     """bounded: a worker begins a step only if it is at most this many steps ahead of the slowest
     worker, so it can be one step further ahead at the end of the step. The staleness of an update
-    can be larger."""
+    can exceed this value."""
     correction: Correction | None = None
     """asynchronous, bounded: correction of stale updates. If unset, stale updates are not
     corrected."""

@@ -93,7 +93,8 @@ class Schedule(Document):
 
 
 class Ema(Document):
-    """An exponential moving average of the weights, which is evaluated and saved as the result."""
+    """An exponential moving average of the weights. The average is evaluated and saved as the
+    result."""
 
     decay: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.999
     """Fraction of the average that is kept in each optimizer step."""

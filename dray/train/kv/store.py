@@ -85,8 +85,8 @@ class KVStore:
         return self._num_workers
 
     def init(self, key: str, value: Tensor) -> None:
-        """Set a key to worker 0's value. All workers must call this; each call waits for the calls
-        of the other workers."""
+        """Set a key to worker 0's value. All workers must call this method; each call waits for the
+        calls of the other workers."""
         self._shapes[key] = value.shape
         if self._rank == 0:
             table = _checked(value).reshape(self._table(key))
@@ -158,8 +158,8 @@ class KVStore:
 
     def set_optimizer(self, name: str, **options: Any) -> None:
         """Make the servers apply pushes as gradients, with torch's `sgd`, `adam`, `adamw` or
-        `adagrad` and its options, such as `lr=0.1`. All workers must call this; each call waits for
-        the calls of the other workers."""
+        `adagrad` and its options, such as `lr=0.1`. All workers must call this method; each call
+        waits for the calls of the other workers."""
         if self._rank == 0:
             header = {"op": "optimizer", "name": name, "options": options}
             self._ask([header] * len(self._connections))
@@ -181,7 +181,7 @@ class KVStore:
             raise KVError(f"unknown gradient compression {kind!r}: use 2bit or fp16")
 
     def barrier(self) -> None:
-        """Wait until all workers have called this."""
+        """Wait until all workers have called this method."""
         self._connections[0].send({"op": "barrier"})
         _checked_answer(self._connections[0])
 

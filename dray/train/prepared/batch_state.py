@@ -84,14 +84,16 @@ class BatchState:
         last step."""
         self._keeps_gradients: bool | None = None
         """Whether gradients are kept with each batch, because the script accumulates them. None
-        until the script uses or replaces gradients of an earlier batch for the first time. Until
-        then, gradients are kept in host memory, because a checkpoint might need them."""
+        until the script uses or replaces gradients of an earlier batch for the first time. While
+        the value is None, gradients are kept in host memory, because a checkpoint might need
+        them."""
         self._has_replaced = False
         """Whether the script has replaced gradients of an earlier batch."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
         self.incomplete_step: int | None = None
-        """The newest step whose saved state, if any, turned out to be incomplete."""
+        """The newest step whose saved state turned out to be incomplete; None if there is no such
+        step."""
         self._stale: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Each gradient that was computed before the anchor, with its version, keyed by the
         parameter's id. Gradients that are known to be needed are omitted. The reference is weak,

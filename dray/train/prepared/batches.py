@@ -113,7 +113,7 @@ class BatchPlan:
         self._epoch = epoch
 
     def _sampled(self, epoch: int, seed: int) -> list[list[int]]:
-        """Return the batches that a user-defined sampler draws, which are the same on every
+        """Return the batches that a user-defined sampler draws. The batches are the same on every
         rank."""
         loader = self._loader
         for sampler in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):

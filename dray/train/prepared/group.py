@@ -42,7 +42,7 @@ class Group(Protocol):
 
     @property
     def may_grow(self) -> bool:
-        """Whether ranks can join a group of one."""
+        """Whether other ranks can join a group that has only one rank."""
 
     def join(self) -> None:
         """Form the group or, after `follow`, the next group."""

@@ -2,8 +2,8 @@
 training continues.
 
 Once a state has been handed over to a new process, each exchange verifies that the ranks' weights
-are equal, and a copy is written only after an exchange has verified it. This ensures that no
-checkpoint contains a state that differs between ranks.
+are equal, and a copy is written only after an exchange has verified it. Therefore no checkpoint
+contains a state that differs between ranks.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ computes its own gradients of the batch, uses these results in place of its firs
 meets the other ranks in the next operation. In this operation, the ranks compare digests of their
 weights and optimizer states before they exchange anything. From then on, each exchange contains a
 sample of the weights, and the ranks compare digests again at the end: if a program depends on
-something that was not handed over, its weights can begin to differ much later. In that case the
+something that was not handed over, its weights can begin to differ much later. If they differ, the
 group ends, and the job resumes from its checkpoint.
 """
 

@@ -93,14 +93,14 @@ class Column:
     missing: Missing = "error"
     """How missing values are handled."""
     is_target: bool = False
-    """Whether texts are treated as names even if they are dates or words such as `none`."""
+    """Whether all strings are treated as names, including dates and words such as `none`."""
     style: NumberStyle = PLAIN
     """Notation of numbers in text."""
     num_rows: int = 0
     num_numbers: int = 0
-    """Number of texts that are numbers."""
+    """Number of strings that are numbers."""
     num_texts: int = 0
-    """Number of texts that are not numbers."""
+    """Number of strings that are not numbers."""
     has_values: bool = False
     could_be_numbers: bool = True
     could_be_truth: bool = True
@@ -235,7 +235,7 @@ class Column:
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raise DataError if all but a few cells of the column contain measurements. Must be called
+        """Raise DataError if almost all cells of the column contain measurements. Must be called
         after all names, or more names than the limit, have been collected."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:
@@ -280,7 +280,7 @@ class Column:
             )
 
     def names_of(self, batch: Any) -> Any:
-        """Return the values as names, in an Arrow array of text."""
+        """Return the values as names, in an Arrow array of strings."""
         import pyarrow as pa
 
         if _is_text(batch):

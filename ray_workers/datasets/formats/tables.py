@@ -27,7 +27,8 @@ from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
 TABLE_VERSION = 5
-"""Part of the cache key of every table. Change it whenever the files of a table change."""
+"""Part of the cache key of every table. Change this version whenever the files of a table
+change."""
 Rows = npt.NDArray[np.int64]
 
 _NO_IDENTIFIERS = "if the column identifies rows, leave it out of data.features"
@@ -154,7 +155,8 @@ class _Building:
         return [self.target, *self.features]
 
     def _chosen(self) -> tuple[str, list[str]]:
-        """Return the names of (target, features). Raises DataError if they don't exist."""
+        """Return the names of (target, features). Raises DataError if one of these columns doesn't
+        exist."""
         names, location, target = self.file.names, self.file.location, self.data.target
         assert target is not None, "the job document requires it"
         if target not in names:

@@ -22,7 +22,7 @@ from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
 TEXT_VERSION = 3
-"""Part of the cache key of every text. Change it whenever the tokens change."""
+"""Part of the cache key of every text. Change this version whenever the tokens change."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
 NUM_BYTES = 256

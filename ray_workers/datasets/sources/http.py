@@ -116,8 +116,8 @@ class HttpOrigin:
             yield response
 
     def _next(self, url: str, location: str | None) -> str:
-        """Return the target of a redirect. Raises DataError if it is not a web URL, or if it leads
-        from https to http.
+        """Return the target of a redirect. Raises DataError if the target is not a web URL, or if
+        the redirect leads from https to http.
 
         Certain characters are treated as a slash by some programs and as part of the host name by
         others. Such characters are rejected, because the checked host might differ from the host of

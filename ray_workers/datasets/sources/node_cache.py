@@ -36,7 +36,7 @@ _held: dict[Path, int] = {}
 
 
 class NodeCache:
-    """The cache of a node, which several processes use at the same time."""
+    """The cache of a node. Several processes can use the cache at the same time."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = root
@@ -52,8 +52,8 @@ class NodeCache:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Wait for the lock of a source and hold it. Only one process on the node can hold the lock
-        at a time."""
+        """Acquire the lock of a source, and wait if necessary. Only one process on the node can
+        hold the lock at a time."""
         path = self.root / "locks" / _digest(name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

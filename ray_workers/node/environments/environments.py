@@ -41,8 +41,8 @@ class Environments:
     async def prepare(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> NodeEnvironment:
-        """Return the state of this environment on the node. Start building it if necessary.
-        Idempotent.
+        """Return the state of this environment on the node. Start building the environment if
+        necessary. Idempotent.
 
         keeps_all: whether the node's packages must not be replaced, as for recipes.
         """

@@ -61,8 +61,8 @@ class CodeFetches:
         return _answer(standing.state, standing.message or f"{does} from {_host_of(code)}")
 
     def forget(self, code: RemoteCodeRef, owner: Owner) -> None:
-        """Record that no job of the owner still needs this code. If no other owner's job needs it,
-        the fetch is stopped. Idempotent."""
+        """Record that none of the owner's jobs needs this code any longer. If no job of another
+        owner needs the code, the fetch is stopped. Idempotent."""
         self._wanted.forget(code.digest, owner)
 
     async def put_into(

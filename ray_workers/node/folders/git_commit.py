@@ -321,7 +321,7 @@ def _refused(host: str, reason: str) -> CodeRefused:
 
 
 def _environment(url: str, resolved: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return the environment variables for git, which reads no other configuration."""
+    """Return the environment variables that configure git. Git reads no other configuration."""
     settings = [
         ("core.hooksPath", "/dev/null"),
         ("core.bigFileThreshold", "16m"),  # larger files are not held in memory

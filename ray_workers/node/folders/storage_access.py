@@ -29,8 +29,8 @@ class StorageAccess:
         earlier = [ref.url for ref in task.resume_from]
         self._urls = (task.checkpoint_url, task.artifact_url, *earlier)
         self._ours, self.theirs = socket.socketpair()
-        """The training process's end of the socket, which this process must close once the training
-        process has it."""
+        """The training process's end of the socket. This process must close its copy once the
+        training process has the descriptor."""
         self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:

@@ -1,4 +1,5 @@
-"""The client of a node's forkserver, which starts a process and waits for it to end."""
+"""The client of a node's forkserver. The client starts a process through the forkserver, and waits
+until the process has ended."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class ForkedProcess:
         cls, socket_path: str, request: dict[str, Any], given: int | None = None
     ) -> ForkedProcess:
         """Start a process. given: an additional descriptor for the process. The request's `given`
-        field (`forked_child.Given`) states what it is. The forkserver never reads from it."""
+        field (`forked_child.Given`) states the purpose of the descriptor. The forkserver never
+        reads from the descriptor."""
         try:
             connection = await _connect(socket_path)
         except OSError as error:

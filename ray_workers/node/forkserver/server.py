@@ -6,7 +6,7 @@ started, and exits.
 
 A client connects to SOCKET and sends a request: a line of JSON. To fork a process, it also sends,
 as SCM_RIGHTS, a file descriptor (the write end of a pipe for stdout and stderr) and optionally a
-second one that only the forked process uses (`given` in the request). Requests:
+second descriptor that only the forked process uses (`given` in the request). Requests:
 
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store", "address", "temp_dir"}

@@ -25,7 +25,8 @@ MOST_LOADS = 3
 """Maximum number of scans that try to load the stored names. If the storage fails every time, runs
 get new names."""
 POINTS_PER_LOOK = 20_000
-"""Number of points after which a scan ends. The next scan begins with the next file."""
+"""Number of points after which a scan ends. Each scan begins with the file after the last file of
+the previous scan."""
 MAX_HEADER_BYTES = 64 << 10
 COMPARED_BYTES = 1024
 """Maximum number of bytes before the offset that are compared to detect a rewritten file."""
@@ -40,9 +41,9 @@ TOP = "job"
 
 
 class MetricFiles:
-    """Follows the files in some folders that are written after a given time. From an older
-    file, such as a file from an earlier attempt or from the upload, only appended data is read. A
-    file that is rewritten is read from its beginning. Links are not followed.
+    """Follows the files that are written to some folders after a given time. From an older file,
+    such as a file from an earlier attempt or from the upload, only appended data is read. A file
+    that is rewritten is read from its beginning. Links are not followed.
     """
 
     def __init__(

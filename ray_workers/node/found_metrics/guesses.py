@@ -180,9 +180,9 @@ class _Series:
     """The steps of a guessed series, which always increase.
 
     If a script restarts its count in each epoch, steps continue from the previous step, even if
-    each epoch only prints its last step. Other lines that repeat a position, or have none, get the
-    next step. Once a line has contained a count of steps or batches, epochs no longer number the
-    series.
+    each epoch only prints its last step. A line that repeats a position for another reason, or
+    contains no position, gets the next step. Once a line has contained a count of steps or batches,
+    epochs no longer number the series.
     """
 
     def __init__(self, *, is_sure: bool) -> None:

@@ -95,7 +95,8 @@ def _roots(record: SessionRecord, parent: int) -> list[int]:
 
 
 def growth(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[int]:
-    """Return the total growth of the devices' counters, in the order of each device's counters.
+    """Return the growth of each counter, summed over all devices. The result is in the order of a
+    device's counters.
 
     If a device was added, or if its counters were reset or wrapped, only the growth since then is
     counted.

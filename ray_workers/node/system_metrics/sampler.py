@@ -21,7 +21,7 @@ contains it."""
 LEAST_PASSED_S = 1.0
 """Minimum time in seconds between two readings from which a rate is computed. Over a shorter time,
 the resolution of the CPU clock makes the rate meaningless. Readings can be close together because
-an agent that was stopped answers all waiting calls at once."""
+an agent that was suspended answers all waiting calls at once when it continues."""
 
 Attempt = tuple[str, int]
 

@@ -126,8 +126,8 @@ def _receive(connection: socket.socket) -> WorkerStart:
 
 def _become(start: WorkerStart, connection: socket.socket) -> None:
     """Adopt the entry script's properties in the forked process. Exit if the entry script can no
-    longer be notified, or if anything fails before the notification. The entry script then becomes
-    the worker itself."""
+    longer be notified, or if anything fails before the notification; in these cases, the entry
+    script becomes the worker."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()

@@ -5,8 +5,8 @@
     environments/FOLDER/log   the output of the installer and of the setup commands
 
 The description is written last and atomically, so a builder that dies leaves no unfinished
-environment behind. A rank holds a shared lock on the folder of its environment, which prevents the
-removal of the folder.
+environment behind. While a rank runs, it holds a shared lock on the folder of its environment, so
+that the folder is not removed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The record of a process's collectives. The process writes the record after its stacks, and the
 supervisor parses it.
 
-torch's flight recorder numbers the collectives of each group, and keeps the last 2000 across all
-groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s, during
-which the process does nothing else.
+torch's flight recorder numbers the collectives of each group, and keeps the last 2000 collectives
+of all groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s,
+during which the process does nothing else.
 """
 
 from __future__ import annotations

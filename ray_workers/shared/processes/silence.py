@@ -53,7 +53,7 @@ class SilenceLimits:
     """How long each kind of process may take to respond to a request, in seconds."""
 
     replace_s: float
-    """Silence after which a supervisor or a node agent is killed and replaced."""
+    """Seconds of silence after which a supervisor or a node agent is killed and replaced."""
 
     @property
     def report_s(self) -> float:

@@ -28,8 +28,8 @@ REMEMBERED = 100
 
 PATIENCE = 10.0
 """Factor by which the limits are extended for groups that do not recover in place, and for ranks
-that are all at the same point. For such groups and ranks, each false alarm would restart the job
-from its checkpoint. If a phase always takes this long, the job would be restarted repeatedly."""
+that are all at the same point. In these cases, each false alarm would restart the job from its
+checkpoint. If a phase always took this long, the job would be restarted repeatedly."""
 
 STOPPED = ("T", "t")
 

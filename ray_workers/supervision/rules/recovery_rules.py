@@ -55,8 +55,8 @@ class RecoveryState:
     it `generation`."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
-    """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if it
-    was not announced yet."""
+    """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if the
+    round has not been announced."""
     num_lacking: int = 0
     """Number of missing workers for which the other workers wait."""
     lacking_since: float | None = None

@@ -176,7 +176,7 @@ def main_stack(text: str) -> str:
 _FRAME = re.compile(r'File "(.+?)", line \d+ in (\S+)')
 _WRAPPERS = ("wrapper", "_object_to_tensor")
 _BACKWARD = "_engine_run_backward"
-"""A function of the backward pass, which can wait for the gradients of other ranks."""
+"""A function of the backward pass. The backward pass can wait for the gradients of other ranks."""
 
 
 def collective_in(stack: str) -> str:

@@ -243,7 +243,7 @@ def superseded(
     `dray.train.checkpoints.staying` returns. A pure function.
 
     The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
-    the values of several checkpoints are equal, it is the earliest of them.
+    several checkpoints have this value, the earliest of them is the best.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
     kept = staying(in_order, keep=keep, reported=reported or {}, known=known)

@@ -10,7 +10,7 @@ FIRST_SAVE_S = 10.0
 """With `every_steps: auto`, seconds of training before the first save, which is used to measure the
 cost of a save."""
 MAX_INTERVAL_S = 600.0
-"""With `auto`, maximum number of seconds of training that a failure can lose."""
+"""Maximum number of seconds of training that a failure can lose with the interval `auto`."""
 MAX_SHARE = 0.05
 """With `auto`, maximum share of the time that is spent on saving."""
 NUM_STEPS = 64

@@ -75,8 +75,8 @@ class CheckpointManager:
 
     def adopt_own(self) -> None:
         """Include the checkpoints that a previous process of rank 0 committed in this attempt, and
-        delete unfinished ones. The latest one is reported again, because the process may have died
-        between the commit and the report."""
+        delete unfinished checkpoints. The latest checkpoint is reported again, because the process
+        may have died between the commit and the report."""
         self._writer.submit(_sweep, [self._base_url])
         known = {one.url for one in self._saved}
         found = checkpoint_files.committed(self._base_url)

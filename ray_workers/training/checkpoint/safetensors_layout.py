@@ -1,9 +1,9 @@
 """The layout of a saved state in a file. This module reads files, but does not write them.
 
-A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. Its tensors
-are stored in a safetensors file, which other programs can read, and the rest, including the
-position of each tensor, in a JSON document. Neither file uses pickle, so reading a checkpoint does
-not execute code.
+A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. The tensors
+of a state are stored in a safetensors file, which other programs can read. The rest of the state,
+including the position of each tensor, is stored in a JSON document. Neither file uses pickle, so
+reading a checkpoint does not execute code.
 """
 
 from __future__ import annotations

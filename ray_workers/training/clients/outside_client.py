@@ -61,7 +61,7 @@ class MaskedAnswer(NamedTuple):
     content: bytes | None
     """None if the client can't respond in this round; it can participate in the next round."""
     path: Path | None
-    """The file that contains the masked update, which is sent in parts before the response."""
+    """The file that contains the masked update. The update is sent in parts before the response."""
     note: str | None
     """A message for the client's user."""
 

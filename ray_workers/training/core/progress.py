@@ -61,8 +61,7 @@ def mark_finished(store: Store, step: int) -> None:
 
 def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
     """Return whether the job is over. If the job is over, begin the phase FINISH on the heartbeat
-    page: a rank that was replaced too late to run another step begins and ends after the last
-    step."""
+    page, because a replacement that joins after the last step runs no steps before it ends."""
     if not store.check([FINISHED_KEY]):
         return False
     if not page.has_stepped:

@@ -184,7 +184,7 @@ def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(fd: int, left: memoryview) -> None:
-    """Fill a buffer from a pipe. Raises EOFError if the other end is closed."""
+    """Fill a buffer from a pipe. Raises EOFError if the other end of the pipe is closed."""
     while left:
         count = os.readv(fd, [left])
         if not count:

@@ -119,7 +119,7 @@ class Prefetcher:
         self._loaders: list[Loader] = []
         """One loader for each thread of the pool."""
         self._planned: deque[tuple[int, list[Batch]]] = deque()
-        """The batches whose pieces are being read, by their first step."""
+        """The batches whose pieces are being read, each with its first step."""
         self._reading: deque[Future[Piece]] = deque()
         """The pieces in the order in which they will be computed."""
         self._begin(1)

@@ -82,7 +82,7 @@ def add_up(total: Tensor, world_size: int) -> None:
 
 
 def gathered(value: T, world_size: int) -> list[T]:
-    """Return the values of all ranks, by rank. The values must be picklable."""
+    """Return the values of all ranks, in rank order. The values must be picklable."""
     if world_size == 1:
         return [value]
     found: list[Any] = [None] * world_size

@@ -43,8 +43,8 @@ MEETING_LIMIT_S = 5400.0
 """Maximum number of seconds until the other ranks arrive at the store; the slowest rank reads its
 data first (`whole_limit_s`)."""
 FORMING_LIMIT_S = 5400.0
-"""Maximum number of seconds for connecting to the ranks at the store (`whole_limit_s`); usually it
-takes less than a second."""
+"""Maximum number of seconds for connecting to the ranks at the store (`whole_limit_s`). Connecting
+usually takes less than a second."""
 LOOK_S = 0.002
 FINISH_LOOK_S = 0.1
 """Maximum number of seconds between two polls while a rank of a script waits for the other ranks to
@@ -81,7 +81,7 @@ class Spool:
 
 
 class RendezvousHandler:
-    """Leads a rank from round to round."""
+    """Moves a rank from each rendezvous round to the next."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self.assignment = RankAssignment(task.generation, task.rank, task.world_size, None)

@@ -1,4 +1,4 @@
-"""The rendezvous store of one attempt, which runs in its own process so that it outlives any
+"""The rendezvous store of one attempt. The store runs in its own process, so that it outlives any
 rank."""
 
 from __future__ import annotations

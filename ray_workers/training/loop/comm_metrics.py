@@ -46,7 +46,7 @@ class CommMetrics:
         self._shares_s.clear()
 
     def computed(self, seconds: float) -> None:
-        """Record the number of seconds that a share was computed before the rank had to
+        """Record how many seconds the computation of a share took before the rank had to
         communicate."""
         if self._times_compute:
             self._shares_s.append(seconds)

@@ -48,7 +48,7 @@ class Profiler:
         self._is_done = False
 
     def begin_step(self, step: int) -> None:
-        """Begin a step; its data are loaded next."""
+        """Begin a step. Call this method before the data of the step are loaded."""
         if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
             return
         self._wait_for_device()  # unfinished operations belong to the previous step
@@ -131,8 +131,8 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Sum up, in seconds, how the profiled steps used their time, given the events of a trace. Time
-    between two steps, such as an evaluation, is not counted.
+    """Return how many seconds the profiled steps spent on each activity, computed from the events
+    of a trace. Time between two steps, such as an evaluation, is not counted.
 
     `overlap_s` is included in both compute and communication; `other_s` is the rest of `wall_s`:
     Python, kernel launches, and waiting for slower ranks. Computation during the wait for data,

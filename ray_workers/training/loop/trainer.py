@@ -182,7 +182,7 @@ class Trainer:
         self, sent_bytes: Callable[[], int | None], num_ranks: int
     ) -> Iterator[None]:
         """Time and report each step within this context. sent_bytes: returns the number of bytes
-        that this rank has sent to others. num_ranks: number of ranks that train together."""
+        that this rank has sent to other ranks. num_ranks: number of ranks that train together."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
             self.comm_metrics.watch(sent_bytes, num_ranks)
@@ -363,8 +363,8 @@ class Trainer:
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint on rank 0, which is written during the next steps. A collective
-        operation if rank 0 does not have the whole state."""
+        """Begin a checkpoint on rank 0. The checkpoint is written during the next steps. A
+        collective operation if rank 0 does not have the whole state."""
         self.reporter.flush()
         if not self.strategy.saves_alone:
             self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)

@@ -40,7 +40,8 @@ class Cut(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """A part on a different device than its parameter, which a DTensor can't represent."""
+    """A part that is on a different device than its parameter. A DTensor can't represent such a
+    part."""
 
     part: Tensor
     parameter: DTensor

@@ -77,7 +77,7 @@ class Pass:
 
 
 class GradientEngine:
-    """Computes the exact gradient of a global batch, which is the same on every rank.
+    """Computes the exact gradient of a global batch. The gradient is the same on every rank.
 
     The engine outlives the groups that its rank joins: `form` wraps the model, and `disband`
     unwraps it.

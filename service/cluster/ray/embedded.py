@@ -2,9 +2,9 @@
 
 If Ray were started by `ray.init()`, it would die, together with the training, when its parent
 process is killed. Therefore, the embedded Ray is started by `ray start --block` in its own session.
-A restarted service finds it through the record in the home directory and connects to it again. Each
-process of the embedded Ray has an instance mark in its environment, so that processes that a crash
-left behind can be found and ended.
+A restarted service finds the embedded Ray through the record in the home directory, and connects to
+it again. Each process of the embedded Ray has an instance mark in its environment, so that
+processes that a crash left behind can be found and ended.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ CHILD_CALL_LIMIT_S = 60.0
 PING_S = 2.0
 """Time limit in seconds for the driver's response to a ping, and pause before the next ping."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
-"""Keys for the three silences whose durations the parent measures: that of the child, that of Ray,
-and that of Ray while the child is still connecting."""
+"""Keys for the three silences whose durations the parent measures: the silence of the child, of
+Ray, and of Ray while the child is still connecting."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -63,7 +63,7 @@ class RayTarget:
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     log_format: logging_setup.LogFormat
-    """Format of the child's log, which is written to the service's stderr."""
+    """Format of the child's log. The log is written to the service's stderr."""
     address: str = ""
     token_file: Path | None = None
 

@@ -137,7 +137,7 @@ class NodeAgents:
         return self._nodes.values()
 
     def of(self, node_ids: Collection[str]) -> dict[str, Any]:
-        """Return the agents of these nodes by node id, except for dead nodes."""
+        """Return the agents of these nodes, except for dead nodes, keyed by node id."""
         return {node: self._nodes[node].agent for node in node_ids if node in self._nodes}
 
     def meet(

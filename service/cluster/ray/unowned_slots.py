@@ -53,7 +53,7 @@ class UnownedSlots:
         """Start releasing slots that a forgotten attempt might still hold. Does not wait for the
         release.
 
-        If the release fails, `keys` finds the attempt again.
+        If the release fails, the next call of `keys` returns the attempt again.
         """
         self._released.discard(key)
         if key not in self._found:

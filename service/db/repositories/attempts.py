@@ -227,7 +227,7 @@ def forget_ended(session: Session, before: datetime) -> None:
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Return the job's checkpoints by attempt and then by step, newest first."""
+    """Return the job's checkpoints sorted by attempt and then by step, newest first."""
     query = (
         select(CheckpointRow)
         .where(CheckpointRow.job_id == job_id)

@@ -114,8 +114,8 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
-    """Return the index of the first type that has the node's `COUNTED` resources, and has no
-    resources that the node lacks. For a silo's node, types for silos take precedence."""
+    """Return the index of the first type that has the node's `COUNTED` resources, and only
+    resources that the node also has. For a silo's node, types for silos take precedence."""
     found = [
         number
         for number, each in enumerate(types)
@@ -164,7 +164,7 @@ class _Asking:
         self._requests |= {group.job_id: group.request for group in snapshot.growing}
         self._num_workers = {job_id: each.least for job_id, each in self._requests.items()}
         self._num_workers |= {group.job_id: group.lacking for group in snapshot.growing}
-        """Minimum number of workers that each job or group requests, by job."""
+        """Minimum number of workers that each job or group requests, keyed by job id."""
         self._usable = [node for node in present if node.accepted]
         self._gangs = Gangs({})
         for request in self._requests.values():
@@ -269,8 +269,8 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Return the reason why no nodes are requested if a type promises enough memory for a worker,
-    but nodes of this type had less. Return None if the reason is different."""
+    """Return a message if no nodes are requested because a type promises enough memory for a
+    worker, but nodes of this type had less. Otherwise, return None."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):

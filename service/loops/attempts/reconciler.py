@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Maximum total size of the replies of all attempts, since the replies of all attempts can be
-waiting to be stored at the same time."""
+"""Maximum total size of the replies of all attempts, all of which can be waiting to be stored at
+the same time."""
 
 
 class Reconciler:
@@ -63,8 +63,9 @@ class Reconciler:
         # whole process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
-        """Commands that the cluster has accepted, by attempt and name. The set is only kept in
-        memory: after a restart of the service, the commands are sent again, which has no effect."""
+        """Commands that the cluster has accepted, each identified by attempt and name. The set is
+        kept only in memory: after a restart of the service, the commands are sent again, which has
+        no effect."""
         self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:

@@ -66,7 +66,7 @@ class Autoscaler(Stage):
         """Nodes whose release was sent to the gateway, which might have received it."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
-        """The time at which nodes were first requested, by job."""
+        """The time at which nodes were first requested for each job."""
         self._session = ""
         self._first_nodes: frozenset[str] = frozenset()
         """Nodes of the session's first plan, which can include the head node and nodes of other
@@ -107,8 +107,8 @@ class Autoscaler(Stage):
         seen.snapshot = replace(seen.snapshot, to_come=to_come)
 
     async def after(self, seen: SchedulerRound) -> None:
-        """Request the nodes that are missing for the plan, and mention the request in the
-        decisions' reasons."""
+        """Request the nodes that the plan needs but that do not exist, and mention the request in
+        the decisions' reasons."""
         cluster, snapshot, decisions, now = seen.cluster, seen.snapshot, seen.decisions, seen.now
         if not self._types or cluster is None:
             return

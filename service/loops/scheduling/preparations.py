@@ -35,8 +35,8 @@ from service.db.notifications import QUEUE, Signals
 logger = logging.getLogger(__name__)
 
 BELIEVED_S = 30.0
-"""Seconds for which a response is valid before the node is asked again. Much less than the time for
-which a node keeps an unused environment."""
+"""Seconds for which a response is valid before the node is asked again. This time is much shorter
+than the time for which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
 """If no job has been about to start on a node for this number of seconds, the node is asked less
 often."""
@@ -49,8 +49,8 @@ until the response arrives."""
 MAX_MESSAGE = 2000
 """Maximum length of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
-"""Seconds before a node is asked again if the node, or the package index or repository that it
-uses, did not respond."""
+"""Seconds until a node is asked again after the node, its package index or its repository did not
+respond."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {

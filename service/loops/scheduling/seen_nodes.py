@@ -126,8 +126,8 @@ def _seen(
 ) -> policy.Node:
     """Return the node for the plan.
 
-    `ours` are the resources that dray's attempts hold on the node. `parts` are the fractions of its
-    GPUs that jobs hold, for each holder; None if no GPU is shared.
+    `ours` contains the resources that dray's attempts hold on the node. `parts` contains the
+    fractions of the node's GPUs that each job holds; None if no GPU is shared.
     """
     # If only dray uses the cluster, ignore `available`: dray's own records are exact, whereas Ray's
     # records lag behind.

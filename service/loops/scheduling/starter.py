@@ -37,8 +37,7 @@ MAX_LAUNCHES = 16
 """Maximum number of concurrent launches."""
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
 """Causes that count as lost workers. Preemptions are not included, because a job saves its state
-before a preemption. User errors are not included either, because they don't depend on the
-machines."""
+before a preemption. User errors are not included, because they don't depend on the machines."""
 OVERLOAD = "the machine is overloaded"
 """A phrase from `machine_speed` in the reason of an attempt that ended because its machines were
 too slow. Such an attempt has lost no worker."""

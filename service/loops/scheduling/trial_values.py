@@ -157,7 +157,7 @@ class TrialValues(Stage):
         return True
 
     async def _pass_over(self, job_id: str, sweep_id: str, why: str) -> None:
-        """Let other jobs have the slots until the sampler has returned."""
+        """Let other jobs use the slots until the sampler has returned."""
         self._late[sweep_id] = why
         await self._database.write(lambda s, at: _note(s, job_id, why, at))
         self._signals.publish(QUEUE)

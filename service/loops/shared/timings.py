@@ -84,7 +84,7 @@ class LoopTimings:
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
     """Maximum number of seconds between two measurements of the storage, no matter how long the
-    last measurement took, since it might have taken long only because the database was
+    last measurement took, since a measurement can take long only because the database is
     unavailable."""
     deletion_grace: timedelta = timedelta(minutes=1)
     """Age after which an unfinished deletion counts as interrupted, because its process no longer
@@ -94,8 +94,8 @@ class LoopTimings:
 async def rest_after(began: float) -> None:
     """Sleep for `REST` times the duration of the round, but at most for `MAX_REST_S`.
 
-    `began` is the start of the round by the event loop's clock. The next round handles the changes
-    that happen during the sleep.
+    `began` is the start time of the round on the event loop's clock. The next round handles the
+    changes that happen during the sleep.
     """
     took_s = asyncio.get_running_loop().time() - began
     await asyncio.sleep(min(REST * took_s, MAX_REST_S))

@@ -35,8 +35,8 @@ MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "T4": (14,),
     "V100": (15, 31),
 }
-"""Free memory of an unused GPU in GiB, rounded down, by Ray's accelerator type. Some types are sold
-with two memory sizes."""
+"""Free memory of an unused GPU in GiB, rounded down, keyed by Ray's accelerator type. Some types
+are sold with two memory sizes."""
 
 
 class NoDivision(Exception):

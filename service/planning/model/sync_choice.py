@@ -65,7 +65,7 @@ class SyncCandidate:
 @dataclass(frozen=True)
 class SyncChoice:
     options: tuple[SyncCandidate, ...]
-    """All ways, beginning with all-reduce."""
+    """All ways to keep the copies in sync, beginning with all-reduce."""
     chosen: SyncCandidate
     facts: tuple[str, ...]
     """The facts on which the choice is based, as sentences."""
@@ -73,7 +73,7 @@ class SyncChoice:
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     """Choose a way. `spec` is a document in which only `sync` can be `auto`; its `sync` is ignored.
-    `facts` are the facts, or the reason why no other way can be compared with all-reduce."""
+    `facts` is either the facts, or the reason why all-reduce can't be compared with other ways."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())

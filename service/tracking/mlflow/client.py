@@ -3,8 +3,8 @@
 The process has no database and makes no decisions. The first line of its input contains the
 addresses of MLflow and the storage. The addresses can contain passwords, so they are not passed as
 arguments, which every user of the machine can read. Each further line is a call, and each line of
-the output is a response. Responses can be in any order. The process ends when its input ends. Calls
-can be repeated, because MLflow stores identical points of a run only once.
+the output is a response. Responses can be in any order. The process exits when its input is closed.
+Calls can be repeated, because MLflow stores identical points of a run only once.
 
     service -> process   [tracking URI, storage URL]
     service -> process   [number, method, arguments]

@@ -31,8 +31,8 @@ steps."""
 WORTH_IT = 1.03
 """The shares change only if this is expected to make a step shorter by at least this factor."""
 STRAGGLES, KEEPS_UP = 1.25, 1.1
-"""A rank is reported as a straggler once its time per sample exceeds STRAGGLES times the median,
-and until it is below KEEPS_UP times the median."""
+"""A rank becomes a straggler when its time per sample exceeds STRAGGLES times the median, and
+remains a straggler until this time is below KEEPS_UP times the median."""
 
 
 class LoadBalancedDdp(Replicas):

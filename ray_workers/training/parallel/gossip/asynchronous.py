@@ -255,8 +255,8 @@ class Averaging:
 
 
 class AveragedStep(OptimizerStep):
-    """An optimizer step on weights that were read from a shared copy. The step's changes are then
-    added to the shared copy."""
+    """An optimizer step on weights that were read from a shared copy. After the step, its changes
+    are added to the shared copy."""
 
     def __init__(
         self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy

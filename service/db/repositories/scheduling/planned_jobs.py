@@ -106,12 +106,12 @@ _NOTED = (
 
 
 def waiting_notes(session: Session) -> dict[str, Row[Any]]:
-    """Return the columns `_NOTED` of all waiting jobs, by id."""
+    """Return the columns `_NOTED` of all waiting jobs, keyed by job id."""
     return {row.id: row for row in session.connection().execute(_waiting_notes())}
 
 
 def waiting_notes_of(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
-    """Return the columns `_NOTED` of the given jobs that are waiting, by id."""
+    """Return the columns `_NOTED` of the waiting jobs among `job_ids`, keyed by job id."""
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(job_ids, CHUNK):
         rows = session.connection().execute(_waiting_notes_of(), {"job_ids": some})

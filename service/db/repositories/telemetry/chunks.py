@@ -130,14 +130,15 @@ def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, byt
 
 
 def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
-    """Return the outlines of these chunks by id. Chunks without an outline are omitted."""
+    """Return the outlines of these chunks, keyed by chunk id. Chunks without an outline are
+    omitted."""
     return _blobs(session, "outline", chunk_ids)
 
 
 def last_log_chunks(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[int, list[LogChunkRow]]:
-    """Return the open log chunks and the latest log chunk of each rank, in order, by rank."""
+    """Return the open log chunks and the latest log chunk of each rank, in order, keyed by rank."""
     found: dict[int, list[LogChunkRow]] = {}
     for batch in batches(ranks):
         asked = {"job_id": job_id, "attempt": attempt, "ranks": batch}
@@ -203,8 +204,8 @@ def refused_log_chunks(session: Session, job_id: str) -> list[LogChunkRow]:
 
 
 def dropped_log_bytes(session: Session, job_id: str) -> dict[int, int]:
-    """Return the number of bytes that were dropped because neither the storage nor the database had
-    space, by rank."""
+    """Return the number of bytes of each rank that were dropped because neither the storage nor the
+    database had space."""
     row = LogChunkRow
     query = select(row.rank, func.sum(row.dropped_bytes)).where(
         row.job_id == job_id, row.dropped_bytes.is_not(None)

@@ -57,7 +57,7 @@ def _merging(dialect: str) -> Insert:
 
 
 def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Replace all summaries of the job with `summaries` (by key)."""
+    """Replace all summaries of the job with `summaries`, a mapping from keys to summaries."""
     session.connection().execute(delete(_TABLE).where(_TABLE.c.job_id == job_id))
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     if rows:

@@ -1,4 +1,4 @@
-"""SQL for growing chunks, which runs for each reply and therefore avoids ORM objects."""
+"""SQL for growing chunks. These statements run for each reply, so they avoid ORM objects."""
 
 from __future__ import annotations
 

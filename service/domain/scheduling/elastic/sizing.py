@@ -101,8 +101,8 @@ class Sized:
     comes_first: bool = False
     """Whether the job gets its minimum size before other jobs are enlarged."""
     has_grown: bool = False
-    """Whether the job got slots recently. The job must release these slots for jobs that start, but
-    not for running jobs."""
+    """Whether the job got slots recently. The job must release these slots for jobs that are about
+    to start, but not for running jobs."""
     has_shrunk: bool = False
     """Whether the job recently released slots to jobs that gain more from these slots. The job gets
     more slots only if no other job wants them."""
@@ -112,9 +112,9 @@ class Sized:
 def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
     """Return nonnegative coefficients of `_terms` for the step time.
 
-    The fit minimizes the squared relative errors. If the reports don't show to which term some time
-    belongs, the time is attributed to the number of samples, so a job is assumed to scale well
-    until its reports show otherwise.
+    The fit minimizes the squared relative errors. Time that the reports can't assign to a
+    particular term is attributed to the number of samples, so a job is assumed to scale well until
+    its reports show otherwise.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)

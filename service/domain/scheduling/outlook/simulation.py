@@ -130,8 +130,8 @@ class Simulation:
         self._unfinished.update(situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
-        """Whether a job has started that precedes jobs which the situation leaves out. If so, jobs
-        that the simulation starts later may actually start later than predicted."""
+        """Whether the simulation has started a job that precedes jobs omitted from the situation.
+        If true, the actual starts of later jobs can be later than predicted."""
         self._num_assumed = 0
         """Number of jobs of unknown length that have ended in the simulation."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
@@ -146,7 +146,7 @@ class Simulation:
 
     def step(self) -> bool:
         """Apply a plan for the current time, and advance to the next time at which something can
-        happen. Returns False if there is no such time."""
+        happen. Returns False if nothing more can happen."""
         while self._plans_left > 0:
             heads = self._classes.heads(self._free)
             has_more = bool(self._classes.left_out)

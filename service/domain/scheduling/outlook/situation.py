@@ -31,7 +31,7 @@ class Situation:
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds until a job with `max_runtime_s` is stopped, by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
-    """The array of each unfinished job that belongs to an array, by job."""
+    """The array of each unfinished job that belongs to an array, keyed by job id."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of unfinished jobs that are not in the snapshot, by array."""
     cancelled: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class Situation:
     """Time left, by job, of each running or waiting job whose speed or earlier runs allow an
     estimate."""
     unmeasured: frozenset[str] = frozenset()
-    """Running jobs whose time left is unknown."""
+    """Running jobs whose remaining time is unknown."""
     accounts: frozenset[Account] = frozenset()
     """Pairs of a queue and a user with running jobs or with jobs that could run, including jobs
     that were left out."""

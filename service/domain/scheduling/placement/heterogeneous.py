@@ -33,7 +33,7 @@ def never_fits(request: Request, free: Free, topology: Topology) -> bool:
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """Return (slices, is_certain). If `slices` is empty, `is_certain` is whether the search has
+    """Return (slices, is_certain). If `slices` is empty, `is_certain` states whether the search has
     shown that no placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))

@@ -28,7 +28,7 @@ class _Area:
         self.capacity = 0
         """Number of workers that fit in the domain."""
         self.num_nodes = 0
-        """Number of nodes that have room."""
+        """Number of nodes on which at least one worker fits."""
         self.nodes: dict[int, list[str]] = {}
         """Sorted lists of the nodes that have room and belong directly to this domain, keyed by the
         room on the node."""
@@ -38,7 +38,7 @@ _NOTHING = _Area()
 
 
 class Placement:
-    """The room for workers of one kind, by node and by domain."""
+    """Counts how many workers of one kind fit on each node and in each domain."""
 
     def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
         """`sizes` maps each node that has room to the number of workers that fit on it."""
@@ -54,7 +54,7 @@ class Placement:
             self._add(domain, size * len(there), len(there))
 
     def change(self, node_id: str, size: int) -> None:
-        """Set the room on a node to `size` workers."""
+        """Set the number of workers that fit on a node to `size`."""
         before = self._size_of.pop(node_id, 0)
         if size == before == 0:
             return
@@ -173,7 +173,7 @@ class _Pack:
         self.num_workers = 0
 
     def fill(self, place: Place, num_workers: int) -> None:
-        """Choose slots for `num_workers` in a place that has enough room."""
+        """Choose slots for `num_workers` in a place with enough free capacity."""
         while num_workers:
             if isinstance(place, str):
                 self._choose(place, num_workers)

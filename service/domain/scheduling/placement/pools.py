@@ -1,9 +1,9 @@
 """Counts how many workers of each kind fit in the free resources of the nodes.
 
 Room is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs is the
-same on all nodes that are equal when empty, so it is stored once for all of them. If this amount
-leaves no room even on empty nodes, the free resources are not checked. Room is counted per domain
-(`placement`) only when a gang is placed or must be within one domain.
+same on all nodes that are equal when empty, so it is stored once for all of them. If no worker fits
+even on an empty node after this amount is subtracted, the free resources are not checked. Room is
+counted per domain (`placement`) only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Reserved:
             self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
-        """Whether an empty node would still have room for such a worker in addition to the reserved
+        """Whether a worker of this kind fits on an empty node in addition to the reserved
         amounts."""
         return any(map(kind.fits, self._stock.totals, self.on))
 
@@ -88,13 +88,13 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the place that has the most room among the places
-        that can hold their gang."""
+        """Return how many workers of this kind fit in the domain with the most free capacity, among
+        the domains that can hold their gang."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the cluster, regardless of the domains that a gang
-        requires."""
+        """Return how many workers of this kind fit in the cluster, regardless of the domains that a
+        gang requires."""
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:

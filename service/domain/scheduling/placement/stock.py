@@ -130,7 +130,7 @@ class Stock:
         self.kind_of: dict[str, int] = {}
         """The kind of each node, by node."""
         self.totals: list[Amounts] = []
-        """Resources of an empty node, by kind."""
+        """Resources of an empty node of each kind."""
         self.counts: list[int] = []
         self._index_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
@@ -148,7 +148,8 @@ class Stock:
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
     def parts(self, when: When, node_id: str) -> list[Fractions]:
-        """Return the fractions of GPUs that jobs have (or will have, for SOON) on a node."""
+        """Return the fractions of GPUs that jobs hold on a node or, for `SOON`, that they will
+        hold."""
         if self._shared is None:
             return []
         found = self._parts.get((when, node_id))
@@ -166,8 +167,8 @@ class Stock:
         sign: int = 1,
     ) -> tuple[Amounts, list[Fractions]]:
         """Return a node's amounts and fractions of GPUs for SOON after a job was asked to release
-        these slots (or, if `sign` is -1, keeps them after all). `vector` is the vector of one
-        worker, and `parts` are the fractions before the change."""
+        these slots or, if `sign` is -1, after such a request was withdrawn. `vector` is the vector
+        of one worker, and `parts` are the fractions before the change."""
         number = sign * part.num_workers
         after = asked_to_leave(parts, job_id, number) if self._part_of(vector) else list(parts)
         return self._changed(amounts, vector, number, parts, after), after
@@ -240,7 +241,7 @@ class Stock:
 
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """Return how many such workers fit on an empty node, by kind of node. For a gang that must
-        be in one domain, this is 0 for nodes whose domains are too small."""
+        be in one domain, the number is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
             found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
@@ -266,7 +267,7 @@ class Stock:
 
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
         """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
-        does not fit. `amounts` are the free resources by node."""
+        does not fit. `amounts` contains the free resources of each node."""
         if kind.heterogeneous is None:
             capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
@@ -316,7 +317,7 @@ class Stock:
         free.set(part.node_id, tuple(map(min, before, less)))
 
     def expect(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """Count these slots as free SOON."""
+        """Count these slots as slots that become free soon (`SOON`)."""
         self._soon.num_grown += 1
         for part, vector in kind.vectors(slices):
             group = self._soon.group_of.get(part.node_id)
@@ -352,7 +353,7 @@ class Stock:
         return found
 
     def _cap(self, node_id: str, most: Free) -> None:
-        """Limit the node's amounts for NOW to the amounts in `most`."""
+        """Limit the amounts that are free on the node now (`NOW`) to the amounts in `most`."""
         now, limit = self._now.group_of[node_id], most.group_of[node_id]
         self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
 

@@ -76,7 +76,7 @@ class Topology:
     """The domains of a set of nodes."""
 
     def __init__(self, levels: Sequence[str], nodes: Iterable[Node]) -> None:
-        """`levels` are label keys; the node level is not included."""
+        """`levels` contains the label keys of all levels except the node level."""
         self.levels = (*levels, NODE_LEVEL)
         self._prefixes = [f"{LABEL}{key}=" for key in levels]
         self._found: dict[tuple[str | None, ...], Domain] = {}

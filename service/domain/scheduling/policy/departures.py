@@ -217,7 +217,8 @@ class Departures:
         self._expect(running, slices)
 
     def batch_size(self, job_id: str, kind: WorkerKind, num_workers: int) -> int | None:
-        """Return the global batch size of a job with `num_workers`; None if it is fixed."""
+        """Return the global batch size of a job with `num_workers`; None if the batch size is
+        fixed."""
         job = self._snapshot.elastic.get(job_id)
         if job is None or job.batch_range is None:
             return None

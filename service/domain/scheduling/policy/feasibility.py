@@ -176,8 +176,8 @@ def _why_unplaceable(request: Request, nodes: Sequence[Node]) -> Reason | None:
 def _why_never_together(
     request: Request, topology: Topology, sizes: Mapping[str, int]
 ) -> Reason | None:
-    """Return why no domain of the required level could hold the gang. `sizes` is the number of
-    workers that fit on each node."""
+    """Return why no domain of the required level could hold the gang. `sizes` contains the number
+    of workers that fit on each node."""
     level = request.required_level
     if level is None:
         return None

@@ -25,9 +25,9 @@ slots before any waiting job, still holds its other slots, and waits for at most
 can therefore get any free slot, even a slot that a waiting job has reserved; if too few slots are
 free, slots are set aside for it as for the first job of the queue. After the queue has been served,
 elastic groups that train below their full size get slots that no waiting job has reserved. Before
-these groups are served, slots are also reserved for jobs that back off: a job that overtakes them
-ends at some point, but a group would keep its new slots. Groups are served by priority; groups with
-the same priority are served first come, first served.
+these groups are served, slots are also reserved for jobs that back off. Another job that took these
+slots would release them when it ends, but a group would keep them. Groups are served by priority;
+groups with the same priority are served first come, first served.
 
 A job that backs off reserves nothing until the queue has been served. The exception is a job that
 will be retried soon, which keeps its position, because it did not cause its failure (for example, a

@@ -29,7 +29,7 @@ class WaitingJob:
     not_before: datetime | None = None
     preparing: str | None = None
     """A message that is set while the environment is not ready on the nodes where the job would
-    start. As long as it is set, the job neither takes nor reserves slots."""
+    start. As long as the message is set, the job neither takes nor reserves slots."""
     left_s: float | None = None
     """Remaining runtime in seconds once the job has started; None if unknown."""
     waited_s: float = math.inf
@@ -47,8 +47,8 @@ class WaitingJob:
     place: int = 0
     """Among jobs of the same priority, lower values come first: see `models.JobRow.rank`."""
     after: tuple[Dependency, ...] = ()
-    """Jobs and arrays that must end before the job starts. Until they end, the job neither takes
-    nor reserves slots."""
+    """Jobs and arrays that must end before the job starts. Until these jobs and arrays end, the job
+    neither takes nor reserves slots."""
     array: ArrayLimit | None = None
 
 

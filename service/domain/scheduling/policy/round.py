@@ -52,7 +52,7 @@ class Round:
         ranks: Mapping[str, order.Rank],
         now: datetime,
     ) -> None:
-        """`ranks` are the ranks of the running jobs."""
+        """`ranks` contains the rank of each running job."""
         self._nodes = nodes
         self._gangs = gangs
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])

@@ -141,8 +141,8 @@ class Ask(NamedTuple):
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves. If it does, `slices` are the slots that it was not asked to release
-    before."""
+    """Whether the job leaves. If the job leaves, `slices` contains the slots that it was not
+    already asked to release."""
 
 
 class Candidates:
@@ -191,7 +191,7 @@ class Asked(NamedTuple):
     asks: tuple[Ask, ...]
     """The requests; empty if the gang does not fit even with all candidates."""
     capacity: int
-    """Number of workers that fit if all candidates that were tried are asked."""
+    """Number of workers that fit once all candidates that were tried have released their slots."""
 
 
 def victims(

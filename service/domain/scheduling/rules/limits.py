@@ -71,8 +71,8 @@ class _Use:
     """Resources that waiting jobs ahead in the queue will hold."""
     num_ahead: int = 0
     shared: dict[str | None, Headroom] = field(default_factory=dict)
-    """The headroom of a job that doesn't hold any resources yet, by resource. Cached until a job
-    gets resources."""
+    """The headroom of a job that doesn't hold any resources yet, keyed by resource. Cached until a
+    job gets resources."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def _headroom(scope: _Scope, job_id: str, workers: int, resource: str | None) ->
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
-    """Return text such as `the queue 'night' holds 7 GPU, and its limit is 8 GPU`."""
+    """Return a string such as `the queue 'night' holds 7 GPU, and its limit is 8 GPU`."""
     ahead = "; jobs ahead are also waiting" if is_any_ahead else ""
     return f"{scope.holder} {has}{scope.where}, and {scope.limit} is {limit}{ahead}"
 

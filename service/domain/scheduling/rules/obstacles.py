@@ -20,7 +20,7 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Maximum number of blocking jobs to list. The message contains the total number."""
+"""Maximum number of blocking jobs to list. The message also contains their total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -247,8 +247,8 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """Return text such as `jobs a, b, c and 7 more`. `number` is the total number of jobs, if not
-    all are in `names`."""
+    """Return a string such as `jobs a, b, c and 7 more`. `number` is the total number of jobs, if
+    not all are in `names`."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""

@@ -22,10 +22,10 @@ SETTLING_S = 300.0
 """Seconds added to the remaining time, so that differences much smaller than the cost of a start
 don't matter."""
 LONGEST_WAIT_S = 24 * 3600.0
-"""Seconds after which a waiting job comes before other jobs that otherwise rank equally, can't be
-evicted by them, and no longer lends its reserved slots. Before this time, jobs that yield can use
-the reserved slots, because they leave when the job needs the slots, and empty slots would delay all
-jobs."""
+"""Seconds after which a waiting job comes first among jobs that would otherwise be ordered by their
+remaining work, can't be evicted by these jobs, and no longer lends its reserved slots. Before this
+time, jobs that yield can use the reserved slots, because they leave when the job needs the slots,
+and empty slots would delay all jobs."""
 
 
 class Rank(NamedTuple):

@@ -131,8 +131,8 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """The strategy of the aggregating rank, which has the server's weights and state, but no data
-    of a silo, and is in no process group with silos."""
+    """The strategy of the aggregating rank. This rank holds the server's weights and state, has no
+    data of a silo, and is in no process group with silos."""
 
     _engine: SiloEngine
 
