@@ -415,8 +415,8 @@ def _length(value: Value) -> int:
 
 
 def as_text(value: Value) -> str:
-    """Return a value as text for an argument or a variable. All types except strings become
-    JSON."""
+    """Return a value as text for an argument or a variable. Values of all types except strings are
+    converted to JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -136,7 +136,7 @@ class WantedWork:
         self._asked.setdefault(key, {})[owner] = time.monotonic()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """Record that no job of the user still needs the work."""
+        """Record that none of the user's jobs needs the work any more."""
         self._asked.get(key, {}).pop(owner, None)
 
     def is_wanted(self, key: str) -> bool:

@@ -113,8 +113,8 @@ class Settings(BaseSettings):
     """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
     The URL can contain a password, so it is never printed."""
     storage_url: str = ""
-    """URL for logs, checkpoints and artifacts; by default a folder in the home. For `s3://`, each
-    process uses the AWS variables in its environment."""
+    """URL for logs, checkpoints and artifacts; by default a folder in the home directory. For
+    `s3://`, each process uses the AWS variables in its environment."""
     ray_address: str = EMBEDDED
     """With `local`, the service runs the embedded Ray; with `host:port`, it joins a Ray cluster."""
     ray_token_file: Path | None = None

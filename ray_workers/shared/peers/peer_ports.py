@@ -19,7 +19,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class ReservedPort:
-    """A port on this node that is not given to any other dray job until it is closed.
+    """A port on this node that is reserved for one dray job until the port is closed.
 
     Two sockets reserve the port. The first socket is named after the port number in the kernel's
     abstract namespace, in which only one process at a time can own a name. The kernel frees the

@@ -99,8 +99,8 @@ class Timings:
     replacement might have to read the data again. The same limit applies to the ranks of the first
     round from the time when they begin to connect until all are connected."""
     holders_limit_s: float = 10.0
-    """Limit for the nodes to report which ranks have the state, if no such rank has been
-    observed."""
+    """Time limit for the nodes to report which ranks have the state, if no rank with the state has
+    been observed."""
 
     # Hangs. The limits apply at the machines' usual speed.
     hang_s: Mapping[RankPhase, float] = field(
@@ -163,7 +163,7 @@ class Timings:
     page_limit_s: float = 600.0
     """Limit for a running process to create its heartbeat page, long enough for any machine."""
     page_period_s: float = 0.01
-    """Pause between tries to write to the page."""
+    """Pause before a failed write to the page is retried."""
     log_space_limit_s: float = 5.0
     """How long to wait for free disk space to write the end of the log."""
     log_space_period_s: float = 1.0

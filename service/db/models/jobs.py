@@ -205,7 +205,7 @@ class JobDependencyRow(Base):
     """Id of the waiting job, or of the array whose jobs are all waiting."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     on_success: Mapped[bool]
-    """Whether `after_id` must succeed; if False, it only has to end."""
+    """Whether job `after_id` must succeed; if False, the job only has to end."""
 
 
 class IdempotencyRow(Base):

@@ -63,7 +63,8 @@ class Autoscaler(Stage):
         """Whether Ray might have a request from this term."""
         self._stored: autoscaling.Demand | None = None
         self._sent_released: frozenset[str] = frozenset()
-        """Nodes whose release was sent to the gateway, which might have received it."""
+        """Nodes for which a release request was sent to the gateway; the gateway might not have
+        received the request."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
         """The time at which nodes were first requested, by job."""

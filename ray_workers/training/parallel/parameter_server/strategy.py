@@ -199,7 +199,7 @@ class ParameterServerWorker(Strategy):
     # One batch.
 
     def take(self) -> None:
-        """Get the next batch after `batch` is complete."""
+        """Get the next batch once `batch` is complete."""
         self.batch = self.servers.take(self.batch)
 
     def pull(self, version: int | None = None) -> Tensor:

@@ -58,7 +58,7 @@ class WorkerKind:
         self.counted = tuple(
             amounts(bundle if heterogeneous is None else heterogeneous.mean_bundle, 1).items()
         )
-        """A worker's resources as counted by the rules of queues."""
+        """A worker's resources, as the queue rules count them."""
         self.vector: tuple[float, ...] = ()
         """The worker's amount of each resource that any job requests."""
         self.role_vectors: Mapping[int, tuple[float, ...]] = {}

@@ -42,7 +42,7 @@ has rarely caused its own failures."""
 
 
 class Round:
-    """The state of one plan while it is made, such as the remaining slots."""
+    """The intermediate state of one plan, such as the remaining slots."""
 
     def __init__(
         self,

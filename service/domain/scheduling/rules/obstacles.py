@@ -247,8 +247,8 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """Return text such as `jobs a, b, c and 7 more`. `number` is the total number of jobs, if not
-    all are in `names`."""
+    """Return text such as `jobs a, b, c and 7 more`. `number` is the total number of jobs if
+    `names` contains only some of them."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""
