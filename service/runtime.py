@@ -130,7 +130,7 @@ class Runtime:
         clock: Callable[[], datetime] = utc_now,
         timings: LoopTimings | None = None,
     ) -> Runtime:
-        """Lock the home, migrate the database, and start the loops.
+        """Lock the home directory, migrate the database, and start the loops.
 
         Tests pass a `cluster` instead of Ray, a `clock` instead of this machine's clock, and
         `timings`. Raises StartRefused if the home, the database or the storage can't be used, or if

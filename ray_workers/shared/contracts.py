@@ -134,7 +134,7 @@ class AttemptSpec(RankSpec):
     """Number of seconds that the job may still run."""
     min_workers: int | None
     """Minimum number of workers with which the group continues if no replacement is available; None
-    requires the initial number."""
+    means the initial number."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     system_metrics_s: float | None

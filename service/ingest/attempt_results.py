@@ -320,7 +320,7 @@ class _Recorder:
         )
 
     def _fails_alike(self, message: str) -> bool:
-        """Whether the previous attempt ended with the same error of the user's code."""
+        """Whether the previous attempt ended with the same error in the user's code."""
         before = attempts_repository.get(self.session, self.job.id, self.row.attempt - 1)
         if before is None or before.reason_code != Cause.USER_ERROR:
             return False

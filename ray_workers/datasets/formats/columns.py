@@ -56,8 +56,8 @@ LARGE = 1e15
 BASE_BITS = 32
 """Bases are multiples of 2**BASE_BITS, so that files with similar numbers have the same base."""
 MAX_BAD_SHARE = 0.1
-"""Maximum fraction of texts in a column of numbers. A column with a larger fraction is a category
-column."""
+"""Maximum fraction of the values in a numeric column that may be text. A column with a larger
+fraction is a category column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
 """Maximum number of distinct numbers that can be categories. If there are more, they are probably

@@ -206,8 +206,8 @@ def _since(at: datetime | None, now: datetime) -> float:
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
     """Return the seconds for which the attempt could use its slots for training. Up to
-    `SLOW_START_S` before the first step are not counted, because otherwise an attempt that starts
-    slowly could be preempted before its first step each time."""
+    `SLOW_START_S` seconds before the first step are not counted, because otherwise an attempt that
+    starts slowly could be preempted before its first step each time."""
     is_starting = job.state is JobState.STARTING
     ran_at = None if is_starting else attempt.running_at
     since: datetime = ran_at or attempt.started_at or attempt.created_at

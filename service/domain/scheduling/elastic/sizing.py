@@ -83,7 +83,7 @@ class ElasticJob:
     """Steps left at the current batch size; None if unknown."""
     batch_range: tuple[int, int] | None = None
     """Smallest and largest batch size; None if the batch size is fixed. All batch sizes are
-    multiples of the smallest."""
+    multiples of the smallest batch size."""
     noise_scale: float | None = None
     """The gradient noise scale in samples; None until it is measured."""
 
