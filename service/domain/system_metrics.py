@@ -64,7 +64,7 @@ def pack(samples: SystemSamples) -> bytes:
 
 
 def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
-    """Return the samples of a row, for all ranks or for one."""
+    """Return the samples of a row, for all ranks or for one rank."""
     head, _, data = row.partition(b"\n")
     num_samples, alike = json.loads(head)
     times = struct.unpack_from(f"<{num_samples}q", data)

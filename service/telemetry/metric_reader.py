@@ -63,7 +63,8 @@ def read(
     until_step: int = NO_END,
     max_points: int,
 ) -> dict[str, Points]:
-    """Read at most `max_points` of each series, from the steps after `after_step` to `until_step`.
+    """Read at most `max_points` points of each series, from the steps after `after_step` up to
+    `until_step`.
 
     `TIMES` is read only if `keys` contains it.
     """

@@ -325,8 +325,8 @@ class Column:
         return found
 
     def collect(self, batch: Any, limit: int, file: TableFile, advice: str) -> None:
-        """Collect the names that occur. Raises DataError with the advice if there are more than
-        `limit`."""
+        """Collect the names that occur. Raises DataError with `advice` if there are more than
+        `limit` names."""
         import pyarrow.compute as pc
 
         self.values.update(pc.unique(pc.drop_null(self.names_of(batch))).to_pylist())

@@ -190,7 +190,7 @@ class _Followed:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
-        """Open the file. Raises OSError if it is not a regular file."""
+        """Open the file. Raises OSError unless the path names a regular file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self._path, flags)
         try:

@@ -111,8 +111,8 @@ def _end(connection: socket.socket) -> None:
 
 
 def start_parent(path: str, modules: str) -> bool:
-    """Start a parent that listens at `path`, unless there is one. Return False if an earlier parent
-    has found that it must not fork (`worker_parent.refuse`)."""
+    """Start a parent that listens at `path`, unless a parent already listens there. Return False if
+    an earlier parent has found that it must not fork (`worker_parent.refuse`)."""
     with open(f"{path}.lock", "a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +140,8 @@ def request_of(arguments: Sequence[str]) -> bytes:
     """Return the properties of this process that the worker inherits."""
     with open("/proc/self/oom_score_adj") as file:
         oom_score = file.read()
-    return marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), oom_score))  # noqa: PTH109  # pathlib takes long to import
+    return marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), oom_score))  # noqa:
+    PTH109  # pathlib takes long to import
 
 
 def main() -> None:

@@ -69,8 +69,8 @@ class ReservedPort:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket bound to the port on all addresses of the node, since some servers use them
-    all."""
+    """Return a socket bound to the port on all addresses of the node, because some servers listen
+    on all addresses."""
     is_ipv6 = ":" in address
     bound = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
     try:

@@ -122,7 +122,7 @@ class Timings:
     """Minimum limit for the first step of a round, which takes longer because it selects kernels
     and allocates buffers."""
     stopped_hang_s: float = 5.0
-    """Limit for a stopped process in any phase, regardless of the job's step times."""
+    """Time limit for a suspended process in any phase, regardless of the job's step times."""
     script_hang_s: float = 900.0
     """How long a script can go without reports, or be idle, if the user has not set a limit."""
     script_look_period_s: float = 5.0

@@ -101,7 +101,7 @@ def whole_of(divided: DTensor) -> Tensor:
 
 
 def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tensor:
-    """Reassemble a tensor from the parts of all ranks along the axis of the cut."""
+    """Reassemble a tensor from all ranks' parts, along the axis on which it was divided."""
     padded = list(part.shape)
     padded[cut.dim] = -(-length // cut.parts)
     mine = part.new_zeros(padded)

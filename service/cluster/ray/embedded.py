@@ -108,9 +108,8 @@ class EmbeddedRay:
     def ensure(self) -> Daemon:
         """Return the running daemon, or start one after ending the processes of a dead daemon.
 
-        Raises EmbeddedRayError if it doesn't start, if the dead daemon's processes don't end, or
-        after `stop` was called.
-        """
+        Raises EmbeddedRayError if the new daemon doesn't start, if the dead daemon's processes
+        don't end, or after `stop` was called."""
         with self._lock:
             if self._stopping:
                 raise EmbeddedRayError("the service is stopping")

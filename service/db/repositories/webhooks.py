@@ -41,7 +41,7 @@ def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]
 
 
 def owners_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Return (id, owner, queue) of these jobs, by id."""
+    """Return the columns (id, owner, queue) of these jobs, keyed by id."""
     return _of_jobs(session, job_ids, ("id", "owner", "queue"))
 
 

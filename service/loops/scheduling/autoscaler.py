@@ -73,8 +73,8 @@ class Autoscaler(Stage):
         """Nodes of the session's first plan, which can include the head node and nodes of other
         types."""
         self._memory: Mapping[int, float] = {}
-        """For each node type, by its index in the setting, the largest memory of the nodes that
-        were added."""
+        """The largest memory of the nodes added for each node type, keyed by the type's index in
+        the setting."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
         """For each node, the time since which nothing has run on it and no waiting job has needed
@@ -200,7 +200,7 @@ class Autoscaler(Stage):
                     await self._changed.wait()
 
     async def _is_anything_left(self) -> bool:
-        """Whether a service with other settings requested nodes. Waits for the database."""
+        """Whether a service with different settings requested nodes. Waits for the database."""
         while True:
             try:
                 return await self._database.read(_was_asked)

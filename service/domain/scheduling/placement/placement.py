@@ -153,8 +153,9 @@ class Placement:
                 yield from self._wide_enough(child, num_workers)
 
     def _fullness(self, domain: Domain) -> tuple[object, ...]:
-        """Return a sort key for domains: by room, then by number of nodes with room, then by the
-        room and the number of nodes of each surrounding domain, and finally by name."""
+        """Return a sort key for domains: by capacity, then by number of nodes with free capacity,
+        then by the capacity and the number of nodes of each surrounding domain, and finally by
+        name."""
         around = list(domain.around)
         areas = [self._areas[each] for each in around]
         capacities = [(area.capacity, area.num_nodes) for area in areas]
