@@ -378,7 +378,7 @@ def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
 
 
 def _storage(url: str) -> Storage:
-    """Open the storage. Raises StartRefused if it is a folder that can't be created."""
+    """Open the storage. Raises StartRefused if the storage is a folder that can't be created."""
     try:
         return Storage(url)
     except OSError as error:

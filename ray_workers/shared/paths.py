@@ -1,7 +1,8 @@
 """Paths of a deployment's files on a node, such as the forkserver's socket and the spools.
 
 All of these paths are under the system's temporary folder. If the path of this folder is long,
-paths begin with a short link to it, because the path of a Unix socket can have at most 107 bytes.
+paths begin with a short link to it, because the path of a Unix socket can be at most 107 bytes
+long.
 """
 
 from __future__ import annotations

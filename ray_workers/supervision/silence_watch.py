@@ -3,7 +3,8 @@
 A suspended rank actor neither forwards the output of its training process nor observes the
 process's exit, and a group whose rendezvous store is suspended can't form another round. Once such
 a process is killed, its loss is handled like any other loss. The supervisor itself is watched by
-`service.cluster.ray.driver`. """
+`service.cluster.ray.driver`.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ class SilenceWatch:
             return False
         self._silence.answered(name)
         self._speed.ran_out()
-        print(f"killing {name}: no response for {self._limits.rank_actor_s:g} s", flush=True)  #
-        noqa: T201 return True
+        print(f"killing {name}: no response for {self._limits.rank_actor_s:g} s", flush=True)  # noqa: T201
+        return True
 
     async def _ask_actor(self, member: Member) -> None:
         name = compat_ray.actor_id_of(member.actor)

@@ -88,7 +88,8 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
 def preempt_for(
     session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
 ) -> bool:
-    """Ask an attempt to leave for another job; return False if it no longer holds slots."""
+    """Ask an attempt to release its slots for another job; return False if it no longer holds
+    slots."""
     touch(session)
     seen = attempts_repository.get(session, job_id, attempt)
     if seen is None:

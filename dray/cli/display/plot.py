@@ -165,7 +165,7 @@ class _Canvas:
         self._owners: dict[tuple[int, int], set[int]] = {}
 
     def draw(self, owner: int, points: Sequence[tuple[float, float]]) -> None:
-        """Connect points by straight lines. Points are (x, y) in dots from the upper left."""
+        """Connect points with straight lines. Points are (x, y) in dots from the upper left."""
         previous = points[0]
         for point in points:
             (x0, y0), (x1, y1) = previous, point

@@ -188,8 +188,8 @@ class GradientExchange:
     def gradients(
         self, chosen: Iterable[Tensor] | None = None, *, in_host_memory: bool = False
     ) -> list[Tensor | None]:
-        """Return copies of the gradients of all parameters, or of the chosen ones. The entries of
-        other parameters, and of parameters without a gradient, are None."""
+        """Return copies of the gradients of all parameters, or of the chosen parameters. The
+        entries of other parameters, and of parameters without a gradient, are None."""
         ids = None if chosen is None else set(map(id, chosen))
         return [
             p.grad.to("cpu" if in_host_memory else p.grad.device, copy=True)

@@ -67,8 +67,8 @@ class Output:
 
 
 def mark_of(folder: Path) -> str:
-    """Return the mark of all processes that build a folder. The mark identifies these processes
-    even if their builder is gone."""
+    """Return the mark that identifies all processes that build a folder. The mark identifies these
+    processes even if their builder is gone."""
     return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
 
 

@@ -74,7 +74,8 @@ from ray_workers.shared.processes.procfs import (
 
 REQUEST_LIMIT_BYTES = 4 << 20
 DUMP_SIGNAL = signal.SIGUSR2
-"""Signal that makes a rank print the stack traces of its threads, once it has a handler for it."""
+"""Signal that makes a rank print the stack traces of its threads, once the rank has a handler for
+this signal."""
 SWEEP_S = 0.02
 """Pause between two searches for processes of a killed session."""
 STUCK_S = 10.0

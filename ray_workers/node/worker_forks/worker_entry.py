@@ -140,8 +140,7 @@ def request_of(arguments: Sequence[str]) -> bytes:
     """Return the properties of this process that the worker inherits."""
     with open("/proc/self/oom_score_adj") as file:
         oom_score = file.read()
-    return marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), oom_score))  # noqa:
-    PTH109  # pathlib takes long to import
+    return marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), oom_score))  # noqa: PTH109  # pathlib takes long to import
 
 
 def main() -> None:

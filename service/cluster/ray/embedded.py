@@ -308,7 +308,7 @@ class EmbeddedRay:
         processes is running. Recorded processes are checked because processes that were started
         with an empty environment don't have the mark.
 
-        Spools are kept until the service has read them through the node of the next Ray.
+        Spools are kept until the service has read them through the node of the next Ray instance.
         """
         root = paths.deployment_root(self._deployment_id)
         nodes = list(session_records.nodes_of(root))

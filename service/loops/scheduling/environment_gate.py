@@ -37,7 +37,7 @@ class _Awaited:
 
     node_ids: tuple[str, ...]
     until: float
-    """A time by the event loop's clock."""
+    """A time on the event loop's clock."""
 
 
 _PLACED = (policy.Start, policy.Wait, policy.Grow)

@@ -54,7 +54,7 @@ class Placement:
             self._add(domain, size * len(there), len(there))
 
     def change(self, node_id: str, size: int) -> None:
-        """Set the room on a node to `size` workers."""
+        """Set the free capacity of a node to `size` workers."""
         before = self._size_of.pop(node_id, 0)
         if size == before == 0:
             return

@@ -180,7 +180,7 @@ class Stock:
     def _changed(
         self, amounts: Amounts, vector: Amounts, number: int, before: Parts, after: Parts
     ) -> Amounts:
-        """Return a node's amounts after `number` workers were added to what is free."""
+        """Return a node's free amounts after the resources of `number` workers were added."""
         found = plus(amounts, vector, number)
         if self._shared is None or before == after:
             return found
