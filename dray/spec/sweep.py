@@ -250,7 +250,7 @@ class Sweep(Document):
     values are sampled independently. optuna: Optuna (TPE) suggests values when a trial starts,
     based on the results of earlier trials."""
     trials: Annotated[Int, Field(ge=1, le=10**9)] | None = None
-    """Number of trials; only for random and optuna."""
+    """Number of trials; only for `random` and `optuna`."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed of the sampler; the same seed gives the same values."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None

@@ -126,8 +126,8 @@ def _seen(
 ) -> policy.Node:
     """Return the node for the plan.
 
-    `ours` are the resources that dray's attempts hold on the node. `parts` are the fractions of its
-    GPUs that jobs hold, for each holder; None if no GPU is shared.
+    `ours` are the resources that dray's attempts hold on the node. `parts` are the fractions of the
+    node's GPUs that each holder has; None if no GPU is shared.
     """
     # If only dray uses the cluster, ignore `available`: dray's own records are exact, whereas Ray's
     # records lag behind.

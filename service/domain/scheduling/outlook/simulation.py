@@ -66,7 +66,7 @@ class Expected:
     """Number of jobs of unknown length on which `at` depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """`earliest` and `latest` are the range of `at`. `latest` is None if the job's start can't be
+    """`earliest` and `latest` are the bounds of `at`. `latest` is None if the job's start can't be
     predicted on the assumption that the other jobs take their longest expected time."""
 
 

@@ -55,7 +55,7 @@ class RunningJob:
     yields: bool = False
     """Whether the job saves its state when asked to leave, and resumes from it."""
     is_leaving: bool = False
-    """Whether the job was asked to leave."""
+    """Whether the job was asked to release its slots."""
     place: int = 0
     """See `policy.WaitingJob.place`."""
     queue: str = "default"

@@ -154,7 +154,7 @@ class AccountLimits:
         return found
 
     def _most(self, kind: WorkerKind) -> int:
-        """Return how many workers the limits allow if no other job holds anything."""
+        """Return how many workers the limits allow if no other job holds any slots."""
         found = self._most_ever.get(kind)
         if found is None:
             allowed = [
