@@ -18,7 +18,7 @@ from ray_workers.shared.node_needs import BuildState
 FIRST_ANSWER_S = 2.0
 """Seconds for which a request waits for running work. Most work is finished within this time."""
 FAILURE_KEPT_S = 10.0
-"""Seconds for which a remembered final failure is returned before another try."""
+"""Seconds for which a recorded final failure is returned before the work is tried again."""
 RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
 """Seconds between tries of work that failed because of a server or a disk."""
 

@@ -43,7 +43,7 @@ class Slots:
 
 
 class AttemptSlots:
-    """All slots of one attempt, including requested ones."""
+    """All slots of one attempt, including requested slots."""
 
     def __init__(self, spec: AttemptSpec, timings: Timings) -> None:
         self._spec = spec

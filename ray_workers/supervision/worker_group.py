@@ -420,8 +420,8 @@ class WorkerGroup:
         """Release all resources. Returns when the processes have exited and the slots are free.
 
         If processes can't be ended, the node's agent keeps their slots (`quarantine`). This method
-        can be called again after a failure. The slots are released last, because other jobs can use
-        them as soon as they are released.
+        can be called again after a failure. The slots are released last, because other jobs can
+        use released slots immediately.
         """
         if not self._slots.num_ever:
             return  # without slots, there are no processes

@@ -135,7 +135,7 @@ class Cluster(Protocol):
         `bundles` contains pairs of a bundle and a count. A bundle fits only on nodes with its
         labels. Without bundles, Ray chooses the size of the cluster. The call also ends dray's own
         processes on the nodes in `released`, because Ray would otherwise never consider these nodes
-        idle. If a later call omits a node from `released`, dray's processes are started on it
+        idle. If a later call omits a node from `released`, dray's processes are started on the node
         again. Idempotent.
         """
 

@@ -121,7 +121,7 @@ class MlflowExporter:
         return has_more
 
     async def _export(self, job_id: str) -> bool:
-        """Export the next part of the job. Returns whether the job has more."""
+        """Export the next part of the job. Returns whether the job has more data to export."""
         part = await self._database.read(lambda s, _: next_part(s, job_id))
         if part is None:
             return False

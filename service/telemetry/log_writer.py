@@ -4,7 +4,7 @@ The last chunks of each rank are in SQL. A full chunk is written to storage befo
 changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
 folder is damaged remains in SQL (`service.telemetry.refused_logs`).
 
-Of the lines beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
+Beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
 remains in SQL and from which the oldest lines are dropped. The chunk's first line states how many
 lines are left out.
 """

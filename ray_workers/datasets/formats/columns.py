@@ -231,7 +231,7 @@ class Column:
 
     @property
     def hint(self) -> str:
-        """Advice on options, if the texts of the column were probably meant to be numbers."""
+        """Advice on options, if the strings in the column were probably meant to be numbers."""
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:

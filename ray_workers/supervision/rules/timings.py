@@ -88,7 +88,7 @@ class Timings:
     grow_limit_s: float = 10.0
     """Limit for Ray to reserve granted slots, which were free when the service granted them."""
     ready_limit_s: float = 180.0
-    """Limit for a newcomer to become ready to get a rank. The newcomer has to read the data
+    """Time limit for a newcomer to become ready for a rank. The newcomer has to read the data
     first."""
     ready_period_s: float = 0.05
     """Time between observations of a newcomer."""

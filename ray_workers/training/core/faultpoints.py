@@ -12,7 +12,7 @@ from typing import Any
 
 Act = Callable[[], None]
 ActWith = Callable[[Any], None]
-"""An action that receives the object passed by the point."""
+"""An action that receives the object passed by the fault point."""
 
 
 class FaultPoint(StrEnum):
@@ -85,7 +85,7 @@ def arm(point: FaultPoint, act: Act, *, at_step: int | None = None) -> None:
 
 
 def arm_with(point: FaultPoint, act: ActWith, *, at_step: int | None = None) -> None:
-    """Like `arm`, but for an action that receives the object passed by the point."""
+    """Like `arm`, but for an action that receives the object passed by the fault point."""
     _armed.setdefault(point, []).append((act, at_step))
 
 

@@ -35,7 +35,7 @@ from service.sweeps.optuna_sampler import EarlierTrial, TrialOutcome
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
-"""Seconds before a sampler that failed is called again."""
+"""Seconds after which a sampler that failed is called again."""
 PATIENCE_S = 2.0
 """Time in seconds for which slots are kept free until a sampler returns the values. Most samplers
 take a fraction of a second."""

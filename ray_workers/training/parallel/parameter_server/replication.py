@@ -89,8 +89,8 @@ class ReplicationLog:
             self._changed.notify_all()
 
     def forget_all(self) -> int:
-        """Remove all messages, whose effects a snapshot includes, and return the number of the
-        latest message."""
+        """Remove all messages, because a snapshot includes their effects, and return the number of
+        the latest message."""
         with self._changed:
             self._entries.clear()
             return self.newest
