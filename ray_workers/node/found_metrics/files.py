@@ -133,8 +133,8 @@ class MetricFiles:
             self._names.add(self._runs[path])
 
     def _run_of(self, path: Path) -> Run:
-        """Return the run of a file. A run's event files and its table are in the same folder. A
-        second table in a folder belongs to another run."""
+        """Return the run to which a file belongs. A run's event files and its table are in the same
+        folder. A second table in a folder belongs to another run."""
         at, top = next(
             (at, folder) for at, folder in enumerate(self._folders) if path.is_relative_to(folder)
         )

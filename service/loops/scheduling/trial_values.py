@@ -93,7 +93,7 @@ class TrialValues(Stage):
             seen.decisions = seen.planned = [self._reason(each) for each in seen.planned]
 
     def _reason(self, decision: policy.Decision) -> policy.Decision:
-        """Replace the reason why a trial waits, because the plan passes it over."""
+        """Replace the reason why a trial waits, because the plan passes the trial over."""
         why = self._passed_over.get(decision.job_id)
         if why is None or not isinstance(decision, policy.Wait):
             return decision

@@ -37,8 +37,8 @@ from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstac
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
 SOON_S = 15.0
-"""Maximum backoff, in seconds, with which a job keeps its position. A job with such a short backoff
-has rarely caused its own failures."""
+"""A job keeps its position if its backoff, in seconds, is at most this value. A job with such a
+short backoff has rarely caused its own failures."""
 
 
 class Round:

@@ -160,7 +160,7 @@ class Candidates:
 
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
         """Yield the requests that can be made for a job with the rank `coming`, except requests to
-        the jobs in `but`. Requests for spare slots come before requests to leave."""
+        the jobs in `but`. Requests for spare slots come before requests to release all slots."""
         # If two ranks differ only in their work, the rank with more work can ask only a subset of
         # the jobs that the other rank can ask.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
