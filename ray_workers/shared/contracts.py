@@ -377,8 +377,8 @@ class ProcessSpec:
     (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
     """Path prefix of the process's heartbeat page and of the files next to it
-    (`ray_workers.shared.heartbeat`). A process without a page is not monitored, and its group does
-    not recover in place."""
+    (`ray_workers.shared.heartbeat`). A process without a heartbeat page is not monitored, and its
+    group does not recover in place."""
     generation: int
     """Generation of the first group that the process joins, as rank `rank` of `world_size`. If this
     is AWAITING, `rank` only identifies the process in observations."""

@@ -222,7 +222,7 @@ class Jobs:
         return row, after
 
     async def get(self, job_id: str) -> views.Job:
-        """Return the job. Raises NotFound if it does not exist."""
+        """Return the job. Raises NotFound if the job does not exist."""
         return await self._database.read(
             lambda session: serializers.job(session, found(session, job_id))
         )

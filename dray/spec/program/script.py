@@ -54,7 +54,8 @@ class Script(Document):
     the code. In a document file, the value can also be a folder such as `.`, which the client
     uploads when the job is submitted. If unset, the program must exist on the workers' machines."""
     framework: Framework = "torch"
-    """Framework that determines how the ranks find each other. With `none`, they form no group."""
+    """Framework that determines how the ranks find each other. With `none`, the ranks form no
+    group."""
     roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}
     """Roles of the ranks, such as `ps` and `worker`, which can have different commands. Ranks are
     numbered role by role. If unset, all ranks run the same command. `resources.num_workers` is the

@@ -182,7 +182,7 @@ class _Series:
     If a script restarts its count in each epoch, steps continue from the previous step, even if
     each epoch only prints its last step. Other lines that repeat a position, or have none, get the
     next step. Once a line has contained a count of steps or batches, epochs no longer number the
-    series.
+    points of the series.
     """
 
     def __init__(self, *, is_sure: bool) -> None:

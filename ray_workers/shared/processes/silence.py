@@ -57,7 +57,7 @@ class SilenceLimits:
 
     @property
     def report_s(self) -> float:
-        """Silence after which users are notified, and after which a silent node gets no more
+        """Seconds of silence after which users are notified, and a silent node gets no more
         work."""
         return self.replace_s / 4
 

@@ -81,7 +81,7 @@ class Autoscaler(Stage):
         it."""
 
     def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
-        """Return the cluster with the nodes that are about to be released marked as released.
+        """Return the cluster, with nodes that are about to be released marked as released.
 
         No job starts on such a node, because the release might have taken effect since the
         snapshot. If a job needs the node, the release is withdrawn.

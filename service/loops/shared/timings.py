@@ -14,7 +14,8 @@ MAX_REST_S = 0.2
 
 @dataclass(frozen=True)
 class LoopTimings:
-    """The timings of the loops. `service.runtime` uses the defaults unless others are passed."""
+    """The timings of the loops. `service.runtime` uses the defaults unless other values are
+    passed."""
 
     watch_period_s: float = 1.0
     """Seconds between two snapshots of the cluster."""

@@ -104,7 +104,7 @@ class Gang:
         self.kind = kind
         self.least = request.least
         self.weight: float = share**SIZE_POWER
-        """Weight that the gang's size has in the order of the queue."""
+        """Weight of the gang's size in the order of the queue."""
 
     @functools.cached_property
     def needs(self) -> str:

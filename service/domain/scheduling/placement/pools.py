@@ -194,7 +194,7 @@ class Pool:
 
 
 class _Capacity:
-    """The room for workers of one kind, updated incrementally."""
+    """The free capacity for workers of one kind, updated incrementally."""
 
     def __init__(self, kind: WorkerKind, stock: Stock, free: Free, reserved: Reserved) -> None:
         self._kind = kind
