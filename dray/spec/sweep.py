@@ -242,8 +242,7 @@ class Sweep(Document):
     metric: MetricKey
     """Metric by which trials are compared, such as `val/loss`; reported by rank 0."""
     mode: Literal["min", "max"] | None = None
-    """Whether lower values (`min`) or higher values (`max`) are better; required for a script's own
-    metrics."""
+    """Whether low (min) or high (max) values are better; required for a script's own metrics."""
     by: Literal["best", "last"] = "best"
     """Which reported value of a trial counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"

@@ -336,7 +336,7 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether the monitor can detect only stopped processes. True for a script that has not
+        """Whether the monitor can detect only suspended processes. True for a script that has not
         called `train.prepare` and does not have to."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)

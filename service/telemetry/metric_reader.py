@@ -95,9 +95,9 @@ def read_in_order(
 ) -> tuple[dict[str, Points], int | None]:
     """Read every point of each series after `after_step`, up to a common last step.
 
-    The last step is chosen so that no series has more than `max_points`. Returns the series and
-    this step, or None for the step if there are no more points up to `until_step`. No more chunks
-    are read than needed, however long the series are.
+    The last step is chosen so that no series has more than `max_points` points. Returns the series
+    and this step, or None for the step if there are no more points up to `until_step`. No more
+    chunks are read than needed, however long the series are.
     """
     pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}

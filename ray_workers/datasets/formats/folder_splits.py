@@ -121,8 +121,8 @@ def refuse_like_names(names: Iterable[str], location: str) -> None:
 
 def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
     """Raise DataError if the set is not split, and its folders look like a split or have the same
-    subfolders, as `train2017` and `val2017` or two sites do. Either level of folders could then be
-    the classes."""
+    subfolders, as `train2017` and `val2017` or two sites do. In this case, either level of folders
+    could contain the classes."""
     paths = [member.parts for member in every if member.role is None]
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
     for parts in paths:

@@ -23,7 +23,7 @@ from ray_workers.training.core.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):
-    """One of the cuts of a tensor, into `parts` parts of equal size, except that the last parts can
+    """One division of a tensor, into `parts` parts of equal size, except that the last parts can
     be smaller."""
 
     axis: int

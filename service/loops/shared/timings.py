@@ -41,8 +41,8 @@ class LoopTimings:
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
-    """Seconds after the claim of an attempt in which another process might still launch it. Longer
-    than the time for which the gateway waits for a response."""
+    """Seconds after the claim of an attempt during which another process might still launch the
+    attempt. Longer than the time for which the gateway waits for a response."""
     last_launches_s: float = 5.0
     """Seconds for which a stopping service waits until its current launches have finished. If the
     service cancelled a launch, the next leader could not determine whether the attempt was
