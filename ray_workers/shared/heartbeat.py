@@ -63,7 +63,7 @@ class TimeCategory(StrEnum):
     USEFUL = "useful"
     """Spent on optimizer steps that count."""
     RECOMPUTED = "recomputed"
-    """Spent on repeating steps that were lost."""
+    """Time spent on repeating steps that were lost."""
     STARTING = "starting"
     """From the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"

@@ -1,8 +1,8 @@
 """Stores the replies of supervisors: each reply atomically, several attempts in one transaction.
 
-Two checks fence a reply. The attempt must be the job's live attempt, so replies from the supervisor
-of an abandoned attempt are ignored. The reply's cursor must be beyond the stored cursor, so a reply
-that arrives twice is stored once.
+A reply must pass two checks. The attempt must be the job's live attempt, so replies from the
+supervisor of an abandoned attempt are ignored. The reply's cursor must be beyond the stored cursor,
+so a reply that arrives twice is stored once.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class LogStore:
         chunk.text, chunk.refused_at = text, self._now
 
     def _bound_refused(self) -> None:
-        """Report once that chunks were refused, and drop the oldest chunks if they exceed the
+        """Report once that chunks were refused, and drop the oldest chunks if the chunks exceed the
         limit."""
         if self._refusal is not None:
             refused_logs.bound(self._session, self._job, self._refusal, self._now)

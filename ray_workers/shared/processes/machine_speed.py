@@ -100,7 +100,7 @@ class MachineSpeed:
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """`clock` returns the seconds during which this process itself ran."""
+        """`clock` returns the number of seconds during which this process itself ran."""
         self._clock = clock or AwakeClock().time
         self._looked_at = self._clock()
         self._time_s = 0.0

@@ -35,7 +35,7 @@ outweigh the cost of the restart."""
 LEFT_POWER = 0.5
 """Exponent of the time left in the divisor of a job's gain; see the module's docstring."""
 UNKNOWN_LEFT_S = 600.0
-"""Assumed time left of a job, in seconds, until the job reports it."""
+"""Assumed remaining time of a job, in seconds, until the job reports the remaining time."""
 SHORTEST_S = 30.0
 """Lower bound of the time that a job has left, in seconds."""
 NEARLY_NOTHING = 1e-6

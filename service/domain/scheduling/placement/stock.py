@@ -63,7 +63,8 @@ class NodeGroup:
         self.kind = kind
         """Kind of the nodes (see `Stock.kind_of`)."""
         self.amounts = amounts
-        """Free resources of each node; negative if more is promised than the node has."""
+        """Free resources of each node; negative if more resources are promised than the node
+        has."""
         self.nodes: set[str] = set()
 
 
