@@ -33,7 +33,7 @@ class Forecast(View):
 
 
 class ForecastError(View):
-    """The error of first forecasts, over the last 7 days."""
+    """The error of the first forecast of each start or end, over the last 7 days."""
 
     count: int
     """Number of first forecasts whose start or end has occurred since."""

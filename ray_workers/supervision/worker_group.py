@@ -441,8 +441,7 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """Kill rank actors, even stopped actors. Errors are only logged, because a node might have
-    failed."""
+    """Kill rank actors, even suspended actors. Errors are only logged, as a node may be lost."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

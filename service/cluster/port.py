@@ -49,7 +49,7 @@ class ClusterNode:
     """The node's Ray labels, such as `ray.io/market-type`, except for the label with the node's
     id."""
     is_starting: bool
-    """Whether the node is not accepted for the sole reason that it is still starting."""
+    """Whether the only reason for not accepting the node is that it is still starting."""
     is_released: bool
     """Whether `Cluster.request_nodes` has removed dray's processes from the node. Such a node is
     not accepted."""

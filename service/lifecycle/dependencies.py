@@ -112,7 +112,7 @@ def end_unstarted(
     now: datetime,
     data: Mapping[str, Any],
 ) -> None:
-    """Cancel all jobs of an array that have had no attempt, for this reason."""
+    """Cancel, with this reason, all jobs of an array that have had no attempt."""
     ended = _end(session, [array_id], Trigger.CANCEL, code, message, now, data)
     resolve(session, ended, now)
 

@@ -105,7 +105,7 @@ class MlflowExporter:
 
     async def _export_from(self, waiting: Iterator[str], now: Mapping[str, Any]) -> bool:
         """Export one part of each job in `waiting`, which several tasks share. Returns whether any
-        of the jobs has more parts."""
+        of the jobs has more parts to export."""
         has_more = False
         for job_id in waiting:
             try:

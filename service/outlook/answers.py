@@ -45,7 +45,7 @@ FOR_SLOTS = frozenset(
         *("queue_limit", "user_limit"),
     }
 )
-"""Reasons for waiting of jobs that might start immediately in another queue, with fewer resources,
+"""Wait reasons of jobs that might start immediately in another queue, with fewer resources,
 or with a higher priority."""
 MAX_KEPT = 4096
 

@@ -40,7 +40,7 @@ CONNECT_LIMIT_S = 5.0
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
 """Seconds within which a parent must fork, including its imports before the first fork. A slower
-parent is killed, since it might be stopped. Ray itself waits 60 s for a worker."""
+parent is killed, because it might be suspended. Ray itself waits 60 s for a worker."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:

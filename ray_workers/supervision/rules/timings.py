@@ -83,8 +83,8 @@ class Timings:
     dead_node_period_s: float = 0.5
     """Time between checks of whether the node of a replacement is dead."""
     standby_limit_s: float = 30.0
-    """Limit for a group that lacks workers to get slots. After this time, the attempt ends, and the
-    job resumes from its checkpoint once slots are free."""
+    """Time limit for a group that lacks workers to get slots. After this time, the attempt ends,
+    and the job resumes from its checkpoint once slots are free."""
     grow_limit_s: float = 10.0
     """Limit for Ray to reserve granted slots, which were free when the service granted them."""
     ready_limit_s: float = 180.0
@@ -95,7 +95,7 @@ class Timings:
     release_rest_pause_s: float = 5.0
     """Pause between checks of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
-    """Limit from the announcement of a round to its first step. This limit is long because a
+    """Time limit from the announcement of a round to its first step. This limit is long because a
     replacement might have to read the data again. The same limit applies to the ranks of the first
     round from the time when they begin to connect until all are connected."""
     holders_limit_s: float = 10.0

@@ -26,7 +26,7 @@ class Progress:
 
     @classmethod
     def at(cls, step: int) -> Self:
-        """Return the progress if `step` steps are done, and all tasks that were due after them."""
+        """Return the progress after `step` steps and all tasks that were due after these steps."""
         return cls(2 * step + 1)
 
     @classmethod

@@ -62,8 +62,8 @@ class Stage:
 
 
 def held_back(snapshot: policy.Snapshot, waiting: Mapping[str, str]) -> policy.Snapshot:
-    """Return the snapshot modified so that these jobs take no slots. `waiting` contains their
-    reasons, by job."""
+    """Return the snapshot modified so that these jobs take no slots. `waiting` contains the reason
+    for each job, keyed by job id."""
     if not waiting:
         return snapshot
     queue = (
