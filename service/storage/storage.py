@@ -56,7 +56,7 @@ class BadKey(ValueError):
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raise BadKey unless it is a plain relative path."""
+    """Return the key. Raise BadKey unless the key is a plain relative path."""
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
         raise BadKey(f"{key!r} is not a plain relative path")

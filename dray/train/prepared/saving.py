@@ -55,7 +55,7 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def ask(self) -> None:
-        """Request a save at the next batch."""
+        """Request that the state of the next batch be saved."""
         self._is_asked = True
 
     def at_batch(self) -> None:

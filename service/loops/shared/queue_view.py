@@ -32,8 +32,8 @@ from service.outlook.step_times import Runs
 from service.outlook.waiting_jobs import left_s, waited_s, waiting_job
 
 SLOW_START_S = 900.0
-"""Number of seconds in which an attempt is expected to reach its first step. An attempt that hangs
-before its first step can be preempted after this time plus the minimum run time."""
+"""Number of seconds within which an attempt is expected to reach its first step. An attempt that
+hangs before its first step can be preempted after this time plus the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
