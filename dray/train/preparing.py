@@ -44,8 +44,8 @@ class TrainingProgress:
     epoch: int
     """Epoch of the current batch, from 0."""
     batch: int
-    """Index of the current batch in its epoch, from 0. In a process that started in the middle of
-    an epoch, `enumerate(loader)` also starts from 0, but `batch` does not."""
+    """Index of the current batch in its epoch, starting from 0. In a process that started in the
+    middle of an epoch, `enumerate(loader)` also starts from 0, but `batch` does not."""
     total_steps: int | None
     """Total number of training steps, if known."""
 

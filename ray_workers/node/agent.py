@@ -357,7 +357,8 @@ class NodeAgent:
 
     async def drop(self, job_id: str, attempt: int) -> None:
         """Delete an attempt's folders, temporary files, heartbeat pages and spools, including its
-        spools on dead nodes of this machine. Call this method once all frames are stored. The spools are deleted last, because they identify the attempts."""
+        spools on dead nodes of this machine. Call this method once all frames are stored. The
+        spools are deleted last, because they identify the attempts."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)

@@ -110,8 +110,8 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65535)
     """Port to listen on; 0 selects a free port."""
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
-    The URL can contain a password, so it is never printed."""
+    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home
+    directory. The URL can contain a password, so it is never printed."""
     storage_url: str = ""
     """URL for logs, checkpoints and artifacts; by default a folder in the home directory. For
     `s3://`, each process uses the AWS variables in its environment."""

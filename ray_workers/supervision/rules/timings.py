@@ -45,7 +45,7 @@ class Timings:
     """Like `read_slack_s`, but for a silent node, so that frames from other nodes do not have to
     wait for it."""
     poll_slack_s: float = 8.0
-    """Limit for the reply to a poll, in addition to the poll's waiting time. This limit is not
+    """Time limit for the reply to a poll, in addition to the poll's waiting time. This limit is not
     extended on slow machines, because the gateway considers the supervisor itself silent after 10
     s."""
     drop_limit_s: float = 5.0

@@ -174,8 +174,9 @@ class Averaging:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the averaging after the training has ended on all ranks. This is a collective, so
-        that a passive rank doesn't wait forever for a message from a rank that has exited."""
+        """End the averaging after the training has ended on all ranks. This is a collective
+        operation, so that a passive rank doesn't wait forever for a message from a rank that has
+        exited."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
