@@ -3,8 +3,8 @@
 Without a command, this program runs the loops, such as the scheduler and the reconciler. The API
 runs in other processes, which `python -m api --no-loops` starts. With PostgreSQL, several services
 can run: one service holds the lease for the loops, and the others wait for the lease. `backup
-DEST.tar` copies the home (DRAY_HOME), even while its service is running; `restore SRC.tar --home
-NEW` restores a copy to a new home.
+DEST.tar` copies the home directory (DRAY_HOME), even while its service is running; `restore SRC.tar
+--home NEW` restores a copy to a new home directory.
 """
 
 from __future__ import annotations

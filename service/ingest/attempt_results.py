@@ -381,8 +381,8 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 
 
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
-    """Return the running time that counts against max_runtime_s, excluding the time in which the
-    machine was suspended.
+    """Return the running time that counts against `max_runtime_s`, excluding the time during which
+    the machine was suspended.
 
     If no supervisor reported the running time, it is derived from the ledger, or from the wall time
     if the group changed its size.

@@ -36,7 +36,7 @@ def encode(situation: Situation) -> bytes:
 
 
 def decode(data: bytes) -> Situation:
-    """Decode a situation. Raises Unreadable if the round was written by another release."""
+    """Decode a situation. Raises Unreadable if another release wrote the data."""
     return _situation(_unpacked(data))
 
 

@@ -81,7 +81,8 @@ def run(
     check: Callable[[], None],
 ) -> int:
     """Run a program, and return its exit code once all processes that it started are gone. `check`
-    is called repeatedly in the meantime; if it raises an exception, the program is killed."""
+    is called repeatedly while the program runs; if it raises an exception, the program is
+    killed."""
     with subprocess.Popen(
         ["/bin/sh", "-c", _GATE, "sh", *command],
         cwd=cwd,

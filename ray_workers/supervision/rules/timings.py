@@ -31,8 +31,8 @@ class Timings:
     speed_period_s: float = 1.0
     """Age of the known machine speed after which an observation measures the speed again."""
     speed_limit_s: float = 2.5
-    """Age after which the speed is measured even if the group is not being observed, such as at its
-    start."""
+    """The speed is measured again once the last measurement is this old, even if the group is not
+    being observed, such as at its start."""
     read_wait_s: float = 1.0
     """How long a read from a node agent waits for frames. During the wait, frames from other nodes
     are not returned. A poll consists of several reads."""
