@@ -51,7 +51,7 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 class Known(NamedTuple):
-    """How much of a spool has reached the service, in bytes."""
+    """Number of bytes of a spool that have reached the service."""
 
     stored: float
     sent: float

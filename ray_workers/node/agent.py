@@ -180,8 +180,7 @@ class NodeAgent:
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
-        """Return the reason why ranks can't start: no forkserver, or live processes of a dead
-        node."""
+        """Return why ranks can't start: no forkserver, or live processes of a dead node."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)

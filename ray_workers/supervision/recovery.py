@@ -97,7 +97,7 @@ class RecoveryController:
         """Continue without the lost members, or with new processes for them. Returns False if the
         group does not recover.
 
-        `lost` contains the members whose processes have exited. If `lost` is empty, the living
+        `lost` contains the members whose processes have exited. If `lost` is empty, the remaining
         ranks reconnect in another round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:

@@ -23,7 +23,7 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 MOST_WITHOUT_A_STEP = 3
 """Maximum number of consecutive recoveries without a training step between them."""
 MOST_STARTS = 3
-"""Maximum number of tries to start another process for a lost rank."""
+"""Maximum number of times that a replacement process is started for a lost rank."""
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
 """Maximum number of restarts of one rank of a script, and the period in seconds over which they are
 counted."""

@@ -52,7 +52,7 @@ _REPORTED = (
 
 
 def columns_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Return the columns of these jobs that are needed for messages, by id."""
+    """Return the columns of these jobs that are needed for messages, keyed by job id."""
     return _of_jobs(session, job_ids, _REPORTED)
 
 

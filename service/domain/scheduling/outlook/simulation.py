@@ -43,7 +43,7 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 LEAVING_S = 15.0
-"""Seconds that a job takes to release its slots after it was asked to leave."""
+"""Seconds that a job takes to release its slots after it was asked to do so."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
 """Minimum time between two steps of the simulation, as a fraction of the simulated time so far. The
