@@ -101,8 +101,8 @@ class NodeReport:
     problem: str | None
     """Why ranks can't start on this node, such as a failed import of torch; None if they can."""
     full: str | None
-    """Why no file can be written to the folder for reports and temporary files; None if files can
-    be written."""
+    """The reason why no file can be written to the folder for reports and temporary files; None if
+    files can be written."""
     quarantined: tuple[Quarantined, ...]
     """Slots in quarantine, which are not given to any job."""
     idle_workers: int | None

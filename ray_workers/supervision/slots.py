@@ -21,7 +21,7 @@ from ray_workers.supervision.rules.timings import Timings
 BLOCK_LIMIT_S = 2.0
 """Limit for Ray to reserve a fraction of a GPU that is only blocked, not used."""
 PROBE_LIMIT_S = 10.0
-"""Minimum limit for the actor that finds out which GPU Ray has chosen."""
+"""Minimum time limit for the actor that finds out which GPU Ray has chosen."""
 
 
 class SlotsUnavailable(Exception):

@@ -81,7 +81,7 @@ SWEEP_S = 0.02
 STUCK_S = 10.0
 """Number of seconds after which killed processes that still exist are considered stuck."""
 SILENT_S = 1.0
-"""Maximum number of seconds in which a rank's init process must report the end of a killed rank."""
+"""Number of seconds within which a rank's init process must report the end of a killed rank."""
 STUCK_SWEEP_S = 1.0
 """Pause between two searches for stuck processes."""
 

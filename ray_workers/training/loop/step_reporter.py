@@ -169,8 +169,8 @@ class StepReporter:
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
-    """Begin to copy (loss, norm) to the host; return them with the event that marks the end of the
-    copy."""
+    """Begin to copy (loss, norm) to the host; return the copies with the event that marks the end
+    of the copying."""
     host = torch.empty(2, pin_memory=True)
     host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     return host, _mark(figures.loss.device)

@@ -170,7 +170,7 @@ class _Pack:
         self._placement = placement
         self._slices: list[Slice] = []
         self._before: dict[str, int] = {}
-        """The room on each chosen node before it was chosen."""
+        """The free capacity of each chosen node before the node was chosen."""
         self.num_workers = 0
 
     def fill(self, place: Place, num_workers: int) -> None:

@@ -45,8 +45,8 @@ class Headroom:
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
-        """Return why a job gets no more workers. The result is cached, because many jobs wait for
-        the same reason. `sentence` describes what the job needs."""
+        """Return the reason why a job gets no more workers. The result is cached, because many jobs
+        wait for the same reason. `sentence` describes what the job needs."""
         found = self._reasons.get(sentence)
         if found is None:
             found = Reason(self.code, f"{sentence}; {self.message}")
