@@ -123,8 +123,8 @@ class SharedWork:
 
 
 class WantedWork:
-    """For each piece of work, the users whose jobs need it. Use it only from one event loop, except
-    for `is_wanted` and `owners`, which can be called from any thread."""
+    """For each piece of work, the users whose jobs need it. Use each instance in only one event
+    loop, except for `is_wanted` and `owners`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Owner, float]] = {}

@@ -280,7 +280,8 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open a regular file. Raise FileNotFoundError for anything else, since a pipe could block."""
+    """Open a regular file. Raise FileNotFoundError for anything else, because a pipe could
+    block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

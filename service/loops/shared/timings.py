@@ -26,7 +26,7 @@ class LoopTimings:
     """Seconds after which an unchanged snapshot is stored again, so that its age shows that it is
     current."""
     impossible_grace_s: float = 60.0
-    """Seconds before a job that the cluster could never run fails, since a node might be
+    """Seconds before a job that the cluster could never run fails, because a node might be
     restarting."""
     reply_period_s: float = 0.2
     """Minimum number of seconds between two replies with data, so that the steps of a fast job are

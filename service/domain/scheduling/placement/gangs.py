@@ -32,7 +32,7 @@ every narrow job with the same runtime; with an exponent of 0, the width would n
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The requirement that a single domain of `level` has room for at least `least` workers."""
+    """The requirement that a single domain of `level` has capacity for at least `least` workers."""
 
     level: str
     least: int

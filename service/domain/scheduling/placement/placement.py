@@ -30,8 +30,8 @@ class _Area:
         self.num_nodes = 0
         """Number of nodes that have room."""
         self.nodes: dict[int, list[str]] = {}
-        """Sorted lists of the nodes that have room and belong directly to this domain, keyed by the
-        room on the node."""
+        """Sorted lists of the nodes with free capacity that belong directly to this domain, keyed
+        by the node's free capacity."""
 
 
 _NOTHING = _Area()

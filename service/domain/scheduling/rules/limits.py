@@ -110,8 +110,8 @@ class AccountLimits:
         self._most_ever: dict[WorkerKind, int] = {}
 
     def headroom(self, job_id: str, kind: WorkerKind, least: int) -> Headroom:
-        """Return how many additional workers a job may have under all limits. If they allow fewer
-        than `least` workers and a user's limit is one of the reasons, the headroom names this
+        """Return how many additional workers a job may have under all limits. If the limits allow
+        fewer than `least` workers and a user's limit is one of the reasons, the headroom names this
         limit, because it doesn't block other users."""
         if self._closed is not None:
             return self._closed

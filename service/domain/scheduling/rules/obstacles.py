@@ -136,9 +136,9 @@ class Obstacles:
         *,
         runs: bool = False,
     ) -> Explanation:
-        """Return why `least` workers are not available, and which jobs block them. `free` is the
-        number of workers that fit at the same time, including the job's own workers if `runs` is
-        set."""
+        """Return the reason why `least` workers are not available, and the jobs that block them.
+        `free` is the number of workers that fit at the same time, including the job's own workers
+        if `runs` is set."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
         reach = self._counted(kind)
