@@ -143,7 +143,7 @@ class DecisionOnJob(View):
     num_workers: int | None = None
     node_ids: list[str] = []
     because_of: str | None = None
-    """Id of the job for which this job had to leave or release slots."""
+    """Id of the job for which this job had to release some or all of its slots."""
     queue: str | None = None
     owner: str | None = None
     priority: int | None = None

@@ -163,7 +163,7 @@ def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Pa
 
 def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
     """Return the folder for temporary files of an attempt's ranks on a node. Its name is short,
-    because `multiprocessing` creates sockets there."""
+    because `multiprocessing` creates sockets in this folder."""
     name = hashlib.sha256(f"{job_id}:{attempt}".encode()).hexdigest()[:8]
     return runtime_dir(deployment_id, node_id) / "tmp" / name
 

@@ -308,7 +308,8 @@ class RecoveryController:
     # Lost members that rejoin.
 
     async def _rejoin(self, member: Member) -> None:
-        """Start another process for a lost member, which joins a later round when it is ready."""
+        """Start a replacement process for a lost member; the process joins a later round when it is
+        ready."""
         self._rejoining.append(member)
         try:
             for _ in range(recovery_rules.MOST_STARTS):

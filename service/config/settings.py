@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
     """Address of the server for links in messages. The default is its host and port."""
     webhook_private_hosts: Hosts = None
-    """Private names, addresses and networks (CIDR) to which webhooks may send messages, also over
+    """Private names, addresses and networks (CIDR) to which webhooks may send messages, even over
     plain `http://`."""
 
     rank_env: VariableNames = ()

@@ -8,7 +8,7 @@ fork, this process runs Ray's own script and becomes the worker itself.
 A worker is never started twice: the forked process continues only if it was able to notify this
 process, and this process becomes the worker only once no notification can arrive.
 
-The script imports as little as possible, since its imports cost time for each worker.
+The script imports as little as possible, because its imports cost time for each worker.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Timings:
     """Time between observations of the ranks."""
     script_period_s: float = 2.0
     """Time between observations of a script that has not called `train.prepare`. These observations
-    are less frequent, because they can only detect stopped processes and take CPU time from the
+    are less frequent, because they can only detect suspended processes, and take CPU time from the
     script's steps."""
     quick_look_period_s: float = 0.03
     """Time between observations, at the usual speed, while a fault is about to be injected or the
@@ -117,7 +117,7 @@ class Timings:
     """Minimum time in each phase after which a rank counts as hanging. The minimum allows for busy
     machines, distant storage and slow disks."""
     forming_hang_s: float = 10.0
-    """Limit for a rank to join the round and connect to the other ranks."""
+    """Time limit for a rank to join the round and connect to the other ranks."""
     first_step_hang_s: float = 60.0
     """Minimum limit for the first step of a round, which takes longer because it selects kernels
     and allocates buffers."""

@@ -93,7 +93,8 @@ class Placement:
     def pack(
         self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
     ) -> tuple[Slice, ...]:
-        """Return slices for `num_workers`. There must be room for this number of workers.
+        """Return slices for `num_workers`. There must be enough free slots for this number of
+        workers.
 
         `near` are nodes on which the group already has workers. These nodes are used first, then
         the domains around them, from the narrowest to the widest. `within` restricts the slices to

@@ -86,7 +86,7 @@ class Round:
         self._now = now
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
         self._promised_of_arrays: Counter[str] = Counter()
-        """Number of jobs for which other jobs are making room, by array."""
+        """Number of jobs for which other jobs are releasing slots, keyed by array."""
 
     def serve(self, group: Growing) -> Decision:
         """Give a group all the workers that it lacks, on any free slots, even on reserved slots."""
