@@ -47,7 +47,7 @@ class Calibration(View):
     bandwidth_bytes_per_s: float
     latency_s: float
     source: str
-    """Where the speeds come from."""
+    """The source of the speeds."""
 
 
 class SyncOption(View):

@@ -158,7 +158,7 @@ class Jobs:
         self, spec: JobSpec, *, owner: str = "default", project: str = "default"
     ) -> views.Explanation:
         """Return whether and when the job (for an array, its first job) would start if it were
-        submitted now, without storing anything. Raises the errors of `submit`."""
+        submitted now, without storing anything. Raises the same errors as `submit`."""
         prepared = await self._prepared(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)

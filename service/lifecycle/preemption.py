@@ -59,7 +59,8 @@ def ask(
 
 
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
-    """Ask the attempts on drained nodes to leave; return the number of attempts that were asked."""
+    """Ask the attempts on drained nodes to release their slots; return the number of attempts that
+    were asked."""
     touch(session)
     drained = {node.node_id: node for node in snapshot.nodes if node.drained_by is not None}
     asked = 0

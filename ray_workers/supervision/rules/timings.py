@@ -79,7 +79,7 @@ class Timings:
 
     # Recovery. The limits apply at the machines' usual speed.
     replace_limit_s: float = 30.0
-    """Limit for the process of a replacement to start."""
+    """Time limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
     """Time between checks of whether the node of a replacement is dead."""
     standby_limit_s: float = 30.0
