@@ -261,7 +261,7 @@ class Jobs:
     async def cancel(self, job_id: str, *, actor: str = ANONYMOUS) -> views.Job:
         """Ask the job to end, on behalf of `actor`. Idempotent.
 
-        Raises JobFinished if it succeeded or failed.
+        Raises JobFinished if the job succeeded or failed.
         """
         now = self._clock()
         moved = False
@@ -333,7 +333,7 @@ class Jobs:
     async def finish_deletions(self, before: datetime | None = None) -> int:
         """Complete interrupted deletions, and return their number.
 
-        With `before`, only deletions that began before this time are completed, since another
+        With `before`, only deletions that began before this time are completed, because another
         process may still be deleting. A job whose files can't be deleted now is skipped, and its
         deletion is retried later.
         """

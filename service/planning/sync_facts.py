@@ -23,7 +23,7 @@ from service.planning.model.sync_costs import RankSpeeds, Work
 from service.telemetry import metric_reader
 
 LOOKED_AT, COUNTED = 50, 3
-"""Number of latest succeeded jobs to examine, and number of jobs whose speeds are read."""
+"""Number of the latest successful jobs to examine, and number of jobs whose speeds are read."""
 MOST_RANKS = 64
 """Maximum number of ranks of a job whose speeds are read."""
 LEAST_STEPS = 10

@@ -32,7 +32,7 @@ CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
 """Maximum size of the newest lines that a rank keeps beyond the limit."""
 MAX_CHUNKS = 32
-"""Maximum number of consecutive open chunks. If there are more, they are joined."""
+"""Maximum number of consecutive open chunks. If there are more chunks, they are joined."""
 
 
 @dataclass(frozen=True)

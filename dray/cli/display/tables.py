@@ -131,7 +131,7 @@ def listing(
 
 def shortened(text: str, width: int) -> str:
     """Shorten `text` to at most `width` columns, with an ellipsis in place of the last words. A
-    single word is shortened in the middle, since similar names often differ only at the end."""
+    single word is shortened in the middle, because similar names often differ only at the end."""
     if display_width(text) <= width:
         return text
     ellipsis = "…" if terminal.has_unicode() else "~"

@@ -241,8 +241,8 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Return by how many bytes the installer's cache has grown since this build first measured
-        it. Packages are linked from this cache."""
+        """Return the number of bytes by which the installer's cache has grown since this build
+        first measured it. Packages are linked from this cache."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size

@@ -52,7 +52,7 @@ class ForkserverManager:
         self._pid_path = directory / "forkserver.pid"
         self._failure: str | None = None
         self._killed_because: str | None = None
-        """Why the current forkserver was killed, if it was."""
+        """The reason why the current forkserver was killed, if it was killed."""
         self.limits = limits
         self._silence = Silence()
         self._serves = False

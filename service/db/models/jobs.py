@@ -84,7 +84,7 @@ class JobRow(Base):
     priority: Mapped[int]
     rank: Mapped[int] = mapped_column(server_default=text("0"))
     """Order among jobs with the same priority, lowest first. A job that is moved to the front gets
-    a rank below all others."""
+    a rank below all other ranks."""
     held_by: Mapped[str | None] = mapped_column(String(255))
     """Name of the user who put the waiting job on hold; unset if it is not on hold."""
     spec: Mapped[dict[str, Any]]

@@ -107,8 +107,8 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """Return the nodes, sorted by decreasing room, followed by the domains that contain
-        them."""
+        """Return the nodes, sorted by decreasing free capacity, followed by the domains that
+        contain them."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.capacity(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]

@@ -129,7 +129,7 @@ class Stock:
         self._parts: dict[tuple[When, str], list[Fractions]] = {}
         """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
         self.kind_of: dict[str, int] = {}
-        """The kind of each node, by node."""
+        """The kind of each node, keyed by node id."""
         self.totals: list[Amounts] = []
         """Resources of an empty node, by kind."""
         self.counts: list[int] = []

@@ -200,7 +200,7 @@ def victims(
     """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
 
     `pool` contains slots that are free, or will be free once the jobs that were already asked have
-    left.
+    released them.
     """
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []
