@@ -244,7 +244,7 @@ class Sweep(Document):
     mode: Literal["min", "max"] | None = None
     """Whether low (min) or high (max) values are better; required for a script's own metrics."""
     by: Literal["best", "last"] = "best"
-    """Which reported value of a trial counts: the best or the last."""
+    """Which of a trial's reported values counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"
     """How values are chosen. grid: all combinations; the last parameter changes fastest. random:
     values are sampled independently. optuna: Optuna (TPE) suggests values when a trial starts,

@@ -106,7 +106,7 @@ class RankSpec:
     array_index: int | None
     """The job's index in its array; None if it is not in an array."""
     parameters: Mapping[str, Any]
-    """The parameter values of a sweep's trial, by name."""
+    """The parameter values of a sweep's trial, keyed by name."""
 
     @property
     def job_name(self) -> str:

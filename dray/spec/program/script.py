@@ -46,7 +46,7 @@ class Script(Document):
         dict[Annotated[_Text, StringConstraints(min_length=1)], Parameter],
         Field(max_length=MAX_PARAMETERS),
     ] = {}
-    """Parameters, by name, for comparing jobs, in addition to the parameters in `args`. These
+    """Parameters, keyed by name, for comparing jobs, in addition to the parameters in `args`. These
     parameters are not passed to the program. `submit_function` stores the function's arguments
     here."""
     code: Code | None = None

@@ -124,7 +124,8 @@ class Timings:
     stopped_hang_s: float = 5.0
     """Time limit for a suspended process in any phase, regardless of the job's step times."""
     script_hang_s: float = 900.0
-    """How long a script can go without reports, or be idle, if the user has not set a limit."""
+    """Maximum time for which a script may write no reports, or be idle, if the user has not set a
+    limit."""
     script_look_period_s: float = 5.0
     """Time between observations of the activity of a script's processes."""
     script_stacks_apart_s: float = 30.0
@@ -165,7 +166,7 @@ class Timings:
     page_period_s: float = 0.01
     """Pause before a failed write to the page is retried."""
     log_space_limit_s: float = 5.0
-    """How long to wait for free disk space to write the end of the log."""
+    """Maximum time to wait for free disk space to write the end of the log."""
     log_space_period_s: float = 1.0
     """Pause between tries to write the end of the log."""
     drain_period_s: float = 1.0

@@ -238,8 +238,7 @@ class RayCluster:
         self._silence.answered(key)
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
-        """Return the handle of the attempt's supervisor. Raises ValueError if the supervisor
-        doesn't exist."""
+        """Return the handle of the attempt's supervisor. Raises ValueError if there is none."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
             self._supervisors[key] = await asyncio.to_thread(

@@ -33,7 +33,7 @@ class Situation:
     arrays: Mapping[str, str] = field(default_factory=dict)
     """The array of each unfinished job that belongs to an array, by job."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
-    """Number of unfinished jobs that are not in the snapshot, by array."""
+    """Number of unfinished jobs that are not in the snapshot, keyed by array."""
     cancelled: frozenset[str] = frozenset()
     """Jobs that release their slots and don't wait again."""
     usual_s: float = UNKNOWN_S

@@ -212,7 +212,7 @@ def offered(
 
 
 def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
-    """Return the resources that the jobs hold, by node."""
+    """Return the resources that the jobs hold, keyed by node."""
     held: dict[str, dict[str, float]] = {}
     for holder in holders:
         for part, bundle in by_bundle(holder.slices, holder.bundle, holder.roles):

@@ -240,8 +240,8 @@ class Stock:
         return self.topology.place_of(node_id, required.level)
 
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
-        """Return how many such workers fit on an empty node, by kind of node. For a gang that must
-        be in one domain, this is 0 for nodes whose domains are too small."""
+        """Return how many such workers fit on an empty node, keyed by kind of node. For a gang that
+        must be in one domain, this is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
             found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)

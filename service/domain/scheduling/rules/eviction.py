@@ -70,7 +70,7 @@ class RunningJob:
     num_left: int = 0
     """Number of times that the job has released its slots on request."""
     grown_s: float = math.inf
-    """Seconds since the group last got more slots."""
+    """Seconds since the group was last granted additional slots."""
     shrunk_s: float = math.inf
     """Seconds since the job was last asked to release slots from which other jobs gain more."""
 
@@ -236,7 +236,7 @@ class SlotCheck:
         self._gangs = gangs
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
         """(free resources, the part of the free resources that is set aside, number of workers that
-        fit), by node."""
+        fit), keyed by node."""
         self._parts: dict[str, list[Fractions]] = {}
         """The fractions of GPUs that jobs still have on each node after the slots were returned."""
         self._capacities = pool.capacities(kind)
