@@ -28,7 +28,7 @@ def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
 def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Return (training, validation), chosen at random and each in ascending order.
 
-    Raise DataError if either set would be empty.
+    Raise DataError if one of them would be empty.
     """
     generator = np.random.default_rng(derive_seed("split", seed))
     order = generator.permutation(num_samples)
