@@ -27,7 +27,7 @@ class CodeUnavailable(Exception):
 
 
 class CodeUnfetchable(Exception):
-    """The remote code of a job can't be fetched or used, and a retry would fail too."""
+    """The remote code of a job can't be fetched or used, and a retry would also fail."""
 
 
 class NodeClients:

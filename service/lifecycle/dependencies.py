@@ -1,8 +1,8 @@
 """Effects of a job's end on jobs that have not started: its dependents, and trials of its sweep.
 
 The effects are applied in the transaction in which the job ends, so the scheduler does not need to
-search for affected jobs. A submission prevents the jobs that it depends on from ending until it is
-stored (`hold`), so it can't miss the end of a job.
+search for affected jobs. While a job is being submitted, the jobs that it depends on are prevented
+from ending (`hold`), so that the new job can't miss the end of one of them.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def as_view(
     """Build the answer. For a live job, `next_step` is chosen so that the next call returns the
     newest step again, because some of its series may not have been reported yet.
 
-    `end` is the step up to which the response is complete, if there are more points.
+    If there are more points, `end` is the step up to which the response is complete.
     """
     newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
     next_step = max(after_step, newest - 1) if live else newest

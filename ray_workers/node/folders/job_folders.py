@@ -287,9 +287,9 @@ def _store(
 
 
 def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) -> bool:
-    """Write the reports to a new spool. Returns whether all of them are on the node's disk. The
-    spool is new because an agent that died while it wrote the reports may have left a spool that no
-    other process can continue."""
+    """Write the reports to a new spool. Returns whether all of them are on the node's disk. A new
+    spool is used because an agent that died while it wrote the reports may have left a spool that
+    no other process can continue."""
     for number in range(1000):
         path = spool_dir / spool_key(plan.rank, 0, f"output{number}")
         if not path.exists():

@@ -309,9 +309,9 @@ class RayCluster:
         """Return a reply with the last frames of dead nodes, which new nodes on the same machines
         can read; None if there are no more frames.
 
-        Waits, up to a time limit, for nodes that are starting or don't respond: after a restart of
-        Ray on a machine, the machine's new node can read the frames. If no node is alive, Ray must
-        be restarted first.
+        Waits, up to a time limit, for nodes that are starting or don't respond, because after a
+        restart of Ray on a machine, the machine's new node can read the frames of the old node. If
+        no node is alive, Ray must be restarted first.
         """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]

@@ -48,7 +48,7 @@ class DocumentValueRow(Base):
     """A value of a document with its JSON pointer, for searches.
 
     A job shares the values of another holder, and has its own rows only for values that differ. An
-    array of ten thousand jobs therefore needs few more rows than a single job.
+    array of ten thousand jobs therefore needs only a few more rows than a single job.
     `service.domain.tracking.document_values` defines how values are stored.
     """
 
