@@ -21,7 +21,7 @@ LEAST = 16
 """Minimum width of a flexible column."""
 
 _TIME_OF_AN_ID = len("job-") + 10
-"""Characters of an id that encode its creation time, to the millisecond."""
+"""Number of characters of an id that encode its creation time, to the millisecond."""
 
 _COLOUR_OF_STATE = {
     **dict.fromkeys(("SUCCEEDED", "ready"), terminal.GREEN),

@@ -89,8 +89,7 @@ class TrainingSession(BatchState):
         return self.group.rank == 0
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Decide from this rank's values whether a save is due and whether the job must release its
-        slots."""
+        """Decide from this rank's values whether a save is due and whether the job leaves."""
         return is_due, is_leaving
 
     @property

@@ -132,8 +132,8 @@ class JobRow(Base):
     """Total seconds for which the waiting job was on hold, or was waiting for other jobs or for its
     array."""
     kept_back_since: Mapped[datetime | None]
-    """When the current period that counts towards `kept_back_s` began; unset if there is no such
-    period."""
+    """The time at which the current period that counts towards `kept_back_s` began; unset if there
+    is no such period."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]

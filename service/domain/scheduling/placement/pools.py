@@ -98,8 +98,8 @@ class Pool:
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:
-        """Return how many such workers would fit on nodes with data of silos if these nodes
-        accepted them."""
+        """Return how many such workers would fit on nodes with silos' data if these nodes accepted
+        the workers."""
         groups = self._free.groups.values()
         as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
