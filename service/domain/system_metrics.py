@@ -85,7 +85,8 @@ def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
 
 def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
     """Return all samples in the order of their times, regardless of the order of the parts, because
-    the clocks of attempts can differ. If several samples have the same time, the first is kept."""
+    the clocks of attempts can differ. If several samples have the same time, the first sample is
+    kept."""
     columns: dict[Series, list[float]] = {}
     times: list[int] = []
     for part in parts:

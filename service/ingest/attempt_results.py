@@ -148,7 +148,7 @@ class _Recorder:
     is_drilled: bool
     """Whether the job has drills that have not ended."""
     lacks_reports: bool
-    """Whether reports of an earlier reply of the attempt were omitted."""
+    """Whether reports were omitted from an earlier reply of the attempt."""
 
     def take(self, received: Received) -> Recorded:
         session, job, row, now, reply = self.session, self.job, self.row, self.now, received.reply

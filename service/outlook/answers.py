@@ -207,7 +207,7 @@ def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
 
 
 def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would accept one more job of this owner."""
+    """Whether the queue would accept one more job from this owner."""
     bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most

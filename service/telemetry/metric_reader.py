@@ -280,7 +280,7 @@ def _counting(
 
     `first` is the first step of each series in each attempt except the first attempt. An attempt
     that reports the step at which it resumed also replaces this step. An attempt whose start is
-    unknown replaces only steps of the series that it has.
+    unknown replaces only the steps of its own series.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():

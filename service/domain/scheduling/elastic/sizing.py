@@ -6,9 +6,9 @@ workers. The workers of the cluster are assigned in increments; each increment i
 job that gains most from it. The gain of a job is its speed relative to its speed at the minimum
 size, weighted by the time that the job has left. The weights keep the mean completion time low.
 With equal weights, each job would get a fair share (Pollux, Qiao et al., OSDI 2021). With the
-weight 1 / time left, short jobs would strictly come first. The weight used here, 1 / sqrt(time
-left), is between these two weights, as is the optimum for speeds that grow with a power of the size
-(heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
+weight 1 / (remaining time), short jobs would strictly come first. The weight used here, 1 /
+sqrt(time left), is between these two weights, as is the optimum for speeds that grow with a power
+of the size (heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
 
 At each size, a job with a batch range (`train.batch_range`) uses the batch size with the most
 progress per second. The progress is the number of samples per second, times the value of a sample
