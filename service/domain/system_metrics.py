@@ -14,7 +14,8 @@ from itertools import pairwise
 from service.domain.series import Series
 
 RANKS_OF_ROW = 64
-"""Number of ranks that share rows. To read one rank, only the rows of these ranks are read."""
+"""Number of ranks that share rows. To read the metrics of one rank, only the rows of these ranks
+are read."""
 LONE_SAMPLES = 64
 """Number of samples that are first stored in separate rows, and then joined into one row."""
 MAX_SAMPLES = 1024

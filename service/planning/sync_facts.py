@@ -29,7 +29,7 @@ MOST_RANKS = 64
 LEAST_STEPS = 10
 SAMPLED_STEPS = 100
 LEAST_COMPUTE_S = 1e-3
-"""Minimum computing time of a step. Even the smallest models spend this time in Python and the
+"""Minimum computing time of a step. Even the smallest models spend this much time in Python and the
 optimizer."""
 SPOT = label_resources({"ray.io/market-type": "spot"})
 

@@ -1,7 +1,7 @@
 """Writes metrics into rows of recent points, and moves them from there into chunks.
 
 The steps of a series increase. If an attempt reports a step again, the first value is kept. After
-an in-place recovery, the second value is the same anyway.
+an in-place recovery, the second value equals the first value.
 """
 
 from __future__ import annotations
