@@ -8,7 +8,7 @@ from datetime import timedelta
 
 REST = 4.0
 """The pause after a round, as a multiple of the round's duration. All threads of a process share
-one interpreter, so requests have to wait while a loop uses it."""
+one interpreter, so requests have to wait while a loop uses the interpreter."""
 MAX_REST_S = 0.2
 
 

@@ -337,8 +337,8 @@ class Stock:
         self, when: When, job_id: str, kind: WorkerKind, held: Sequence[Slice]
     ) -> dict[str, int]:
         """Return, for each node on which a group has workers with fractions of GPUs, how many more
-        workers fit on GPUs that the group does not use yet. For NOW, these workers must also fit
-        SOON, next to the fractions that are promised to jobs."""
+        workers fit on GPUs that the group does not use yet. If `when` is NOW, these workers must
+        also fit at the time SOON, next to the fractions that are promised to jobs."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found
