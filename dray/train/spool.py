@@ -152,8 +152,8 @@ class SpoolWriter:
         return True
 
     def _may_wait(self, line: bytes) -> bool:
-        """Whether memory has space for a frame that was refused because the disk is full. A frame
-        that was refused because the spool has reached its limit can't wait."""
+        """Whether there is space in memory for a frame that was refused because the disk is full. A
+        frame that was refused because the spool has reached its limit can't wait."""
         waiting = sum(map(len, self._waiting))
         return not self._is_full and waiting + len(line) <= WAITING_BYTES
 

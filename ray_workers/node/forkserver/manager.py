@@ -1,8 +1,7 @@
 """Keeps a node's forkserver running, and ends processes that outlive a forkserver.
 
-A forkserver that is suspended but not dead doesn't start processes, and doesn't notice when they
-end. The manager pings the forkserver, kills it if it hasn't responded for too long, and starts a
-new one.
+A suspended forkserver doesn't start processes, and doesn't notice when processes end. The manager
+pings the forkserver, kills it if it hasn't responded for too long, and starts a new one.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Client:
     exit_code: int | None = None
     memory_kills_before: int = 0
     memory_kills: int = 0
-    """Number of processes that the kernel killed for lack of memory between the fork and the
-    end."""
+    """Number of processes that the kernel killed for lack of memory between the fork and the end of
+    the forked process."""
     ending_since: float | None = None
     """The `time.monotonic` time at which the process died or was sent SIGKILL."""
     left: list[int] = field(default_factory=list)

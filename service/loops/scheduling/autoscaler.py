@@ -163,7 +163,7 @@ class Autoscaler(Stage):
         demand: autoscaling.Demand,
         requests: Mapping[str, policy.Request],
     ) -> policy.Decision:
-        """Add the nodes that were requested for a waiting job or group to its reason."""
+        """Add, to the reason of a waiting job or group, the nodes that were requested for it."""
         if not isinstance(decision, policy.Wait | policy.Stay):
             return decision
         job_id, reason = decision.job_id, decision.reason

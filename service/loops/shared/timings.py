@@ -57,7 +57,7 @@ class LoopTimings:
     """Seconds between two renewals of the lease. The lease is kept even if two renewals in a row
     fail."""
     lease_retry_s: float = 1.0
-    """Minimum number of seconds between two requests for the lease, even if it is about to
+    """Minimum number of seconds between two requests for the lease, even if the lease is about to
     expire."""
     forecast_pause_s: float = 3.0
     """Minimum number of seconds between two forecasts."""

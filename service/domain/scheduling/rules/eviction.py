@@ -53,7 +53,8 @@ class RunningJob:
     lost_s: float = 0.0
     """Seconds of work that have to be repeated if the job leaves now."""
     yields: bool = False
-    """Whether the job saves its state when asked to leave, and resumes from it."""
+    """Whether the job saves its state when asked to release its slots, and later resumes from this
+    state."""
     is_leaving: bool = False
     """Whether the job was asked to release its slots."""
     place: int = 0
