@@ -2,8 +2,7 @@
 
 With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes to send
 them, and its `limit_concurrency` counts idle connections as well as busy ones. This module closes a
-connection if its caller sends nothing until a timeout, or earlier to make space for other
-connections."""
+connection if its caller sends nothing until a timeout, or earlier to make space."""
 
 from __future__ import annotations
 
