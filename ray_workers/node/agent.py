@@ -349,7 +349,8 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to all processes of a rank. Return False if none runs on this node."""
+        """Send a signal to all processes of a rank. Return False if no process of the rank runs on
+        this node."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:

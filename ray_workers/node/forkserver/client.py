@@ -54,7 +54,8 @@ class ForkedProcess:
         cls, socket_path: str, request: dict[str, Any], given: int | None = None
     ) -> ForkedProcess:
         """Start a process. given: an additional descriptor for the process. The request's `given`
-        field (`forked_child.Given`) states what it is. The forkserver never reads from it."""
+        field (`forked_child.Given`) states what it is. The forkserver never reads from this
+        descriptor."""
         try:
             connection = await _connect(socket_path)
         except OSError as error:

@@ -63,8 +63,8 @@ class ForkserverManager:
 
     @property
     def silent_since(self) -> float | None:
-        """Unix time in seconds at which a serving forkserver stopped responding. None if it has
-        been silent for at most `report_s` seconds."""
+        """Unix time in seconds at which a serving forkserver stopped responding. None if the
+        forkserver has been silent for at most `report_s` seconds."""
         if not self._serves or self._silence.seconds(self.pid) <= self.limits.report_s:
             return None
         return self._silence.since(self.pid)

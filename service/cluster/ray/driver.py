@@ -440,8 +440,8 @@ def _nothing_new(
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
-    """Convert a failure of Ray to the port's error. Unexpected failures, which might be bugs in
-    dray, are logged once with their traceback."""
+    """Convert a failure of Ray to an error of the `Cluster` port. Unexpected failures, which might
+    be bugs in dray, are logged once with their traceback."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
     message = f"{kind}: {brief(error)}"
     if not isinstance(error, EXPECTED) and message not in _logged:

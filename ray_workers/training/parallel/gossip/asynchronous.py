@@ -64,8 +64,8 @@ class SharedCopy:
         self._averaged = 0
         """Number of averaging operations that have modified the copy since it was last read."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
-        """Number of updates by staleness. The staleness of an update is the number of averaging
-        operations since its weights were read."""
+        """Number of updates, keyed by staleness. The staleness of an update is the number of
+        averaging operations since its weights were read."""
 
     def begin(self) -> None:
         """Copy the model's weights."""
