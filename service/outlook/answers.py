@@ -45,8 +45,8 @@ FOR_SLOTS = frozenset(
         *("queue_limit", "user_limit"),
     }
 )
-"""Wait reasons of jobs that might start immediately in another queue, with fewer resources,
-or with a higher priority."""
+"""Reasons why jobs wait although they might start immediately in another queue, with fewer
+resources, or with a higher priority."""
 MAX_KEPT = 4096
 
 
