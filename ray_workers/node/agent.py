@@ -349,8 +349,7 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to all processes of a rank. Return False if no process of the rank runs on
-        this node."""
+        """Send a signal to all processes of a rank. Return False if this node runs none of them."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:

@@ -16,7 +16,7 @@ _Text = Annotated[PlainText, StringConstraints(max_length=MAX_CHARS)]
 Parameter = StrictBool | Int | Number | _Text
 
 LEAST_HANG_LIMIT_S = 10
-"""The supervisor checks every 5 s, so the shortest time that it can measure is two intervals."""
+"""The supervisor checks every 5 s, so the shortest measurable time is two intervals."""
 
 
 def _measurable(limit_s: int) -> int:

@@ -43,7 +43,7 @@ class Timings:
     """Limit for the response to a read, in addition to the read's waiting time."""
     silent_read_slack_s: float = 0.5
     """Like `read_slack_s`, but for a silent node, so that frames from other nodes do not have to
-    wait for it."""
+    wait for the silent node."""
     poll_slack_s: float = 8.0
     """Time limit for the reply to a poll, in addition to the poll's waiting time. This limit is not
     extended on slow machines, because the gateway considers the supervisor itself silent after 10

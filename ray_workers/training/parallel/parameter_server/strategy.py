@@ -178,7 +178,8 @@ class ParameterServerWorker(Strategy):
         self.servers.note({**notes, "settled": step})
 
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Convert a state by parameter name, or by number as in older versions, to vectors."""
+        """Convert a state that is keyed by parameter name, or by number as in older versions, to
+        vectors."""
         own = [
             state[name] if name in state else state[index]
             for index, (name, _) in enumerate(self._layout.trained)

@@ -200,9 +200,9 @@ def step_s(
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
-    """Return the batch size with the most progress per second on `num_workers`. Only the current
-    size, twice this size, and half of this size are compared, because the step times of other batch
-    sizes can't be predicted well enough."""
+    """Return the batch size with the most progress per second on `num_workers` workers. Only the
+    current size, twice this size, and half of this size are compared, because the step times of
+    other batch sizes can't be predicted well enough."""
     now = job.batch_size
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
         return now
