@@ -1,6 +1,7 @@
 """The OpenAPI description: every operation with its examples and possible problems.
 
-`make openapi` writes the stored description; a test compares the current description with it.
+`make openapi` writes the stored description; a test compares the current description with the
+stored description.
 """
 
 from __future__ import annotations

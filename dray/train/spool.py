@@ -158,7 +158,8 @@ class SpoolWriter:
         return not self._is_full and waiting + len(line) <= WAITING_BYTES
 
     def _write(self, line: bytes) -> bool:
-        """Write the whole line or nothing: half a frame would corrupt the next frame."""
+        """Write the entire line or nothing, because a partial frame would corrupt the next
+        frame."""
         try:
             written = os.write(self._fd, line)
         except OSError:
@@ -168,7 +169,7 @@ class SpoolWriter:
         return written == len(line)
 
     def _roll(self, next_bytes: int, *, vital: bool) -> bool:
-        """Begin a segment, unless undelivered frames leave no space for it."""
+        """Begin a segment, unless undelivered frames leave no space for a new segment."""
         retained = segments(self._directory)
         undelivered = self._offset - retained[0][0] if retained else 0
         needed = undelivered + max(next_bytes, SEGMENT_BYTES)

@@ -160,6 +160,6 @@ class AttemptSlots:
             ray.kill(looks)
 
     async def release_slots(self, slots: Sequence[Slots]) -> None:
-        """Release slots in which nothing is running."""
+        """Release slots in which no process is running."""
         await placement_groups.release_slots([each.group for each in slots])
         self.held = [each for each in self.held if each not in slots]

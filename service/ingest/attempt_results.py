@@ -66,7 +66,7 @@ class Recorded:
     live: bool
     """Whether the attempt is still the job's live attempt, and must be polled again."""
     cursor: Mapping[str, int] = field(default_factory=dict)
-    """The reports up to this cursor are stored; the next poll continues after it."""
+    """The reports up to this cursor are stored; the next poll continues after this cursor."""
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ class LogStore:
     def _open(
         self, rank: int, before: LogChunkRow | None, entries: list[str], *, is_tail: bool
     ) -> tuple[LogChunkRow, list[str]]:
-        """Close the rank's last chunk, and return a new chunk after it."""
+        """Close the rank's last chunk, and return a new chunk that follows this chunk."""
         if before is not None and _is_open(before):
             self._close(before, entries)
         chunk = LogChunkRow(

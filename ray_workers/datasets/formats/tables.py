@@ -196,7 +196,7 @@ class _Building:
 
     def _find_bases_again(self, columns: Sequence[Column]) -> None:
         """Determine the bases again without the values of dropped rows. A base that is far from the
-        remaining values would cause float64 to round them."""
+        remaining values would cause float64 to round these values."""
         wide = [column for column in columns if column.is_wide]
         if not wide or not self._dropping:
             return

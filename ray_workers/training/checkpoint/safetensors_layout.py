@@ -62,7 +62,7 @@ class Layout:
     locations: Sequence[TensorLocation]
     """Locations in the order of the tensors for which the layout was created."""
     num_bytes: int
-    """Size of the whole file."""
+    """Size of the entire file."""
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:

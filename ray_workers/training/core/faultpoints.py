@@ -1,4 +1,4 @@
-"""Named points in training at which a test can make a rank fail, or inspect it.
+"""Named points in training at which a test can make a rank fail, or inspect the rank.
 
 `faultpoint` does nothing unless a point is armed in this process. Only tests arm points, in a rank
 after it was forked. The idea and the name come from libfiu and Go's failpoints.

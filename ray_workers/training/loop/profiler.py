@@ -102,7 +102,7 @@ class Profiler:
             )
 
     def _leave(self, step: int) -> None:
-        """Stop profiling, and store the artifacts of the steps up to this one."""
+        """Stop profiling, and store the artifacts of the steps up to this step."""
         self._profile.stop()
         self._save(step)
         self._profile, self._is_done = None, True

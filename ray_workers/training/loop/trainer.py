@@ -399,7 +399,7 @@ class Trainer:
 
     def leave_with_checkpoint(self, step: int) -> None:
         """Save on rank 0, which then raises Preempted. Without rank 0, the other ranks can't run
-        another step, and the supervisor ends them."""
+        another step, and the supervisor ends these ranks."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         self.strategy.consolidate()
         if self.rank == 0:

@@ -60,7 +60,7 @@ class SharedCopy:
         self.lock = threading.RLock()
         self.rows = weights.empty()
         self._read = weights.empty()
-        """The copy as it was when training last read it."""
+        """The state of the copy when training last read the copy."""
         self._averaged = 0
         """Number of averaging operations that have modified the copy since it was last read."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)

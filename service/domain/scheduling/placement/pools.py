@@ -1,9 +1,9 @@
 """Counts how many workers of each kind fit in the free resources of the nodes.
 
 Free capacity is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs
-is the same on all nodes that are equal when empty, so it is stored once for all of them. If this
-amount leaves no room even on empty nodes, the free resources are not checked. Room is counted per
-domain (`placement`) only when a gang is placed or must be within one domain.
+is the same on all nodes that are equal when empty, so it is stored once for all these nodes. If
+this amount leaves no room even on empty nodes, the free resources are not checked. Room is counted
+per domain (`placement`) only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
