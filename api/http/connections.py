@@ -28,8 +28,7 @@ from service.config.settings import Settings
 logger = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 64
-"""Connections that asyncio accepts in one iteration of its loop before it reads from any of these
-connections."""
+"""Connections that asyncio accepts in one iteration of its loop before it reads any of them."""
 RESERVED_DESCRIPTORS = 512
 """Descriptors reserved for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16

@@ -40,7 +40,7 @@ class Optimizer(Document):
     bf16 halves the memory; values are rounded stochastically, so that small changes accumulate."""
     offload: StrictBool = False
     """Whether the optimizer state is kept in host memory and copied to the GPU in parts during each
-    step. This is slower, and is meant for models that would not fit otherwise."""
+    step. Offloading is slower, and is meant for models that would not fit otherwise."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

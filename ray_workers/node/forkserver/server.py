@@ -301,7 +301,7 @@ class ForkServer:
             sys.stderr.write(f"could not save the record of a session: {error!r}\n")
 
     def _lost(self, client: Client) -> None:
-        """End the session of a client that is gone."""
+        """End the session of a client that has disconnected."""
         self._clients.remove(client)
         client.connection.close()
         for fd in client.fds:
