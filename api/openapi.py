@@ -1,6 +1,7 @@
 """The OpenAPI description: every operation with its examples and possible problems.
 
-`make openapi` writes the stored description; a test compares the current description with it.
+`make openapi` writes the stored description; a test compares the current description with the
+stored description.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _describe_problems(path: str, responses: dict[str, Any]) -> None:
-    """Replace FastAPI's own 422, and add the problems that any call can return."""
+    """Replace FastAPI's own 422 response, and add the problems that any call can return."""
     if "application/json" in responses.get("422", {}).get("content", {}):
         responses["422"] = declare("invalid_parameter")[422]
     if path in UNGUARDED:

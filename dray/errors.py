@@ -68,7 +68,7 @@ class IntegrityError(DrayError):
 
 
 class WaitTimeout(DrayError, TimeoutError):
-    """`wait` timed out before the job reached the state. The job continues."""
+    """`wait` timed out before the job reached the requested state. The job continues."""
 
     def __init__(self, job: Job, timeout_s: float) -> None:
         super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")

@@ -292,8 +292,8 @@ _URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
 
 
 def _a_url(value: str) -> str:
-    """Refuse URLs that different programs parse differently, since the host that was checked might
-    then differ from the host of the connection."""
+    """Refuse URLs that different programs parse differently, because the host that was checked
+    might then differ from the host of the connection."""
     if not value.isascii():
         raise ValueError(
             "must be ASCII: percent-encode other characters (for example %C3%A9), and write host "

@@ -130,7 +130,7 @@ class Runtime:
         clock: Callable[[], datetime] = utc_now,
         timings: LoopTimings | None = None,
     ) -> Runtime:
-        """Lock the home, migrate the database, and start the loops.
+        """Lock the home directory, migrate the database, and start the loops.
 
         Tests pass a `cluster` instead of Ray, a `clock` instead of this machine's clock, and
         `timings`. Raises StartRefused if the home, the database or the storage can't be used, or if
@@ -378,7 +378,7 @@ def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
 
 
 def _storage(url: str) -> Storage:
-    """Open the storage. Raises StartRefused if it is a folder that can't be created."""
+    """Open the storage. Raises StartRefused if the storage is a folder that can't be created."""
     try:
         return Storage(url)
     except OSError as error:

@@ -378,7 +378,8 @@ class BoundedProtocol(HttpToolsProtocol):
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Return why the host of a request is ambiguous (RFC 9112, 3.2), or None if it is not.
 
-    A proxy and the server, or two parts of the server, could read an ambiguous host differently.
+    A proxy and the server, or two parts of the server, could interpret an ambiguous host
+    differently.
     """
     hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
     if len(hosts) > 1:

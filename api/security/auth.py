@@ -142,7 +142,7 @@ def _token(request: Request) -> str | None:
 
 
 def client_token(request: Request) -> str:
-    """Return the token of a client of a federated job. Raises Refused if the request has none.
+    """Return the token of a client of a federated job. Raises Refused if the request has no token.
 
     Use cases check whether the token belongs to the job.
     """

@@ -78,7 +78,7 @@ def choose(
 ) -> dict[str, str]:
     """Return the ids of the selected jobs and arrays, each with its display name. If a reference
     matches no job, print a failure and continue with the next reference. A name that several jobs
-    share is also a failure. With `is_reading`, such a name selects the newest of these jobs
+    share is also an error. With `is_reading`, such a name selects the newest of these jobs
     instead."""
     from dray.cli.display.output import warn
 

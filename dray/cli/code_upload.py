@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dray.code.packing import PackedCode
 
 MODULE = "-m"
-"""First word of a command line that names a Python module."""
+"""First word of a command line that runs a Python module."""
 
 
 def is_program(source: str) -> bool:

@@ -37,7 +37,7 @@ class GitFiles:
     """Git's list of the files of a folder that are tracked, or untracked but not ignored."""
 
     files: frozenset[str]
-    """Paths relative to the folder. A nested repository is listed as its folder."""
+    """Paths relative to the folder. A nested repository is listed as a folder."""
     folders: frozenset[str]
     """The folders that contain these files."""
 

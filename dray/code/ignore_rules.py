@@ -2,7 +2,7 @@
 
 A pattern that matches a folder does not itself match the entries in the folder. As in Git, the walk
 does not enter ignored folders. Therefore the patterns `data/**`, `!data/**/` and `!.gitkeep`
-together keep the `.gitkeep` of every folder. Patterns are matched byte by byte, like in Git's
+together keep the `.gitkeep` of every folder. Patterns are matched byte by byte, as in Git's
 `wildmatch`.
 """
 

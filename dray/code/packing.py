@@ -44,7 +44,7 @@ _HASHERS = 4
 
 
 USELESS = "is useless on other machines"
-"""Why a folder such as `.git` is skipped. Users are not notified about these folders."""
+"""The reason why a folder such as `.git` is skipped. Users are not notified about these folders."""
 
 
 @dataclass(frozen=True)

@@ -249,9 +249,9 @@ class MaskingClient:
         return name in self._survivors and hmac.compare_digest(code, self._code(name, name))
 
     def _code(self, sender: str, other: str) -> bytes:
-        """Return the code by which one client proves to another that it received the same list of
-        masks and survivors. The two clients are this client and `other`; `sender` names the client
-        that sends the code."""
+        """Return the code with which one client proves to another client that it received the same
+        list of masks and survivors. The two clients are this client and `other`; `sender` names the
+        client that sends the code."""
         key = self._sealing.agree(self._others[other].sealing_key, b"codes", self._transcript)
         return hmac.digest(key, joined(sender.encode(), self._confirmed), "sha256")
 

@@ -191,7 +191,8 @@ class RevealedShares(MaskingMessage):
 
 
 def missing_package(error: ModuleNotFoundError) -> ImportError:
-    """Return an error that names the package to install, for a machine that has only `dray`."""
+    """Return an error that names the package to install, for a machine on which only `dray` is
+    installed."""
     return ImportError(
         f"secure aggregation requires the package {error.name}: pip install 'dray[client]'",
         name=error.name,

@@ -82,8 +82,9 @@ class MaskingServer:
 
     @property
     def liars(self) -> Mapping[str, str]:
-        """The clients that lied about shares, each with a description of its lie. Valid once the
-        last phase has ended or failed. Never includes a client that followed the protocol."""
+        """The clients that lied about shares, each with a description of its lie. The result is
+        valid once the last phase has ended or failed. Never includes a client that followed the
+        protocol."""
         return self._reconstruction.liars
 
     @property

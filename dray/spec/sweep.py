@@ -242,15 +242,15 @@ class Sweep(Document):
     metric: MetricKey
     """Metric by which trials are compared, such as `val/loss`; reported by rank 0."""
     mode: Literal["min", "max"] | None = None
-    """Whether lower (min) or higher (max) is better; required for a script's own metrics."""
+    """Whether low (min) or high (max) values are better; required for a script's own metrics."""
     by: Literal["best", "last"] = "best"
-    """Which reported value of a trial counts: the best or the last."""
+    """Which of a trial's reported values counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"
     """How values are chosen. grid: all combinations; the last parameter changes fastest. random:
     values are sampled independently. optuna: Optuna (TPE) suggests values when a trial starts,
     based on the results of earlier trials."""
     trials: Annotated[Int, Field(ge=1, le=10**9)] | None = None
-    """Number of trials; only for random and optuna."""
+    """Number of trials; only for `random` and `optuna`."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed of the sampler; the same seed gives the same values."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
@@ -415,8 +415,8 @@ def _length(value: Value) -> int:
 
 
 def as_text(value: Value) -> str:
-    """Return a value as text for an argument or a variable. All types except strings become
-    JSON."""
+    """Return a value as text for an argument or a variable. Values of all types except strings are
+    converted to JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

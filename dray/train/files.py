@@ -47,7 +47,7 @@ def measure(path: Path) -> tuple[int, str]:
 
 
 def store(source: Path, url: str) -> tuple[int, str]:
-    """Copy a file to a URL, atomically if it is local; returns (size in bytes, SHA-256).
+    """Copy a file to a URL, atomically if the URL is local; returns (size in bytes, SHA-256).
 
     Raises StorageError if the storage fails.
     """

@@ -120,9 +120,8 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
     the name is not a relative path of letters, digits, `.`, `_` and `-`, or if the artifacts of
     this rank exceed the operator's limit on their total size. If the storage is full or does not
     respond, the call waits for up to ten minutes and then raises StorageError, which counts as a
-    fault of the cluster. Outside of dray, the file stays in place, and the returned URL is the
-    file's own.
-    """
+    fault of the cluster. Outside of dray, the file stays in place, and the returned URL is the URL
+    of the original file."""
     saved: list[SavedArtifact] = []
     what = f"the artifact {Path(path).name if name is None else name}"
     with _storing():

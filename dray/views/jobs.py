@@ -61,7 +61,7 @@ class SlotSeconds(View):
     idle: float
     """Time that belongs to none of the other classes."""
     unreported: float = 0.0
-    """Time of a script that has reported no steps, which dray can't classify."""
+    """Time that dray can't classify, because the script has reported no steps."""
 
 
 class Goodput(View):

@@ -33,7 +33,7 @@ class Forecast(View):
 
 
 class ForecastError(View):
-    """The error of first forecasts, over the last 7 days."""
+    """The error of the first forecast of each start or end, over the last 7 days."""
 
     count: int
     """Number of evaluated forecasts: first forecasts of a start or end that has now occurred."""
@@ -143,7 +143,7 @@ class DecisionOnJob(View):
     num_workers: int | None = None
     node_ids: list[str] = []
     because_of: str | None = None
-    """Id of the job for which this job had to leave or release slots."""
+    """Id of the job for which this job had to release some or all of its slots."""
     queue: str | None = None
     owner: str | None = None
     priority: int | None = None

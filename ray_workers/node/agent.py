@@ -101,8 +101,8 @@ class NodeReport:
     problem: str | None
     """Why ranks can't start on this node, such as a failed import of torch; None if they can."""
     full: str | None
-    """Why no file can be written to the folder for reports and temporary files; None if files can
-    be written."""
+    """The reason why no file can be written to the folder for reports and temporary files; None if
+    files can be written."""
     quarantined: tuple[Quarantined, ...]
     """Slots in quarantine, which are not given to any job."""
     idle_workers: int | None
@@ -349,7 +349,7 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to all processes of a rank. Return False if none runs on this node."""
+        """Send a signal to all processes of a rank. Return False if this node runs none of them."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:
@@ -358,7 +358,7 @@ class NodeAgent:
     async def drop(self, job_id: str, attempt: int) -> None:
         """Delete an attempt's folders, temporary files, heartbeat pages and spools, including its
         spools on dead nodes of this machine. Call this method once all frames are stored. The
-        spools are deleted last, since attempts are found by their spools."""
+        spools are deleted last, because they identify the attempts."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)

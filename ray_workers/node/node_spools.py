@@ -52,8 +52,8 @@ class NodeSpools:
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> SpoolRead:
-        """Return new frames from each of an attempt's spools. If there are none, wait up to
-        `wait_s` for the first frame.
+        """Return new frames from each of an attempt's spools. If there are no frames, wait up to
+        `wait_s` for the first one.
 
         Frames before `cursor`, which the service has already stored, are deleted.
         """

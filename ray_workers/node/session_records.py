@@ -138,7 +138,7 @@ def write_owner(runtime_dir: Path, raylet: int) -> None:
 
 
 def is_dead_node(runtime_dir: Path) -> bool:
-    """Whether the node with this folder is certainly dead; False if it has no record."""
+    """Whether the node with this folder is certainly dead; False if the node has no record."""
     try:
         owner = json.loads((runtime_dir / OWNER).read_text())
         boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]

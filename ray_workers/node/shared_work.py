@@ -18,7 +18,7 @@ from ray_workers.shared.node_needs import BuildState
 FIRST_ANSWER_S = 2.0
 """Seconds for which a request waits for running work. Most work is finished within this time."""
 FAILURE_KEPT_S = 10.0
-"""Seconds for which a remembered final failure is returned before another try."""
+"""Seconds for which a recorded final failure is returned before the work is tried again."""
 RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
 """Seconds between tries of work that failed because of a server or a disk."""
 
@@ -123,8 +123,8 @@ class SharedWork:
 
 
 class WantedWork:
-    """For each piece of work, the users whose jobs need it. Use it only from one event loop, except
-    for `is_wanted` and `owners`, which can be called from any thread."""
+    """For each piece of work, the users whose jobs need it. Use each instance in only one event
+    loop, except for `is_wanted` and `owners`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Owner, float]] = {}
@@ -136,7 +136,7 @@ class WantedWork:
         self._asked.setdefault(key, {})[owner] = time.monotonic()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """Record that no job of the user still needs the work."""
+        """Record that none of the user's jobs needs the work any more."""
         self._asked.get(key, {}).pop(owner, None)
 
     def is_wanted(self, key: str) -> bool:

@@ -83,7 +83,7 @@ class Segmenter:
 
     model: nn.Module
     labels: Sequence[str]
-    """Names of the classes in the order of their numbers in masks. The first class is the
+    """Names of the classes, in the order of the class numbers in masks. The first class is the
     background."""
     form: ImageForm
 

@@ -81,8 +81,8 @@ def of_tokens() -> MetricCollection:
 
 class Auroc(Metric):
     """The mean area under the ROC curve of each class against the rest, over the classes that occur
-    in the samples. NaN if only one class occurs, since the curve is then undefined. scikit-learn
-    uses the same definition; torchmetrics counts the area of an absent class as 0.
+    in the samples. NaN if only one class occurs, because the curve is undefined in this case.
+    scikit-learn uses the same definition; torchmetrics counts the area of an absent class as 0.
 
     Samples are ranked by their log-odds in float64. In float32, the probabilities of all samples
     with log-odds of 17 or more would be 1.

@@ -279,7 +279,8 @@ class Predictor:
 
     def predict(self, rows: Any) -> list[str] | list[float] | list[int]:
         """Return the most likely class or the predicted number for each row. If the table's targets
-        are integers beyond 2**53, predictions are integers too, since a float would round them."""
+        are integers beyond 2**53, predictions are also integers, because a float would round
+        them."""
         outputs = outputs_of(self.model, self.form.tensor(rows))
         if self.labels is None and self.target_base:
             return [round(number) + self.target_base for number in outputs.tolist()]

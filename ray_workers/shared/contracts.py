@@ -106,7 +106,7 @@ class RankSpec:
     array_index: int | None
     """The job's index in its array; None if it is not in an array."""
     parameters: Mapping[str, Any]
-    """The parameter values of a sweep's trial, by name."""
+    """The parameter values of a sweep's trial, keyed by name."""
 
     @property
     def job_name(self) -> str:
@@ -134,7 +134,7 @@ class AttemptSpec(RankSpec):
     """Number of seconds that the job may still run."""
     min_workers: int | None
     """Minimum number of workers with which the group continues if no replacement is available; None
-    requires the initial number."""
+    means the initial number."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     system_metrics_s: float | None
@@ -187,7 +187,7 @@ class Cause(StrEnum):
     """The data source did not respond to a worker's repeated requests, but may respond later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not provide the slots in time, since other programs use them. No retry is charged."""
+    """Other programs use the slots, so Ray did not provide them in time. No retry is charged."""
     WORKER_LOST = "worker_lost"
     """A rank actor, its node or its process disappeared without reporting an error."""
     INFRASTRUCTURE = "infrastructure"
@@ -377,8 +377,8 @@ class ProcessSpec:
     (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
     """Path prefix of the process's heartbeat page and of the files next to it
-    (`ray_workers.shared.heartbeat`). A process without a page is not monitored, and its group does
-    not recover in place."""
+    (`ray_workers.shared.heartbeat`). A process without a heartbeat page is not monitored, and its
+    group does not recover in place."""
     generation: int
     """Generation of the first group that the process joins, as rank `rank` of `world_size`. If this
     is AWAITING, `rank` only identifies the process in observations."""

@@ -339,8 +339,8 @@ class ResizedReport(Report):
     world_size: Workers
     slices: Slots
     lacking: Workers
-    """Number of missing workers. The attempt waits a limited time for these workers, or continues
-    without them."""
+    """Number of missing workers. The attempt waits for these workers for a limited time, or
+    continues without them."""
     grants: Count
     """Number of the latest `Grant` or `Recall` that was handled; 0 if none was handled. If a later
     grant is still being sent, its slots also belong to the attempt."""

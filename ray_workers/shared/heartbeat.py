@@ -68,7 +68,7 @@ class TimeCategory(StrEnum):
     """From the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"
     RECOVERING = "recovering"
-    """From the loss of a rank until the group trained again."""
+    """Time from the loss of a rank until the group trained again."""
     CHECKPOINTING = "checkpointing"
     IDLE = "idle"
     """Held but not used: the attempt is stopping, or the use is unknown."""

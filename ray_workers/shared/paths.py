@@ -1,7 +1,8 @@
 """Paths of a deployment's files on a node, such as the forkserver's socket and the spools.
 
 All of these paths are under the system's temporary folder. If the path of this folder is long,
-paths begin with a short link to it, because the path of a Unix socket can have at most 107 bytes.
+paths begin with a short link to it, because the path of a Unix socket can be at most 107 bytes
+long.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Pa
 
 def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
     """Return the folder for temporary files of an attempt's ranks on a node. Its name is short,
-    because `multiprocessing` creates sockets there."""
+    because `multiprocessing` creates sockets in this folder."""
     name = hashlib.sha256(f"{job_id}:{attempt}".encode()).hexdigest()[:8]
     return runtime_dir(deployment_id, node_id) / "tmp" / name
 

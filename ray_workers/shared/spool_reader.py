@@ -16,8 +16,8 @@ from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders.removal import remove_tree
 
 MAX_DEPTH = 64
-"""Maximum nesting of a frame's JSON. More deeply nested JSON could be parsed on the node, but not
-passed on to the service."""
+"""Maximum nesting depth of a frame's JSON. More deeply nested JSON could be parsed on the node, but
+not passed on to the service."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?$)|([\[{\]}])')
 """Pattern for brackets outside of strings. The pattern also matches unterminated strings;
 otherwise, the search would restart at each quote in such a string."""

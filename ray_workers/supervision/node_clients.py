@@ -27,7 +27,7 @@ class CodeUnavailable(Exception):
 
 
 class CodeUnfetchable(Exception):
-    """The remote code of a job can't be fetched or used, and a retry would fail too."""
+    """The remote code of a job can't be fetched or used, and a retry would also fail."""
 
 
 class NodeClients:
@@ -70,8 +70,8 @@ class NodeClients:
     @property
     def was_one_silent(self) -> bool:
         """Whether an agent is unresponsive, or was unresponsive recently. When an unresponsive
-        agent is killed, the ranks on its node are killed too, so this can explain why ranks were
-        lost."""
+        agent is killed, the ranks on its node are also killed, so the death of the agent can
+        explain why ranks were lost."""
         return time.monotonic() - self._silent_at < self._limits.start_s
 
     def silent(self) -> tuple[SilentProcess, ...]:

@@ -164,7 +164,7 @@ class RankActor:
         """Return immediately, unless the actor's process is stopped."""
 
     async def announce(self, assignment: RankAssignment) -> None:
-        """Announce to the process its rank in the next rendezvous round."""
+        """Notify the process of its rank in the next rendezvous round."""
         self._assignment = assignment
         # Read `self._assignment` when the page is written, so that the newest assignment is used if
         # several calls are waiting for the page.

@@ -97,7 +97,7 @@ class RecoveryController:
         """Continue without the lost members, or with new processes for them. Returns False if the
         group does not recover.
 
-        `lost` contains the members whose processes have exited. If `lost` is empty, the living
+        `lost` contains the members whose processes have exited. If `lost` is empty, the remaining
         ranks reconnect in another round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:
@@ -309,7 +309,8 @@ class RecoveryController:
     # Lost members that rejoin.
 
     async def _rejoin(self, member: Member) -> None:
-        """Start another process for a lost member, which joins a later round when it is ready."""
+        """Start a replacement process for a lost member; the process joins a later round when it is
+        ready."""
         self._rejoining.append(member)
         try:
             for _ in range(recovery_rules.MOST_STARTS):

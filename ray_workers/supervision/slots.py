@@ -21,7 +21,7 @@ from ray_workers.supervision.rules.timings import Timings
 BLOCK_LIMIT_S = 2.0
 """Time limit for Ray to reserve a fraction of a GPU that is only blocked, not used."""
 PROBE_LIMIT_S = 10.0
-"""Minimum limit for the actor that finds out which GPU Ray has chosen."""
+"""Minimum time limit for the actor that finds out which GPU Ray has chosen."""
 
 
 class SlotsUnavailable(Exception):
@@ -43,7 +43,7 @@ class Slots:
 
 
 class AttemptSlots:
-    """All slots of one attempt, including requested ones."""
+    """All slots of one attempt, including requested slots."""
 
     def __init__(self, spec: AttemptSpec, timings: Timings) -> None:
         self._spec = spec
@@ -160,6 +160,6 @@ class AttemptSlots:
             ray.kill(looks)
 
     async def release_slots(self, slots: Sequence[Slots]) -> None:
-        """Release slots in which nothing is running."""
+        """Release slots in which no process is running."""
         await placement_groups.release_slots([each.group for each in slots])
         self.held = [each for each in self.held if each not in slots]

@@ -421,7 +421,7 @@ class WorkerGroup:
 
         If processes can't be ended, the node's agent keeps their slots (`quarantine`). This method
         can be called again after a failure. The slots are released last, because other jobs can
-        then use them immediately.
+        use released slots immediately.
         """
         if not self._slots.num_ever:
             return  # without slots, there are no processes

@@ -49,7 +49,7 @@ class ClusterNode:
     """The node's Ray labels, such as `ray.io/market-type`, except for the label with the node's
     id."""
     is_starting: bool
-    """Whether the node is not accepted for the sole reason that it is still starting."""
+    """Whether the only reason for not accepting the node is that it is still starting."""
     is_released: bool
     """Whether `Cluster.request_nodes` has removed dray's processes from the node. If true, the node
     is not accepted."""
@@ -135,7 +135,7 @@ class Cluster(Protocol):
         `bundles` contains pairs of a bundle and a count. A bundle fits only on nodes with its
         labels. Without bundles, Ray chooses the size of the cluster. The call also ends dray's own
         processes on the nodes in `released`, because Ray would otherwise never consider these nodes
-        idle. If a later call omits a node from `released`, dray's processes are started on it
+        idle. If a later call omits a node from `released`, dray's processes are started on the node
         again. Idempotent.
         """
 

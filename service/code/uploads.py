@@ -77,7 +77,8 @@ class CodeUploads:
         """Describe code, and return it with the list of parts that are missing.
 
         If no part is missing, the code is complete. Idempotent. Raise BadUpload for an invalid path
-        or size, UploadTooLarge, and QuotaExceeded if the storage is full.
+        or size, UploadTooLarge if the upload is too large, and QuotaExceeded if the storage is
+        full.
         """
         total = self._check(files)
         identity = code_id(files)

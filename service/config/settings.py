@@ -110,11 +110,11 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65535)
     """Port to listen on; 0 selects a free port."""
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
-    The URL can contain a password, so it is never printed."""
+    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home
+    directory. The URL can contain a password, so it is never printed."""
     storage_url: str = ""
-    """URL for logs, checkpoints and artifacts; by default a folder in the home. For `s3://`, each
-    process uses the AWS variables in its environment."""
+    """URL for logs, checkpoints and artifacts; by default a folder in the home directory. For
+    `s3://`, each process uses the AWS variables in its environment."""
     ray_address: str = EMBEDDED
     """With `local`, the service runs the embedded Ray; with `host:port`, it joins a Ray cluster."""
     ray_token_file: Path | None = None
@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
     """Address of the server for links in messages. The default is the server's host and port."""
     webhook_private_hosts: Hosts = None
-    """Private names, addresses and networks (CIDR) to which webhooks may send messages, also over
+    """Private names, addresses and networks (CIDR) to which webhooks may send messages, even over
     plain `http://`."""
 
     rank_env: VariableNames = ()

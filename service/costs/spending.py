@@ -70,7 +70,8 @@ def charge(
     """Store the cost of the attempt up to `until`.
 
     `prices` apply to the attempt's entire time; None if the deployment has no prices. A price
-    change therefore also affects the past time of live attempts, but not attempts that have ended.
+    change therefore also affects the cost of the past time of live attempts, but not the cost of
+    attempts that have ended.
     """
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:

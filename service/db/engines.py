@@ -31,7 +31,7 @@ override their values."""
 
 
 def normalise_url(url: str) -> URL:
-    """Parse a URL of SQLite or PostgreSQL (with psycopg 3 as the driver). Raises ValueError for
+    """Parse a SQLite or PostgreSQL URL (with psycopg 3 as the driver). Raises ValueError for
     other databases."""
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]

@@ -199,8 +199,8 @@ class Database:
         self._watchers.append(watcher)
 
     def listen(self) -> None:
-        """Start publishing the signals of other processes until `close` is called (PostgreSQL
-        only)."""
+        """Start publishing the signals of other processes, and continue until `close` is called
+        (PostgreSQL only)."""
         if self._announcer is None or self._listener is not None:
             return
         self._listener = PostgresListener(self._conninfo, self.signals, own=self._announcer)

@@ -21,7 +21,7 @@ MIN_INTERVALS = 4
 than `MIN_S` seconds."""
 MIN_S = 5.0
 SURE = 1.3
-"""Error of the mean step time, in standard deviations, that the range covers."""
+"""The range covers an error of the mean step time of this many standard deviations."""
 FEW = 4.0
 """The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
 uncertain."""

@@ -252,7 +252,7 @@ def pack_row(points: Mapping[Series, Points]) -> bytes:
 
 
 def unpack_row(row: bytes, rank: int | None = None) -> dict[Series, Points]:
-    """Return the points of a row, for all ranks or for one."""
+    """Return the points of a row, for all ranks or for one rank."""
     found: dict[Series, Points] = {}
     head, _, _ = row.partition(b"\n")
     at = len(head) + 1

@@ -1,4 +1,4 @@
-"""Idempotency keys. A request with a key creates only one job or drill, no matter how often the
+"""Idempotency keys. A request with a key creates only one job or drill, regardless of how often the
 request is sent."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Effects of a job's end on jobs that have not started: its dependents, and trials of its sweep.
 
 The effects are applied in the transaction in which the job ends, so the scheduler does not need to
-search for affected jobs. A submission prevents the jobs that it depends on from ending until it is
-stored (`hold`), so it can't miss the end of a job.
+search for affected jobs. While a job is being submitted, the jobs that it depends on are prevented
+from ending (`hold`), so that the new job can't miss the end of one of them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def end_unstarted(
     now: datetime,
     data: Mapping[str, Any],
 ) -> None:
-    """Cancel all jobs of an array that have had no attempt, for this reason."""
+    """Cancel, with this reason, all jobs of an array that have had no attempt."""
     ended = _end(session, [array_id], Trigger.CANCEL, code, message, now, data)
     resolve(session, ended, now)
 

@@ -272,7 +272,7 @@ def _add_stopped_events(session: Session, messages: Mapping[str, str], now: date
 
 
 def _kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
-    """Return the columns of a job that could not start now even if all slots were free."""
+    """Return the columns to set for a job that could not start now even if all slots were free."""
     return {"kept_back_s": job.kept_back_s, "kept_back_since": job.kept_back_since or now}
 
 

@@ -111,8 +111,8 @@ class Leader:
             raise
 
     def _left_s(self, session: Session) -> float:
-        """Return the seconds until another process's lease expires, unless that process renews
-        it."""
+        """Return the number of seconds until another process's lease expires, unless that process
+        renews the lease."""
         found, now = repository.get(session), self._database.time(session)
         if found is None or self._taken(found, now) is not None:
             self.other = None

@@ -28,8 +28,8 @@ from service.telemetry import refused_logs
 logger = logging.getLogger(__name__)
 
 MOST_SHARE = 0.02
-"""Maximum share of the time that is spent measuring the storage, since a measurement can read many
-rows."""
+"""Maximum share of the time that is spent measuring the storage, because a measurement can read
+many rows."""
 BATCH = 100
 """Maximum number of jobs that one rule deletes in one round."""
 

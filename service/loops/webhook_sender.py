@@ -106,9 +106,9 @@ class WebhookSender:
         self._last_served: dict[str, float] = {}
         """The time at which each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}
-        """Time, by the same clock, until which a webhook pauses after a failure in this process.
-        Without this pause, the message would be sent again immediately if the database can't store
-        the response."""
+        """The time on the event loop's clock until which a webhook pauses after a failure in this
+        process. Without this pause, the message would be sent again immediately if the database
+        can't store the response."""
         self._sweep_at = 0.0
         """The time at which old messages will next be deleted, by the same clock."""
 

@@ -46,8 +46,8 @@ FOR_SLOTS = frozenset(
         *("queue_limit", "user_limit"),
     }
 )
-"""Reasons for waiting of jobs that might start immediately in another queue, with fewer resources,
-or with a higher priority."""
+"""Reasons why jobs wait although they might start immediately in another queue, with fewer
+resources, or with a higher priority."""
 MAX_KEPT = 4096
 
 
@@ -208,7 +208,7 @@ def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
 
 
 def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would accept one more job of this owner."""
+    """Whether the queue would accept one more job from this owner."""
     bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most

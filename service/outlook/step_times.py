@@ -73,7 +73,7 @@ class Kind(NamedTuple):
 
 
 Runs = Mapping[Kind, Sequence[float]]
-"""Run times in seconds of each kind's succeeded jobs, newest last."""
+"""Run times, in seconds, of the successful jobs of each kind, newest last."""
 
 
 class EarlierRuns:

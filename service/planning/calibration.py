@@ -16,7 +16,7 @@ from service.telemetry import metric_reader
 
 STEP_TIME = "perf/step_time_s"
 LOOKED_AT, COUNTED = 50, 5
-"""Number of latest succeeded jobs to examine, and number of jobs whose steps are read."""
+"""Number of the latest successful jobs to examine, and number of jobs whose steps are read."""
 LEAST_STEPS = 20
 """Shorter jobs are ignored, because half of their steps would be warm-up."""
 SAMPLED_STEPS = 500

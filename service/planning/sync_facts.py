@@ -23,13 +23,13 @@ from service.planning.model.sync_costs import RankSpeeds, Work
 from service.telemetry import metric_reader
 
 LOOKED_AT, COUNTED = 50, 3
-"""Number of latest succeeded jobs to examine, and number of jobs whose speeds are read."""
+"""Number of the latest successful jobs to examine, and number of jobs whose speeds are read."""
 MOST_RANKS = 64
 """Maximum number of ranks of a job whose speeds are read."""
 LEAST_STEPS = 10
 SAMPLED_STEPS = 100
 LEAST_COMPUTE_S = 1e-3
-"""Minimum computing time of a step. Even the smallest models spend this time in Python and the
+"""Minimum computing time of a step. Even the smallest models spend this much time in Python and the
 optimizer."""
 SPOT = label_resources({"ray.io/market-type": "spot"})
 

@@ -1,4 +1,4 @@
-"""Measurement of storage use, and refusal of jobs when the storage is full."""
+"""Measures storage use, and refuses jobs when the storage is full."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class StagedFiles:
             self._missing[key] = data
 
     def check(self) -> None:
-        """End a run of the transaction. Raise FilesMissing if the run required files that are not
-        written yet."""
+        """End a run of the transaction. Raise FilesMissing if the run required files that have not
+        been written yet."""
         if self._missing:
             raise FilesMissing(f"{len(self._missing)} files are not written yet")
 

@@ -56,7 +56,7 @@ class BadKey(ValueError):
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raise BadKey unless it is a plain relative path."""
+    """Return the key. Raise BadKey unless the key is a plain relative path."""
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
         raise BadKey(f"{key!r} is not a plain relative path")
@@ -280,7 +280,8 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open a regular file. Raise FileNotFoundError for anything else, since a pipe could block."""
+    """Open a regular file. Raise FileNotFoundError for anything else, because a pipe could
+    block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

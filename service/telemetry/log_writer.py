@@ -4,7 +4,7 @@ The last chunks of each rank are in SQL. A full chunk is written to storage befo
 changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
 folder is damaged remains in SQL (`service.telemetry.refused_logs`).
 
-Of the lines beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
+Beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
 remains in SQL and from which the oldest lines are dropped. The chunk's first line states how many
 lines are left out.
 """
@@ -32,7 +32,7 @@ CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
 """Maximum size of the newest lines that a rank keeps beyond the limit."""
 MAX_CHUNKS = 32
-"""Maximum number of consecutive open chunks. If there are more, they are joined."""
+"""Maximum number of consecutive open chunks. If there are more chunks, they are joined."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class LogStore:
     def _open(
         self, rank: int, before: LogChunkRow | None, entries: list[str], *, is_tail: bool
     ) -> tuple[LogChunkRow, list[str]]:
-        """Close the rank's last chunk, and return a new chunk after it."""
+        """Close the rank's last chunk, and return a new chunk that follows this chunk."""
         if before is not None and _is_open(before):
             self._close(before, entries)
         chunk = LogChunkRow(
@@ -276,7 +276,7 @@ class LogStore:
         chunk.text, chunk.refused_at = text, self._now
 
     def _bound_refused(self) -> None:
-        """Report once that chunks were refused, and drop the oldest chunks if they exceed the
+        """Report once that chunks were refused, and drop the oldest chunks if the chunks exceed the
         limit."""
         if self._refusal is not None:
             refused_logs.bound(self._session, self._job, self._refusal, self._now)

@@ -1,7 +1,7 @@
 """Writes metrics into rows of recent points, and moves them from there into chunks.
 
 The steps of a series increase. If an attempt reports a step again, the first value is kept. After
-an in-place recovery, the second value is the same anyway.
+an in-place recovery, the second value equals the first value.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class MetricStore:
     """Collects the points of one reply, then stores them.
 
     Points of known series become one row. The points of many rows are moved to chunks together,
-    because appending to a chunk rewrites all of it. The first points of a series, and large numbers
-    of points, are written to chunks directly.
+    because appending to a chunk rewrites the entire chunk. The first points of a series, and large
+    numbers of points, are written to chunks directly.
     """
 
     def __init__(

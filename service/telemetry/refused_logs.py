@@ -1,4 +1,5 @@
-"""Log chunks that the storage refuses, for example because a job has damaged its folder there.
+"""Log chunks that the storage refuses, for example because a job has damaged its folder in the
+storage.
 
 These chunks are closed but remain in SQL until the storage accepts them. If a job's refused chunks
 exceed `MAX_BYTES`, the oldest chunks are dropped. A line in the log and an event at the attempt's

@@ -68,7 +68,7 @@ class _Resolver(AbstractResolver):
 
 
 class _BoundedSocket(socket.socket):
-    """A socket that appears closed after `MAX_RECEIVED_BYTES`."""
+    """A socket that appears closed after `MAX_RECEIVED_BYTES` bytes."""
 
     _left = MAX_RECEIVED_BYTES
 

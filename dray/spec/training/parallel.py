@@ -60,7 +60,7 @@ class Parallel(Document):
     (arXiv:2104.04473). zero_bubble: weight gradients are computed in the remaining idle time
     (arXiv:2401.10241)."""
     stages_per_rank: Annotated[Int, Field(ge=1, le=64)] = 1
-    """Number of pipeline stages on each rank, for the schedules interleaved and zero_bubble."""
+    """Number of pipeline stages on each rank, for the schedules `interleaved` and `zero_bubble`."""
     context: Divisor = 1
     """Number of ranks among which each sequence and the attention heads are divided
     (DeepSpeed-Ulysses, arXiv:2309.14509). The parameters are also sharded across these ranks. For

@@ -140,8 +140,8 @@ class Gossip(SyncKind):
     step, at distances 1, 2, 4 and so on in turn (arXiv:2110.13363). random: one random rank per
     step. complete: all other ranks. custom: the ranks given in `edges`."""
     edges: Annotated[list[Edge], Field(min_length=1, max_length=MAX_EDGES)] | None = None
-    """custom: pairs of neighbours, such as `[[0, 1], [1, 2]]`. With sgp, the first rank of a pair
-    sends to the second."""
+    """custom: pairs of neighbours, such as `[[0, 1], [1, 2]]`. With `sgp`, the first rank of a pair
+    sends to the second rank."""
 
     @property
     def copies_differ(self) -> bool:

@@ -83,7 +83,7 @@ class KeyValueShard:
         return self._answers()
 
     def pull(self, worker: int, key: str, rows: Tensor | None = None) -> Answers:
-        """Pull the value of a key. rows: the rows to return; None for all."""
+        """Pull the value of a key. rows: the rows to return; None for all rows."""
         self._value(key)
         self._waiting.append((worker, key, rows))
         return self._answers()

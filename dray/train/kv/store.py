@@ -97,7 +97,8 @@ class KVStore:
 
     def push(self, key: str, gradient: Tensor) -> None:
         """Send the servers a gradient or, if no optimizer is set, a new value. A sparse tensor,
-        such as the gradient of an embedding with `sparse=True`, changes only its own rows."""
+        such as the gradient of an embedding with `sparse=True`, changes only the rows that it
+        contains."""
         shape = self._shape(key)
         if gradient.shape != shape:
             raise KVError(

@@ -200,9 +200,9 @@ class BatchState:
             self._has_misled = self._has_misled or self._anchor.is_handed_over
 
     def _watch_gradients(self) -> None:
-        """Detect the use of earlier gradients if this session exchanges none, because checkpoints
-        can need them. A hook takes a few microseconds, so only two parameters of each optimizer get
-        one."""
+        """If this session exchanges no gradients, detect whether earlier gradients are used,
+        because checkpoints may need them. A hook takes a few microseconds, so only two parameters
+        of each optimizer get one."""
         for optimizer in self.optimizers:
             parameters = parameters_of([optimizer])
             hook_gradients((parameters[0], parameters[-1]), self._hooked, self._look_for_stale)

@@ -50,7 +50,7 @@ class GradientExchange:
         self.add_others(others)
 
     def add(self, model: nn.Module) -> None:
-        """Exchange the gradients of another model too."""
+        """Also exchange the gradients of another model."""
         self._prepared.append((model, dict(model.named_parameters())))
         for module in model.modules():
             self._registries += [module._parameters, module._modules]

@@ -65,7 +65,7 @@ class TrainingSession(BatchState):
         """Whether this rank is in an operation."""
         self._count = SampleCount()
         self._loaded_as: tuple[int, int] | None = None
-        """(rank, world size) with which the current batch was divided."""
+        """The rank and world size that were used to divide the current batch."""
         self._steps_of = [0] * len(self.optimizers)
         """Number of steps of each optimizer since the batch began."""
         self._must_compare = False

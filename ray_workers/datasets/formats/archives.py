@@ -40,8 +40,8 @@ def plain_file(shop: Workshop) -> tuple[Path, str]:
 
 
 def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
-    """Return the file itself or, if it is gzip, `target` with the decompressed content. Raises
-    DataError."""
+    """Return the file itself or, if it is a gzip file, `target` with the decompressed content.
+    Raises DataError."""
     with open(file.path, "rb") as source:
         begins = source.read(10)
     for packing, pattern in _PACKINGS.items():

@@ -56,8 +56,8 @@ LARGE = 1e15
 BASE_BITS = 32
 """Bases are multiples of 2**BASE_BITS, so that files with similar numbers have the same base."""
 MAX_BAD_SHARE = 0.1
-"""Maximum fraction of texts in a column of numbers. A column with a larger fraction is a category
-column."""
+"""Maximum fraction of the values in a numeric column that may be text. A column with a larger
+fraction is a category column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
 """Maximum number of distinct numbers that can be categories. If there are more, they are probably
@@ -231,7 +231,7 @@ class Column:
 
     @property
     def hint(self) -> str:
-        """Advice on options, if the texts of the column were probably meant to be numbers."""
+        """Advice on options, if the strings in the column were probably meant to be numbers."""
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
@@ -325,8 +325,8 @@ class Column:
         return found
 
     def collect(self, batch: Any, limit: int, file: TableFile, advice: str) -> None:
-        """Collect the names that occur. Raises DataError with the advice if there are more than
-        `limit`."""
+        """Collect the names that occur. Raises DataError with `advice` if there are more than
+        `limit` names."""
         import pyarrow.compute as pc
 
         self.values.update(pc.unique(pc.drop_null(self.names_of(batch))).to_pylist())

@@ -78,8 +78,8 @@ def kept(every: Sequence[SplitFile]) -> list[SplitFile]:
 
 
 def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
-    """Record which of the kept files are for validation, if folders define this. Returns the split
-    as JSON data for `read`."""
+    """Record which of the kept files are for validation, if folders define the split. Returns the
+    split as JSON data for `read`."""
     flags = np.array([member.role is SplitName.VALIDATION for member in kept(every)])
     if flags.any():
         with ArrayWriter(shop.output, "is_validation", (), np.bool_, shop.budget) as written:

@@ -198,7 +198,7 @@ class _Building:
 
     def _find_bases_again(self, columns: Sequence[Column]) -> None:
         """Determine the bases again without the values of dropped rows. A base that is far from the
-        remaining values would cause float64 to round them."""
+        remaining values would cause float64 to round these values."""
         wide = [column for column in columns if column.is_wide]
         if not wide or not self._dropping:
             return
@@ -356,8 +356,8 @@ class _Building:
             first_row += len(is_kept)
 
     def _finite(self, column: Column, values: Any, rows: Rows) -> npt.NDArray[np.float64]:
-        """Return (n,) values minus the column's base, with NaN for null. Raises DataError for the
-        first value outside the range of float32, because the model computes in float32."""
+        """Return the (n,) values minus the column's base, with NaN for nulls. Raises DataError for
+        the first value outside the range of float32, because the model computes in float32."""
         found = column.relative_of(values)
         is_known = values.is_valid().to_numpy(zero_copy_only=False)
         bad = np.flatnonzero(~(np.abs(found) <= MAX_FLOAT32) & is_known)

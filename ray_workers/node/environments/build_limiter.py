@@ -19,8 +19,8 @@ BUILDS_OF_A_USER: Final = 2
 
 
 class BuildLimiter:
-    """The wanted builds of a node, keyed by the build's key. Use this in only one event loop,
-    except for `is_wanted`, which can be called from any thread."""
+    """The wanted builds of a node, keyed by the build's key. Use each instance in only one event
+    loop, except for `is_wanted`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._wanted = WantedWork()

@@ -30,7 +30,7 @@ code."""
 
 
 class CodeFetches:
-    """The code that this node fetches itself. Use this in only one event loop."""
+    """The code that this node fetches itself. Use each instance in only one event loop."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root

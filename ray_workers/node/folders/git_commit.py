@@ -106,8 +106,8 @@ def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
 
 
 def _entries(git: _Git, commit: str) -> list[_Entry]:
-    """Return the files and links of a commit. Raises CodeRefused if the commit has too many of
-    them."""
+    """Return the files and links of a commit. Raises CodeRefused if the commit has too many files
+    and links."""
     out = git.run("ls-tree", "-r", "-z", "-l", commit, limit_bytes=MAX_FILES * LINE_BYTES)
     found = []
     for line in out.read_bytes().split(b"\0")[:-1]:

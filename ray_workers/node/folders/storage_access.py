@@ -22,8 +22,8 @@ def needs_access(task: RankTask) -> bool:
 
 
 class StorageAccess:
-    """Serves a training process until that process closes its end of the socket. Use this in only
-    one event loop."""
+    """Serves a training process until that process closes its end of the socket. Use each instance
+    in only one event loop."""
 
     def __init__(self, task: RankTask) -> None:
         earlier = [ref.url for ref in task.resume_from]

@@ -45,8 +45,8 @@ class ForkedProcess:
         self.left: list[int] = []
         """Set once the process has ended: the pids of processes that could not be ended."""
         self.memory_kills = 0
-        """Set once the process has ended: how many processes on its node the kernel killed for lack
-        of memory while it was running."""
+        """Number of processes on the node that the kernel killed for lack of memory while this
+        process was running; set once this process has ended."""
         self._reader = reader
         self._writer = writer
 

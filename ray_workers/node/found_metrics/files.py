@@ -134,8 +134,8 @@ class MetricFiles:
             self._names.add(self._runs[path])
 
     def _run_of(self, path: Path) -> Run:
-        """Return the run of a file. A run's event files and its table are in the same folder. A
-        second table in a folder belongs to another run."""
+        """Return the run to which a file belongs. A run's event files and its table are in the same
+        folder. A second table in a folder belongs to another run."""
         at, top = next(
             (at, folder) for at, folder in enumerate(self._folders) if path.is_relative_to(folder)
         )
@@ -191,7 +191,7 @@ class _Followed:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
-        """Open the file. Raises OSError if it is not a regular file."""
+        """Open the file. Raises OSError unless the path names a regular file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self._path, flags)
         try:

@@ -33,7 +33,7 @@ class MachineReading:
     disks: Counters
     """Bytes read and written, for entire physical disks."""
     networks: Counters
-    """Bytes received and sent, for network cards."""
+    """Bytes received and sent by network cards."""
 
     def values(self) -> Values:
         """Return the values that do not require an earlier reading."""

@@ -8,7 +8,7 @@ fork, this process runs Ray's own script and becomes the worker itself.
 A worker is never started twice: the forked process continues only if it was able to notify this
 process, and this process becomes the worker only once no notification can arrive.
 
-The script imports as little as possible, since its imports cost time for each worker.
+The script imports as little as possible, because its imports cost time for each worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONNECT_LIMIT_S = 5.0
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
 """Seconds within which a parent must fork, including its imports before the first fork. A slower
-parent is killed, since it might be stopped. Ray itself waits 60 s for a worker."""
+parent is killed, because it might be suspended. Ray itself waits 60 s for a worker."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
@@ -111,8 +111,8 @@ def _end(connection: socket.socket) -> None:
 
 
 def start_parent(path: str, modules: str) -> bool:
-    """Start a parent that listens at `path`, unless there is one. Return False if an earlier parent
-    has found that it must not fork (`worker_parent.refuse`)."""
+    """Start a parent that listens at `path`, unless a parent already listens there. Return False if
+    an earlier parent has found that it must not fork (`worker_parent.refuse`)."""
     with open(f"{path}.lock", "a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

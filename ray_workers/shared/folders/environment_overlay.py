@@ -146,7 +146,7 @@ def replaced_in(modules: Mapping[str, Any], record: EnvironmentRecord) -> list[s
 
 def enter(root: Path, record: EnvironmentRecord) -> None:
     """Make this process import from the environment first, like an interpreter started with
-    PYTHONPATH. The environment's `.pth` files take effect too."""
+    PYTHONPATH. The environment's `.pth` files also take effect."""
     packages = str(root / record.folder / "site")
     sys.path.insert(0, packages)
     site.addsitedir(packages)

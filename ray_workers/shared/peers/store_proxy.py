@@ -45,7 +45,8 @@ async def prove_rank(streams: Streams, secret: bytes) -> None:
 
 
 async def prove_store(streams: Streams, secret: bytes) -> None:
-    """Verify the connecting end's proof, and prove knowledge of the secret as the store."""
+    """Verify the proof of the connecting end, and prove to this end that the store knows the
+    secret."""
     reader, writer = streams
     ours = secrets.token_bytes(NONCE_BYTES)
     writer.write(ours)

@@ -35,7 +35,7 @@ class GroupRecord:
     waits_in: int = 0
     """Number of the first collective that has begun but not ended; 0 if none."""
     name: str = ""
-    """Name of collective `waits_in`, such as `gloo:all_reduce`."""
+    """Name of the collective with number `waits_in`, such as `gloo:all_reduce`."""
     waits_s: float = 0.0
 
     def line(self) -> str:

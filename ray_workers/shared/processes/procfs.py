@@ -167,7 +167,8 @@ def command(pid: int) -> str:
 
 
 def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
-    """Return the pids of the live (non-zombie) processes of each session, by the session's mark."""
+    """Return the pids of the live (non-zombie) processes of each session, keyed by the session's
+    mark."""
     found: dict[str, list[int]] = {session.mark: [] for session in sessions}
     if not sessions:
         return found

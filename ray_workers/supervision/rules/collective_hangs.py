@@ -61,7 +61,7 @@ def waiting_in(records: Records) -> Iterator[Waiting]:
 
 def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
     """Return the ranks for which other ranks are waiting. If some of these ranks are not waiting
-    themselves, return only these."""
+    themselves, return only the ranks that are not waiting."""
     records = records_of(stacks)
     absent = {rank for one in waiting_in(records) for rank in one.absent}
     waiting = {rank for rank, own in records.items() if any(one.waits_in for one in own)}

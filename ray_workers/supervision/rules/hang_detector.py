@@ -4,7 +4,7 @@ neither Ray nor torch.
 When a rank hangs, the ranks that wait for it make no progress either. However, a waiting rank is
 further ahead than the hanging rank: it has entered a collective that the hanging rank has not
 reached. Therefore, the hang is caused by the ranks that are furthest behind or, if all ranks are at
-the same point, by a rank whose process is stopped.
+the same point, by a rank whose process is suspended.
 
 The limits depend on the job's step times, because one step of a job can take as long as a thousand
 steps of another job.

@@ -54,7 +54,7 @@ class ScriptMemory:
     """Longest time between reported steps."""
 
     def after(self, look: ScriptLook) -> ScriptMemory:
-        """Return the memory after another observation of the same processes."""
+        """Return this memory, updated after another observation of the same processes."""
         step = max(one.status.step for one in look.ranks)
         begun_at = look.at if self.begun_at is None else self.begun_at
         memory = replace(self, last=look, begun_at=begun_at)

@@ -63,7 +63,7 @@ class SlotTimeLedger:
 
 
 def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
-    """Return the seconds that each process has used, by category.
+    """Return the seconds that each process has used, keyed by category.
 
     A rank of a script that has not reported a step is assumed to use its time like the rank that
     reported first, because in most scripts one rank reports for all ranks.

@@ -63,7 +63,8 @@ class StallMeter:
         self._blocked_s, self._added_s = blocked_s, 0.0
 
     def ended(self, waited_s: float) -> float:
-        """Return the stall of a save that ended while the loop waited for it between two steps."""
+        """Return the stall, in seconds, of a save that ended while the loop waited for the save
+        between two steps."""
         assert self._blocked_s is not None, "no save was begun"
         stall, self._blocked_s = self._blocked_s + max(0.0, self._added_s) + waited_s, None
         return stall

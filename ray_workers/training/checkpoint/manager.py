@@ -63,7 +63,7 @@ class CheckpointManager:
 
     def adopt(self, refs: Sequence[CheckpointRef]) -> None:
         """Include checkpoints of earlier attempts, so that they are deleted like the checkpoints of
-        this attempt. Unfinished checkpoints of earlier attempts are deleted now."""
+        this attempt. Unfinished checkpoints of earlier attempts are deleted immediately."""
         self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:

@@ -101,8 +101,8 @@ class Stager:
         )
 
     def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare memory and views for these tensors; reuse the existing ones if all shapes are the
-        same."""
+        """Prepare memory and views for these tensors; reuse the existing memory and views if all
+        shapes are the same."""
         layout = self._layout
         if layout is not None and _fits(layout, tensors):
             return

@@ -35,7 +35,7 @@ IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
 """Modules that only some versions of torch have, imported when the first profile is taken."""
 ONNX_REGISTRATION_LOGGER = "torch.onnx._internal.exporter._registration"
 """The logger that recommends packages for exporting other models. `torch.onnx.export` has no option
-to disable it."""
+to disable this logger."""
 
 
 def count_groups_from_zero() -> None:

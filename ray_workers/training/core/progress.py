@@ -26,13 +26,13 @@ class Progress:
 
     @classmethod
     def at(cls, step: int) -> Self:
-        """Return the progress if `step` steps are done, and all tasks that were due after them."""
+        """Return the progress after `step` steps and all tasks that were due after these steps."""
         return cls(2 * step + 1)
 
     @classmethod
     def just_after(cls, step: int) -> Self:
-        """Return the progress if `step` steps are done, but none of the tasks that are due after
-        them."""
+        """Return the progress after `step` steps, before any of the tasks that are due after these
+        steps."""
         return cls(2 * step)
 
     @property

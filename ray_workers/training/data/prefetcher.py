@@ -112,7 +112,7 @@ class Prefetcher:
         self._micro_batch_size = micro_batch_size
         self._last_step = last_step
         self._last_of: Callable[[int], int] = lambda first: first
-        """The last step of the batch that begins with a step."""
+        """Maps the first step of a batch to the last step of the same batch."""
         self._loader_workers = loader_workers
         self._pool = self._new_pool()
         self._own = threading.local()

@@ -99,7 +99,8 @@ class DistributedBatchSampler:
         self._shares = shares
         self.num_shares = num_shares
         self.parts: Sequence[float] | None = None
-        """Fraction of the global batch for each share; they sum to 1. None for equal shares."""
+        """Fraction of the global batch for each share; the fractions sum to 1. None for equal
+        shares."""
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 

@@ -69,7 +69,7 @@ class Profiler:
             self._end_part()
 
     def end_step(self, step: int) -> None:
-        """End a step; at the last one, store the artifacts."""
+        """End a step, and store the artifacts if it is the last step."""
         if not self._parts:
             return
         self._wait_for_device()  # launched operations belong to this step
@@ -102,7 +102,7 @@ class Profiler:
             )
 
     def _leave(self, step: int) -> None:
-        """Stop profiling, and store the artifacts of the steps up to this one."""
+        """Stop profiling, and store the artifacts of the steps up to this step."""
         self._profile.stop()
         self._save(step)
         self._profile, self._is_done = None, True

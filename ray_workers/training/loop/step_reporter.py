@@ -136,8 +136,8 @@ class StepReporter:
     def report_unseen(
         self, step: int, epoch: int, lr: float, loss: float, grad_norm: float
     ) -> None:
-        """Report a step whose end no process of this rank has seen, so its duration is unknown. The
-        service ignores metrics that it already has."""
+        """Report a step whose end no process of this rank has observed, so that its duration is
+        unknown. The service ignores metrics that it already has."""
         self.last_loss = loss
         values = {"train/loss": loss, "train/lr": lr, "train/grad_norm": grad_norm}
         train.report(step, values, epoch=epoch, total_steps=self._total_steps)
@@ -169,8 +169,8 @@ class StepReporter:
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
-    """Begin to copy (loss, norm) to the host; return them with the event that marks the end of the
-    copy."""
+    """Begin to copy (loss, norm) to the host; return the copies with the event that marks the end
+    of the copying."""
     host = torch.empty(2, pin_memory=True)
     host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     return host, _mark(figures.loss.device)

@@ -116,7 +116,7 @@ class Trainer:
     def restore(self) -> None:
         """Restore the latest state. A collective operation.
 
-        A rank of a broken group keeps its state, and a new rank receives it. If no rank has a
+        A rank of a broken group keeps its state, and new ranks receive this state. If no rank has a
         state, the latest intact checkpoint is loaded, or training begins.
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
@@ -400,7 +400,7 @@ class Trainer:
 
     def leave_with_checkpoint(self, step: int) -> None:
         """Save on rank 0, which then raises Preempted. Without rank 0, the other ranks can't run
-        another step, and the supervisor ends them."""
+        another step, and the supervisor ends these ranks."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         self.strategy.consolidate()
         if self.rank == 0:

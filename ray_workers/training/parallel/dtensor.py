@@ -23,7 +23,7 @@ from ray_workers.training.core.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):
-    """One of the cuts of a tensor, into `parts` parts of equal size, except that the last parts can
+    """One division of a tensor, into `parts` parts of equal size, except that the last parts can
     be smaller."""
 
     axis: int
@@ -102,7 +102,7 @@ def whole_of(divided: DTensor) -> Tensor:
 
 
 def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tensor:
-    """Reassemble a tensor from the parts of all ranks along the axis of the cut."""
+    """Reassemble a tensor from all ranks' parts, along the axis on which it was divided."""
     padded = list(part.shape)
     padded[cut.dim] = -(-length // cut.parts)
     mine = part.new_zeros(padded)

@@ -173,7 +173,7 @@ class Strategy(ABC):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Determine the furthest progress of any rank, on all ranks. Return this progress and, on
+        """Determine, on all ranks, the furthest progress of any rank. Return this progress and, on
         ranks that have not reached it, the state at this progress. The progress is
         `progress.NOTHING` if no rank has a state yet.
 

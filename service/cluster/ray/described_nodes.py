@@ -21,7 +21,7 @@ def described(
     drained_by: float | None,
     joined: JoinedNode | None,
 ) -> ClusterNode:
-    """Return the node for the port.
+    """Return the node as a `ClusterNode`.
 
     `node` is the node's entry in `ray.nodes()`. `available` contains the resources that no job
     holds, according to Ray. `joined` is None if no agent of dray runs on the node.

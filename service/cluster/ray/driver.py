@@ -238,7 +238,7 @@ class RayCluster:
         self._silence.answered(key)
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
-        """Return the handle of the attempt's supervisor. Raises ValueError if it doesn't exist."""
+        """Return the handle of the attempt's supervisor. Raises ValueError if there is none."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
             self._supervisors[key] = await asyncio.to_thread(
@@ -309,9 +309,9 @@ class RayCluster:
         """Return a reply with the last frames of dead nodes, which new nodes on the same machines
         can read; None if there are no more frames.
 
-        Waits, up to a time limit, for nodes that are starting or don't respond: after a restart of
-        Ray on a machine, the machine's new node can read the frames. If no node is alive, Ray must
-        be restarted first.
+        Waits, up to a time limit, for nodes that are starting or don't respond, because after a
+        restart of Ray on a machine, the machine's new node can read the frames of the old node. If
+        no node is alive, Ray must be restarted first.
         """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
@@ -440,8 +440,8 @@ def _nothing_new(
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
-    """Convert a failure of Ray to the port's error. Unexpected failures, which might be bugs in
-    dray, are logged once with their traceback."""
+    """Convert a failure of Ray to an error of the `Cluster` port. Unexpected failures, which might
+    be bugs in dray, are logged once with their traceback."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
     message = f"{kind}: {brief(error)}"
     if not isinstance(error, EXPECTED) and message not in _logged:

@@ -108,9 +108,8 @@ class EmbeddedRay:
     def ensure(self) -> Daemon:
         """Return the running daemon, or start one after ending the processes of a dead daemon.
 
-        Raises EmbeddedRayError if it doesn't start, if the dead daemon's processes don't end, or
-        after `stop` was called.
-        """
+        Raises EmbeddedRayError if the new daemon doesn't start, if the dead daemon's processes
+        don't end, or after `stop` was called."""
         with self._lock:
             if self._stopping:
                 raise EmbeddedRayError("the service is stopping")
@@ -309,7 +308,7 @@ class EmbeddedRay:
         processes is running. Recorded processes are checked because processes that were started
         with an empty environment don't have the mark.
 
-        Spools are kept until the service has read them through the node of the next Ray.
+        Spools are kept until the service has read them through the node of the next Ray instance.
         """
         root = paths.deployment_root(self._deployment_id)
         nodes = list(session_records.nodes_of(root))

@@ -43,7 +43,8 @@ RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
 """Time limit for a response in seconds, in addition to the call's own waiting time."""
 CHILD_CALL_LIMIT_S = 60.0
-"""Time in seconds after which the child abandons a call. The parent stops waiting earlier."""
+"""Time in seconds after which the child abandons a call. The parent stops waiting before this
+time."""
 PING_S = 2.0
 """Time limit in seconds for the driver's response to a ping, and pause before the next ping."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"

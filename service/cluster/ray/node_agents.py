@@ -57,7 +57,7 @@ class JoinedNode:
     agent: Any
     asked: asyncio.Future[NodeReport]
     asked_at: float
-    """When the agent was last asked (`time.monotonic`)."""
+    """The time of the last request to the agent (`time.monotonic`)."""
     ping: asyncio.Future[float | None]
     problem: str | None = STARTS
     full: str | None = None

@@ -76,7 +76,7 @@ class Prestarter:
             ).start()
 
     def _is_stale(self, node_id: str, asked_at: float) -> bool:
-        """Whether the number of workers might have changed since the count."""
+        """Whether the number of workers might have changed since they were counted."""
         appeared_at = self._asked_at.get(node_id, 0.0) + APPEARS_S
         return asked_at < max(self._used_at + CALM_S, appeared_at)
 

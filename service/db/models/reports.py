@@ -122,8 +122,8 @@ class LogChunkRow(Base):
     reached its limit, only the latest lines of each rank are kept. None for chunks that were
     written before the limit was reached."""
     refused_at: Mapped[datetime | None]
-    """When the storage refused the chunk. The chunk is closed, and remains in `text` until the
-    storage accepts it."""
+    """The time at which the storage refused the chunk. The chunk is closed, and remains in `text`
+    until the storage accepts it."""
     dropped_bytes: Mapped[int | None]
     """Number of bytes that were dropped from this refused chunk and from earlier refused chunks,
     because the database's limit for refused chunks was exceeded. If this is set, `text` is a note

@@ -48,7 +48,7 @@ class DocumentValueRow(Base):
     """A value of a document with its JSON pointer, for searches.
 
     A job shares the values of another holder, and has its own rows only for values that differ. An
-    array of ten thousand jobs therefore needs few more rows than a single job.
+    array of ten thousand jobs therefore needs only a few more rows than a single job.
     `service.domain.tracking.document_values` defines how values are stored.
     """
 
@@ -112,7 +112,7 @@ class MlflowExportRow(Base):
     event_seq: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of the latest event whose state has been exported."""
     revision: Mapped[int] = mapped_column(server_default=text("0"))
-    """Revision of the job's tags and notes that has been exported."""
+    """The latest exported revision of the job's tags and notes."""
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
     """The step up to which all points have been exported."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))

@@ -129,8 +129,8 @@ def _followed_columns() -> Select[Any]:
 
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
-    """Return the cursors of these jobs' live attempts, by (job, attempt). A cursor indicates how
-    many of an attempt's reports have been stored."""
+    """Return the cursors of these jobs' live attempts, keyed by (job, attempt). A cursor indicates
+    how many of an attempt's reports have been stored."""
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)

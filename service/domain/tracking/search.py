@@ -267,7 +267,7 @@ class _Parser:
                 return self._text("a number, a quoted string, true or false")
 
     def _bound(self, field: SearchField, sign: _Token) -> float | datetime:
-        """Parse a literal that the field can be compared with by `<`, `<=`, `>` or `>=`."""
+        """Parse a literal with which the field can be compared using `<`, `<=`, `>` or `>=`."""
         is_time = isinstance(field, JobColumn) and COLUMNS[field.name] is ColumnKind.TIME
         if is_time:
             return self._time()

@@ -1,9 +1,9 @@
 """The reconciler: a loop that polls every live attempt and stores its replies and its outcome.
 
-Each live attempt has a follower, a task that long-polls it and stores every reply, together with
-the cursor, in one transaction. A reply that was not stored is therefore requested again, by this
-process or by the next leader. The database, not the memory of this process, determines which
-attempts are live.
+Each live attempt has a follower, a task that long-polls the attempt and stores every reply,
+together with the cursor, in one transaction. A reply that was not stored is therefore requested
+again, by this process or by the next leader. The database, not the memory of this process,
+determines which attempts are live.
 """
 
 from __future__ import annotations

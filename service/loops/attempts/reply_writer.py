@@ -34,7 +34,8 @@ have reported before. Replies of attempts that have reported take longer to stor
 needed because SQLite has only one writer, and other writes have to wait."""
 MAX_FRAMES = 2000
 """Maximum number of frames in a transaction with several replies. A reply with more frames gets its
-own transaction, which runs concurrently with others if the database supports several writers."""
+own transaction, which runs concurrently with other transactions if the database supports several
+writers."""
 TRIES = 3
 """Number of failures after which a reply is stored without the ranks' reports. After twice this
 number, it is stored without any reports."""

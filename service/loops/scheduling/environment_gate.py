@@ -37,7 +37,7 @@ class _Awaited:
 
     node_ids: tuple[str, ...]
     until: float
-    """A time by the event loop's clock."""
+    """A time on the event loop's clock."""
 
 
 _PLACED = (policy.Start, policy.Wait, policy.Grow)
@@ -190,7 +190,7 @@ class EnvironmentGate(Stage):
 
 
 def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:
-    """Whether the decision gives slots to one of these jobs, or frees slots for it."""
+    """Whether the decision gives slots to one of these jobs, or frees slots for such a job."""
     if isinstance(decision, policy.Preempt | policy.Shrink):
         return decision.because_of in jobs
     return decision.job_id in jobs

@@ -251,7 +251,8 @@ class Preparations:
                 del self._questions[key]
 
     def forget_failure(self, needs: NodeNeeds, node_ids: Collection[str]) -> None:
-        """Forget a failure after it has made a job fail, so that the next job tries again."""
+        """Forget a failure after it has made a job fail, so that the next job retries the
+        preparation."""
         digest = _digest_of(needs)
         for node_id in node_ids:
             question = self._questions.get((digest, node_id))

@@ -35,7 +35,7 @@ from service.sweeps.optuna_sampler import EarlierTrial, TrialOutcome
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
-"""Seconds before a sampler that failed is called again."""
+"""Seconds after which a sampler that failed is called again."""
 PATIENCE_S = 2.0
 """Time in seconds for which slots are kept free until a sampler returns the values. Most samplers
 take a fraction of a second."""
@@ -93,7 +93,7 @@ class TrialValues(Stage):
             seen.decisions = seen.planned = [self._reason(each) for each in seen.planned]
 
     def _reason(self, decision: policy.Decision) -> policy.Decision:
-        """Replace the reason why a trial waits, because the plan passes it over."""
+        """Replace the reason why a trial waits, because the plan passes the trial over."""
         why = self._passed_over.get(decision.job_id)
         if why is None or not isinstance(decision, policy.Wait):
             return decision

@@ -65,8 +65,8 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     candidates: tuple[Candidate, ...]
-    """Divisions that fit, fastest first, followed by the other divisions in the order of missing
-    memory."""
+    """Divisions that fit, fastest first, followed by the other divisions, sorted by the amount of
+    missing memory."""
     available_bytes: int | None
     machine: Machine
     change: str | None

@@ -175,7 +175,7 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
 
 
 def _reason(first: SyncCost, facts: SyncFacts) -> str:
-    """Return why all-reduce takes a long time."""
+    """Return the reason why all-reduce takes a long time."""
     speeds, share = facts.work.speeds, 1 - first.compute_s / first.step_time_s
     reasons = []
     if speeds.slowest >= STRAGGLES:

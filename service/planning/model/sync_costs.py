@@ -66,7 +66,7 @@ class SyncCost:
     sent_bytes: float
     """Total number of bytes that all ranks send."""
     compute_s: float
-    """Step time if nothing had to be sent."""
+    """Step time if no data had to be sent."""
     step_time_s: float
     staleness_steps: int
     """Maximum number of steps until a rank's update has reached the weights of all other ranks."""

@@ -29,7 +29,8 @@ DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL can contain a password
 }
-"""Default settings of MLflow's client. Variables in the service's environment override them."""
+"""Default settings of MLflow's client. Variables in the service's environment override these
+settings."""
 _ENDED = "the process that calls MLflow has exited"
 CODE_ROOT = Path(__file__).resolve().parents[3]
 

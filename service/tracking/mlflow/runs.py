@@ -90,8 +90,8 @@ def _mark(name: str) -> str:
 def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
     """Return the run's tags: the job's labels, and facts about the job.
 
-    `notes` is None if the job's tags and notes have never changed. If they have changed, notes and
-    tags are written even if empty, to replace the run's previous notes and tags.
+    `notes` is None if the job's tags and notes have never changed. Notes and tags that have changed
+    are written even if they are empty, to replace the run's previous notes and tags.
     """
     script = job.spec.get("script") or {}
     code = script.get("code")

@@ -29,7 +29,7 @@ FIRST_AFTER, EVERY = 5, 20
 """The ranks compare their speeds for the first time after FIRST_AFTER steps, and then every EVERY
 steps."""
 WORTH_IT = 1.03
-"""The shares change only if this is expected to make a step shorter by at least this factor."""
+"""The shares change only if the change is expected to shorten a step by at least this factor."""
 STRAGGLES, KEEPS_UP = 1.25, 1.1
 """A rank becomes a straggler when its time per sample exceeds STRAGGLES times the median, and
 remains a straggler until this time is below KEEPS_UP times the median."""

@@ -175,8 +175,8 @@ class FederatedEngine(GradientEngine):
         return participant.num_samples / mine.plan.num_samples
 
     def _mean(self, received: ReceivedUpdates, total: Tensor) -> Tensor | None:
-        """Return the mean, given the weighted sum of the accepted updates; None if there are
-        none."""
+        """Return the mean, given the weighted sum of the accepted updates; None if no updates were
+        accepted."""
         plan = received.plan
         if self._clipping is not None:
             return self._private_mean(plan.number, total * len(plan.participants))

@@ -60,12 +60,12 @@ class SharedCopy:
         self.lock = threading.RLock()
         self.rows = weights.empty()
         self._read = weights.empty()
-        """The copy as it was when training last read it."""
+        """The state of the copy when training last read the copy."""
         self._averaged = 0
         """Number of averaging operations that have modified the copy since it was last read."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
-        """Number of updates by staleness. The staleness of an update is the number of averaging
-        operations since its weights were read."""
+        """Number of updates, keyed by staleness. The staleness of an update is the number of
+        averaging operations since its weights were read."""
 
     def begin(self) -> None:
         """Copy the model's weights."""
@@ -174,8 +174,9 @@ class Averaging:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the averaging after the training has ended on all ranks. This is a collective, so
-        that a passive rank doesn't wait forever for a message from a rank that has exited."""
+        """End the averaging after the training has ended on all ranks. This is a collective
+        operation, so that a passive rank doesn't wait forever for a message from a rank that has
+        exited."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()

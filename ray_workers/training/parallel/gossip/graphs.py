@@ -95,7 +95,7 @@ class RandomPairs(Graph):
         super().__init__(num_ranks)
         self._seed = seed
         self._drawn: tuple[int, list[int]] = (0, [])
-        """(step, the partner of each rank)."""
+        """The step of the latest draw, and the partner of each rank in this step."""
 
     def row(self, rank: int, step: int) -> Row:
         other = self._other(rank, step)

@@ -175,7 +175,7 @@ class OptimizerStep:
         load_named_state(self._optimizer, self._names, state, taken)
 
     def start_average(self) -> None:
-        """Start the average with the current weights."""
+        """Initialise the average with the current weights."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
 

@@ -42,7 +42,7 @@ class FlatLayout:
         buffers = [(n, b) for n, b in model.named_buffers() if b.is_floating_point()]
         self.num_servers = num_servers
         self.trained = [*decayed, *plain]
-        """(name, parameter), in the order of the vector."""
+        """Pairs (name, parameter), in the order of the vector."""
         self.num_decayed = len(decayed)
         """Number of parameters with weight decay. These parameters come first in `trained`."""
         self.buffers = [buffer for _, buffer in buffers]

@@ -54,7 +54,7 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Weights:
-    """The reply when a worker pulls weights."""
+    """The reply to a worker that pulls weights."""
 
     version: int
     values: Tensor

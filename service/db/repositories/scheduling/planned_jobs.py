@@ -153,7 +153,7 @@ def count_events_of_waiting(
     session: Session, job_ids: Sequence[str], code: str
 ) -> Sequence[Row[str, int, int]]:
     """Reserve an event number for each of these jobs that is waiting and whose latest event has a
-    different code. Return (id, number of the event, attempt)."""
+    different code. Return (job id, reserved event number, attempt)."""
     newest = select(EventRow.seq).where(
         EventRow.job_id == JobRow.id, EventRow.seq == JobRow.event_seq, EventRow.code == code
     )

@@ -240,7 +240,7 @@ def log_chunks(
 def log_texts(
     session: Session, job_id: str, chunks: Sequence[LogChunkRow]
 ) -> dict[tuple[int, int, int], str]:
-    """Return the text of these open chunks of the job, by (attempt, rank, first line)."""
+    """Return the text of these open chunks of the job, keyed by (attempt, rank, first line)."""
     row = LogChunkRow
     key = row.attempt, row.rank, row.first_line
     found: dict[tuple[int, int, int], str] = {}

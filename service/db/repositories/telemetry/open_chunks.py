@@ -79,7 +79,7 @@ def last_steps(session: Session, job_id: str, attempt: int) -> dict[tuple[str, i
 def newest(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[tuple[str, int], OpenChunk]:
-    """Return the latest chunk of each series, by (key, rank)."""
+    """Return the latest chunk of each series, keyed by (key, rank)."""
     found: dict[tuple[str, int], OpenChunk] = {}
     connection = session.connection()
     for batch in batches(ranks):

@@ -43,7 +43,7 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 LEAVING_S = 15.0
-"""Seconds that a job takes to release its slots after it was asked to leave."""
+"""Seconds that a job takes to release its slots after it was asked to do so."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
 """Minimum time between two steps of the simulation, as a fraction of the simulated time so far. The
@@ -66,7 +66,7 @@ class Expected:
     """Number of jobs of unknown length on which `at` depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """`earliest` and `latest` are the range of `at`. `latest` is None if the job's start can't be
+    """`earliest` and `latest` are the bounds of `at`. `latest` is None if the job's start can't be
     predicted on the assumption that the other jobs take their longest expected time."""
 
 

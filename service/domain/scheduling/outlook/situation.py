@@ -29,11 +29,11 @@ class Situation:
     snapshot: policy.Snapshot
     """The snapshot, whose queue is in the order of the last plan, as far as this order is known."""
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds until a job with `max_runtime_s` is stopped, by job."""
+    """Seconds until each job with `max_runtime_s` is stopped, keyed by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
     """The array of each unfinished job that belongs to an array, keyed by job id."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
-    """Number of unfinished jobs that are not in the snapshot, by array."""
+    """Number of unfinished jobs that are not in the snapshot, keyed by array."""
     cancelled: frozenset[str] = frozenset()
     """Jobs that release their slots and don't wait again."""
     usual_s: float = UNKNOWN_S

@@ -10,7 +10,7 @@ from service.domain.scheduling.placement.slots import EPSILON, Request, add, fit
 from service.domain.scheduling.placement.topology import Topology
 
 Free = Mapping[str, Mapping[str, float]]
-"""The free resources of nodes, by node id."""
+"""The free resources of nodes, keyed by node id."""
 Sort = tuple[int, Mapping[str, float]]
 """The number of ranks with equal slots, and their bundle."""
 

@@ -30,8 +30,8 @@ class _Area:
         self.num_nodes = 0
         """Number of nodes on which at least one worker fits."""
         self.nodes: dict[int, list[str]] = {}
-        """Sorted lists of the nodes that have room and belong directly to this domain, keyed by the
-        room on the node."""
+        """Sorted lists of the nodes with free capacity that belong directly to this domain, keyed
+        by the node's free capacity."""
 
 
 _NOTHING = _Area()
@@ -93,7 +93,8 @@ class Placement:
     def pack(
         self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
     ) -> tuple[Slice, ...]:
-        """Return slices for `num_workers`. There must be room for this number of workers.
+        """Return slices for `num_workers`. There must be enough free slots for this number of
+        workers.
 
         `near` are nodes on which the group already has workers. These nodes are used first, then
         the domains around them, from the narrowest to the widest. `within` restricts the slices to
@@ -106,8 +107,8 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """Return the nodes, sorted by decreasing room, followed by the domains that contain
-        them."""
+        """Return the nodes, sorted by decreasing free capacity, followed by the domains that
+        contain them."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.capacity(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]
@@ -153,8 +154,9 @@ class Placement:
                 yield from self._wide_enough(child, num_workers)
 
     def _fullness(self, domain: Domain) -> tuple[object, ...]:
-        """Return a sort key for domains: by room, then by number of nodes with room, then by the
-        room and the number of nodes of each surrounding domain, and finally by name."""
+        """Return a sort key for domains: by capacity, then by number of nodes with free capacity,
+        then by the capacity and the number of nodes of each surrounding domain, and finally by
+        name."""
         around = list(domain.around)
         areas = [self._areas[each] for each in around]
         capacities = [(area.capacity, area.num_nodes) for area in areas]
@@ -169,7 +171,7 @@ class _Pack:
         self._placement = placement
         self._slices: list[Slice] = []
         self._before: dict[str, int] = {}
-        """The room on each chosen node before it was chosen."""
+        """The free capacity of each chosen node before the node was chosen."""
         self.num_workers = 0
 
     def fill(self, place: Place, num_workers: int) -> None:

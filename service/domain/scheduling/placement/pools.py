@@ -98,8 +98,8 @@ class Pool:
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:
-        """Return how many such workers would fit on nodes with data of silos if these nodes
-        accepted them."""
+        """Return how many such workers would fit on nodes with silos' data if these nodes accepted
+        the workers."""
         groups = self._free.groups.values()
         as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
@@ -194,7 +194,7 @@ class Pool:
 
 
 class _Capacity:
-    """The room for workers of one kind, updated incrementally."""
+    """The free capacity for workers of one kind, updated incrementally."""
 
     def __init__(self, kind: WorkerKind, stock: Stock, free: Free, reserved: Reserved) -> None:
         self._kind = kind
@@ -214,7 +214,7 @@ class _Capacity:
         self._is_exact = False
         """Whether `bound` equals `most()`."""
         self._is_closed = False
-        """Whether so much is set aside that no worker fits even on an empty node."""
+        """Whether so many resources are set aside that no worker fits even on an empty node."""
         self._placement: Placement | None = None
         self._num_placed = 0
         """Number of moves (`Free.moves`) that have been applied to the placement."""

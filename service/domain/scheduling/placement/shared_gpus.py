@@ -87,8 +87,8 @@ def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Fractions]:
 
 
 def with_more(parts: Parts, more: Fractions) -> list[Fractions]:
-    """Return the fractions on a node after a job got more workers. Workers of the same job do not
-    share a GPU."""
+    """Return the fractions on a node after a job was given more workers. Workers of the same job do
+    not share a GPU."""
     found = list(parts)
     for at, each in enumerate(found):
         if each.job_id == more.job_id:

@@ -213,7 +213,7 @@ def offered(
 
 
 def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
-    """Return the resources that the jobs hold, by node."""
+    """Return the resources that the jobs hold, keyed by node."""
     held: dict[str, dict[str, float]] = {}
     for holder in holders:
         for part, bundle in by_bundle(holder.slices, holder.bundle, holder.roles):
@@ -351,7 +351,7 @@ def distinct_amounts(name: str, one: float, other: float) -> tuple[str, str]:
 
 
 def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
-    """Return the resources that `num_workers` hold, as counted by the rules of queues."""
+    """Return the resources that `num_workers` workers hold, as the queue rules count them."""
     return {
         name: num_workers * amount / (ACCELERATOR_SHARE if name.startswith(ACCELERATOR) else 1.0)
         for name, amount in bundle.items()

@@ -63,7 +63,8 @@ class NodeGroup:
         self.kind = kind
         """Kind of the nodes (see `Stock.kind_of`)."""
         self.amounts = amounts
-        """Free resources of each node; negative if more is promised than the node has."""
+        """Free resources of each node; negative if more resources are promised than the node
+        has."""
         self.nodes: set[str] = set()
 
 
@@ -128,7 +129,7 @@ class Stock:
         self._parts: dict[tuple[When, str], list[Fractions]] = {}
         """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
         self.kind_of: dict[str, int] = {}
-        """The kind of each node, by node."""
+        """The kind of each node, keyed by node id."""
         self.totals: list[Amounts] = []
         """Resources of an empty node of each kind."""
         self.counts: list[int] = []
@@ -181,7 +182,7 @@ class Stock:
     def _changed(
         self, amounts: Amounts, vector: Amounts, number: int, before: Parts, after: Parts
     ) -> Amounts:
-        """Return a node's amounts after `number` workers were added to what is free."""
+        """Return a node's free amounts after the resources of `number` workers were added."""
         found = plus(amounts, vector, number)
         if self._shared is None or before == after:
             return found
@@ -337,8 +338,8 @@ class Stock:
         self, when: When, job_id: str, kind: WorkerKind, held: Sequence[Slice]
     ) -> dict[str, int]:
         """Return, for each node on which a group has workers with fractions of GPUs, how many more
-        workers fit on GPUs that the group does not use yet. For NOW, these workers must also fit
-        SOON, next to the fractions that are promised to jobs."""
+        workers fit on GPUs that the group does not use yet. If `when` is NOW, these workers must
+        also fit at the time SOON, next to the fractions that are promised to jobs."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found

@@ -56,7 +56,7 @@ def name_of(place: Place) -> str:
 
 
 def largest(capacities: Mapping[Place, int]) -> Place:
-    """Return the place with the most room; if several are equal, the first by name."""
+    """Return the place with the largest capacity; if several are equal, the first place by name."""
     return min(capacities, key=lambda place: (-capacities[place], name_of(place)))
 
 

@@ -61,7 +61,7 @@ class Departures:
         and the number of its workers that would fit if every job that can be asked on its behalf
         left."""
         self.targets: dict[str, int] = {}
-        """Chosen sizes of elastic jobs, by job."""
+        """Chosen sizes of elastic jobs, keyed by job id."""
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
         """Groups to which this plan gives slots, and which it therefore does not ask for slots."""

@@ -15,7 +15,7 @@ releases its slots on request can even start on the reserved slots, since it can
 job with a limited runtime can start on reserved slots if it certainly ends before the job with the
 reservation could start (`backfill`).
 
-Elastic jobs that report step times get the sizes that maximize the total gain over all of them
+Elastic jobs that report step times get the sizes that maximize the total gain of all these jobs
 (`sizing`). Running jobs whose current size differs from the chosen size grow, release slots, or
 leave and resume.
 

@@ -95,7 +95,7 @@ class Snapshot:
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
     """Recent usage in cluster-seconds, by queue and user."""
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
-    """Number of jobs that hold slots, by array."""
+    """Number of jobs that hold slots, keyed by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
     """For each queue whose budget is used up, the reason why its jobs do not start."""
     topology: tuple[str, ...] = ()
@@ -103,8 +103,8 @@ class Snapshot:
     to_come: tuple[Node, ...] = ()
     """Nodes that an autoscaler could add, and nodes that are about to be accepted."""
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
-    """Jobs whose size is chosen based on their speed, by job. All of these jobs can save and resume
-    their state."""
+    """Jobs whose size is chosen based on their speed, keyed by job id. All of these jobs can save
+    and resume their state."""
 
 
 @dataclass(frozen=True)

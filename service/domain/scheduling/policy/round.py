@@ -37,12 +37,12 @@ from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstac
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
 SOON_S = 15.0
-"""Maximum backoff, in seconds, with which a job keeps its position. A job with such a short backoff
-has rarely caused its own failures."""
+"""A job keeps its position if its backoff, in seconds, is at most this value. A job with such a
+short backoff has rarely caused its own failures."""
 
 
 class Round:
-    """The state of one plan while it is made, such as the remaining slots."""
+    """The intermediate state of one plan, such as the remaining slots."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Round:
         self._now = now
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
         self._promised_of_arrays: Counter[str] = Counter()
-        """Number of jobs for which other jobs are making room, by array."""
+        """Number of jobs for which other jobs are releasing slots, keyed by array."""
 
     def serve(self, group: Growing) -> Decision:
         """Give a group all the workers that it lacks, on any free slots, even on reserved slots."""

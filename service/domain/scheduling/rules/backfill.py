@@ -4,7 +4,7 @@ A job with a limit on its running time may overtake a blocked job if it is certa
 its slots before the blocked job can start. The blocked job waits for running jobs to leave. Each
 running job is assumed to leave as early as possible: immediately if its remaining time is unknown,
 otherwise after half of the forecast time. A job that the blocked job may be entitled to evict is
-assumed to leave as soon as it can be evicted, if that is earlier.
+assumed to leave even earlier if it can be evicted earlier.
 """
 
 from __future__ import annotations

@@ -53,9 +53,10 @@ class RunningJob:
     lost_s: float = 0.0
     """Seconds of work that have to be repeated if the job leaves now."""
     yields: bool = False
-    """Whether the job saves its state when asked to leave, and resumes from it."""
+    """Whether the job saves its state when asked to release its slots, and later resumes from this
+    state."""
     is_leaving: bool = False
-    """Whether the job was asked to leave."""
+    """Whether the job was asked to release its slots."""
     place: int = 0
     """See `policy.WaitingJob.place`."""
     queue: str = "default"
@@ -70,7 +71,7 @@ class RunningJob:
     num_left: int = 0
     """Number of times that the job has released its slots on request."""
     grown_s: float = math.inf
-    """Seconds since the group last got more slots."""
+    """Seconds since the group was last granted additional slots."""
     shrunk_s: float = math.inf
     """Seconds since the job was last asked to release slots from which other jobs gain more."""
 
@@ -200,7 +201,7 @@ def victims(
     """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
 
     `pool` contains slots that are free, or will be free once the jobs that were already asked have
-    left.
+    released them.
     """
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []
@@ -236,7 +237,7 @@ class SlotCheck:
         self._gangs = gangs
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
         """(free resources, the part of the free resources that is set aside, number of workers that
-        fit), by node."""
+        fit), keyed by node."""
         self._parts: dict[str, list[Fractions]] = {}
         """The fractions of GPUs that jobs still have on each node after the slots were returned."""
         self._capacities = pool.capacities(kind)

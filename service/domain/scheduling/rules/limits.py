@@ -45,8 +45,8 @@ class Headroom:
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
-        """Return why a job gets no more workers. The result is cached, because many jobs wait for
-        the same reason. `sentence` describes what the job needs."""
+        """Return the reason why a job gets no more workers. The result is cached, because many jobs
+        wait for the same reason. `sentence` describes what the job needs."""
         found = self._reasons.get(sentence)
         if found is None:
             found = Reason(self.code, f"{sentence}; {self.message}")
@@ -110,8 +110,8 @@ class AccountLimits:
         self._most_ever: dict[WorkerKind, int] = {}
 
     def headroom(self, job_id: str, kind: WorkerKind, least: int) -> Headroom:
-        """Return how many additional workers a job may have under all limits. If they allow fewer
-        than `least` workers and a user's limit is one of the reasons, the headroom names this
+        """Return how many additional workers a job may have under all limits. If the limits allow
+        fewer than `least` workers and a user's limit is one of the reasons, the headroom names this
         limit, because it doesn't block other users."""
         if self._closed is not None:
             return self._closed
@@ -154,7 +154,7 @@ class AccountLimits:
         return found
 
     def _most(self, kind: WorkerKind) -> int:
-        """Return how many workers the limits allow if no other job holds anything."""
+        """Return how many workers the limits allow if no other job holds any slots."""
         found = self._most_ever.get(kind)
         if found is None:
             allowed = [

@@ -108,7 +108,7 @@ class Obstacles:
         return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
 
     def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Explanation:
-        """Return why the gang does not start, and which jobs block it."""
+        """Return the reason why the gang does not start, and the jobs that block it."""
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
@@ -136,8 +136,9 @@ class Obstacles:
         *,
         runs: bool = False,
     ) -> Explanation:
-        """Return why `least` workers are not available, and which jobs block them. `free` is the
-        number of workers that fit together, including the job's own workers if `runs` is set."""
+        """Return the reason why `least` workers are not available, and the jobs that block them.
+        `free` is the number of workers that fit at the same time, including the job's own workers
+        if `runs` is set."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
         reach = self._counted(kind)

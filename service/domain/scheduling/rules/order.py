@@ -36,8 +36,8 @@ class Rank(NamedTuple):
     """The negative priority."""
     user_is_ahead: bool
     work: float
-    """The remaining work: seconds multiplied by the share of the cluster to the power of
-    `gangs.SIZE_POWER`."""
+    """The remaining work: the remaining seconds, multiplied by the share of the cluster raised to
+    the power `gangs.SIZE_POWER`."""
     seq: int
     place: int
     """Lower for jobs that were moved to the front; see `Fronts`."""

@@ -49,7 +49,7 @@ class SiloEngine(FederatedEngine):
     """Combines the updates of the silos."""
 
     arrived: Mapping[int, SiloUpdate] = {}
-    """The updates of the current round, by silo."""
+    """The updates of the current round, keyed by silo."""
 
     def round_start(self, number: int) -> RoundStart:
         """Return the weights and corrections of the next round, neither of which changes during the

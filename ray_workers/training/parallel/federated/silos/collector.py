@@ -58,7 +58,7 @@ class RoundCollector:
         self._awaited.add(silo)
 
     def lost(self, silo: int) -> None:
-        """Record that a silo is gone. An update that the silo has already sent still counts."""
+        """Record that a silo is lost. An update that the silo has already sent still counts."""
         self._awaited.discard(silo)
 
     def wants(self, silo: int) -> int | None:

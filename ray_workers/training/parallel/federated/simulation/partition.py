@@ -27,7 +27,7 @@ to 1."""
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """The numbers of each client's samples, by client."""
+    """The indices of each client's samples, with one array for each client."""
 
     train: Sequence[Numbers]
     """No client's array is empty."""
