@@ -34,7 +34,7 @@ MAX_TREND = 2.0
 
 
 FARTHEST_S = 365 * 86400.0
-"""Maximum remaining time, in seconds, for which an end is forecast."""
+"""Maximum remaining time, in seconds, for which the end of a job is forecast."""
 
 
 class Mark(NamedTuple):

@@ -48,7 +48,7 @@ from service.loops.shared.timings import LoopTimings, rest_after
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 32
-"""Maximum number of messages that are sent concurrently, each of a different webhook."""
+"""Maximum number of messages that are sent concurrently, each to a different webhook."""
 MAX_PER_BATCH = 10
 """Maximum number of messages of a webhook in one turn."""
 MAX_BATCH_S = 10.0

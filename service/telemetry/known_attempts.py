@@ -14,8 +14,8 @@ from service.db.repositories.telemetry import chunks, open_chunks, recent_metric
 from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
-"""Minimum interval between two times at which summaries are stored. Storing them with each reply
-would cost more than storing the points."""
+"""Minimum interval between two times at which summaries are stored. Storing the summaries with each
+reply would cost more than storing the points."""
 MAX_STREAMS = 400_000
 """Maximum number of series and logs in the cache. If there are more, the attempts that were stored
 least recently are removed."""

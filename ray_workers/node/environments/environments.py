@@ -74,8 +74,9 @@ class Environments:
     async def forget(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> None:
-        """Record that no job of this owner still needs the environment. If no other owner's job
-        needs it, the build is stopped, with all processes that it has started. Idempotent."""
+        """Record that no job of this owner still needs the environment. The build and all processes
+        that it has started are stopped, unless a job of another owner needs the environment.
+        Idempotent."""
         key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
         self._limiter.forget(key, policy.owner)
 

@@ -32,7 +32,7 @@ stored as text."""
 
 @dataclass(frozen=True)
 class RankReading:
-    """The sum over a rank's processes at a point in time."""
+    """The resource usage of a rank's processes at a point in time."""
 
     started: int
     """Start time of the rank's process, which distinguishes it from its predecessor."""

@@ -80,9 +80,9 @@ class StepTimes:
     def after(
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
-        """Return the step times after another observation. `now` is in seconds at the machines'
-        usual speed. `at_own_pace` is true if a slow rank may skip step numbers, so that the time
-        between two observed numbers counts as the time of one step."""
+        """Return the step times, updated with another observation. `now` is in seconds at the
+        machines' usual speed. `at_own_pace` is true if a slow rank may skip step numbers, so that
+        the time between two observed numbers counts as the time of one step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation

@@ -17,8 +17,8 @@ class Timings:
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual speed. This limit
-    is longer than the forkserver's own limit."""
+    """Limit for starting all processes after the slots were granted, on machines of the usual
+    speed. This limit is longer than the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
     release_pause_s: float = 1.0

@@ -240,7 +240,7 @@ def starting_from(session: Session, job_id: str) -> list[str]:
 
 
 def marked_deleted(session: Session, before: datetime | None = None) -> list[str]:
-    """Return the ids of jobs whose deletion has begun (before this time, if given)."""
+    """Return the ids of jobs whose deletion has begun, or began before `before` if it is given."""
     query = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
     if before is not None:
         query = query.where(JobRow.deleted_at < before)

@@ -47,8 +47,8 @@ WAITING_FOR_SLOTS = (
     "waiting_for_nodes",
 )
 ABOUT_TO_START = ("preparing_environment", "backing_off")
-"""Reasons for waiting for which no nodes are requested. The nodes on which such jobs may start are
-kept."""
+"""Reasons for waiting for which no nodes are requested. The nodes on which jobs with these reasons
+may start are kept."""
 COUNTED = ("CPU", "GPU")
 """Resources that identify a whole node in a request. Memory is not included, because a node never
 has exactly the memory that its type promises."""

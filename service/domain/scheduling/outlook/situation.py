@@ -49,8 +49,8 @@ class Situation:
     """Pairs of a queue and a user with running jobs or with jobs that could run, including jobs
     that were left out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of waiting jobs that are not in the snapshot, by the id of the job behind which they
-    wait, which has the same request and limits."""
+    """For jobs of the snapshot, keyed by id: the number of waiting jobs with the same request and
+    limits that are left out of the snapshot because they wait behind the job."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""

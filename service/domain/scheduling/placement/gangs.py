@@ -193,10 +193,11 @@ class Gangs:
         return tuple([_amount(resources, name) for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
-        """Compute the vectors of a kind. Workers of the same job never share a GPU: workers with
-        fractions need one GPU with room each, and workers with whole GPUs need GPUs of which no job
-        has a fraction. Each fraction is assumed to be the only fraction on its GPU. The GPU has
-        room for a second fraction if the sum of the two fractions is at most 1."""
+        """Compute the vectors of a kind. Workers of the same job never share a GPU: each worker
+        with a fraction of a GPU needs a GPU with enough free capacity, and workers with whole GPUs
+        need GPUs of which no job has a fraction. Each fraction is assumed to be the only fraction
+        on its GPU. The GPU has room for a second fraction if the sum of the two fractions is at
+        most 1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         capacities = {

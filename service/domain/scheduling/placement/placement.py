@@ -82,7 +82,7 @@ class Placement:
         return self._areas.get(place, _NOTHING).capacity
 
     def capacities(self, level: str) -> dict[Place, int]:
-        """Return the room in each domain of a level."""
+        """Return how many workers fit in each domain of a level."""
         domains = self._topology.of_level(level)
         found: dict[Place, int] = {domain: self.capacity(domain) for domain in domains.all}
         for domain in domains.wider:

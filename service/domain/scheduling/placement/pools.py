@@ -2,9 +2,8 @@
 
 Room is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs is the
 same on all nodes that are equal when empty, so it is stored once for all of them. If this amount
-leaves no room even on empty nodes, the free resources are not checked. Room is counted per domain
-(`placement`) only when a gang is placed or must be within one domain.
-"""
+leaves no room even on empty nodes, the free resources are not checked. Capacity is counted per
+domain (`placement`) only when a gang is placed or must be within one domain."""
 
 from __future__ import annotations
 
@@ -110,8 +109,8 @@ class Pool:
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. The check is fast if they don't fit: unless resources were
-        added later, an earlier count is an upper bound."""
+        """Whether `num_workers` workers fit. The check is fast if the workers don't fit: unless
+        resources were added later, an earlier count is an upper bound."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:

@@ -300,7 +300,7 @@ class Round:
         return self._stay(sentence, group, gang, 1)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
-        """Return the decision for a group if this plan asks it for slots; None if it doesn't."""
+        """Return the decision to ask a group for slots; None if this plan doesn't ask the group."""
         asked = self.departures.asked_of(group.job_id)
         if asked is None:
             return None

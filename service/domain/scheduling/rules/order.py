@@ -23,9 +23,9 @@ SETTLING_S = 300.0
 don't matter."""
 LONGEST_WAIT_S = 24 * 3600.0
 """Seconds after which a waiting job comes before other jobs that otherwise rank equally, can't be
-evicted by them, and no longer lends its reserved slots. Before this time, jobs that yield can use
-the reserved slots, because they leave when the job needs the slots, and empty slots would delay all
-jobs."""
+evicted by them, and no longer lends its reserved slots. Before this time, jobs that can be evicted
+may use the reserved slots, because they leave when the waiting job needs the slots, which would
+otherwise be idle."""
 
 
 class Rank(NamedTuple):
@@ -63,7 +63,7 @@ class Fronts:
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
         """`waiting` contains the queue and the rank of each job that could start."""
         self._first: defaultdict[tuple[str, Tier, int], dict[int, Rank]] = defaultdict(dict)
-        """The first rank with each `place`, by queue, tier and priority."""
+        """For each queue, tier and priority: the first rank with each `place`."""
         for queue, rank in waiting:
             of_place = self._first[queue, rank.tier, rank.falling_priority]
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))
