@@ -214,7 +214,7 @@ class NodeAgent:
         )
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
-        """Return the remains of an attempt whose processes were asked to end. Kill remaining
+        """Return what remains of an attempt whose processes were asked to end. Kill remaining
         processes, in case stopped rank actors keep the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:

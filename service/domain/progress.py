@@ -23,8 +23,8 @@ MIN_S = 5.0
 SURE = 1.3
 """Error of the mean step time, in standard deviations, that the range covers."""
 FEW = 4.0
-"""The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
-uncertain."""
+"""The error is multiplied by 1 + FEW / n for n intervals between marks, because the spread of a few
+intervals is uncertain."""
 MARGIN = 0.1
 """Each side of the range is widened by this fraction for every factor of two between the number of
 measured steps and the job's total number of steps. The margin covers evaluations, checkpoints and
@@ -77,7 +77,7 @@ def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
 
 def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     """Return the time from the latest mark to the last step, in seconds; None if there are not
-    enough measured paces.
+    enough marks.
 
     The range covers three estimates: the mean pace, with an error estimated from the spread of the
     paces; the pace of the newer half; and the pace that continues the trend from the older to the

@@ -39,8 +39,8 @@ class KnownAttempt:
 
     last_steps: dict[Series, int] = field(default_factory=dict)
     num_rows: int = 0
-    """Number of rows of the attempt in `recent_metrics`. Together they contain `num_bytes` of
-    points."""
+    """Number of rows of the attempt in `recent_metrics`. Together, the rows contain `num_bytes`
+    bytes of points."""
     num_bytes: int = 0
     logs: dict[int, OpenLog] = field(default_factory=dict)
     """Open logs by rank."""

@@ -44,8 +44,8 @@ MISSING = (
 )
 """Notations for missing values, in lower case: pandas' notations, `?` and `-`."""
 EMPTY = ("",)
-"""Notations for missing values among names. Words are not included, because `none`, for example,
-can be a name."""
+"""Strings that represent missing values in a column of names. Words are not included, because
+`none`, for example, can be a name."""
 NO_CODE = -1
 """Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)

@@ -49,7 +49,7 @@ class RankReading:
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:
-        """Return the rates since an earlier reading; empty if that is a reading of a different
+        """Return the rates since an earlier reading; empty if the earlier reading is of a different
         process. Rates are never negative, even if a process ended and its usage is no longer
         counted."""
         if before.started != self.started:

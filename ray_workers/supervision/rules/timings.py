@@ -63,8 +63,8 @@ class Timings:
     """Time between observations, at the usual speed, while a fault is about to be injected or the
     group is recovering."""
     stray_s: float = 1.0
-    """How long ranks can wait for a round although no rank was lost. After this time, a connection
-    between living ranks is assumed to be broken."""
+    """Maximum time for which ranks wait for a round although no rank was lost. After this time, a
+    connection between living ranks is assumed to be broken."""
     cut_off_s: float = 3.0
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
@@ -88,7 +88,7 @@ class Timings:
     grow_limit_s: float = 10.0
     """Limit for Ray to reserve granted slots, which were free when the service granted them."""
     ready_limit_s: float = 180.0
-    """Limit for a newcomer to become ready to get a rank. The newcomer has to read the data
+    """Limit for a new process to become ready to get a rank. The process has to read the data
     first."""
     ready_period_s: float = 0.05
     """Time between observations of a newcomer."""
@@ -156,7 +156,7 @@ class Timings:
     stop_grace_s: float = 3.0
     """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
-    """Limit from SIGKILL until the exit of a process is observed. This limit is longer than the
+    """Limit between SIGKILL and the observed exit of a process. This limit is longer than the
     forkserver's own limit (`forkserver.STUCK_S`)."""
 
     # The rank actors.

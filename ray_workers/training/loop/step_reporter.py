@@ -30,7 +30,7 @@ Event = Any
 
 
 class StepFigures(NamedTuple):
-    """The metrics of a step after it has been launched."""
+    """The metrics of a step that has been launched, and may still be running on a GPU."""
 
     step: int
     epoch: int

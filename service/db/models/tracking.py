@@ -60,8 +60,7 @@ class DocumentValueRow(Base):
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Id of a job, of an array, or of shared defaults."""
     pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """A JSON pointer. A job's row with an empty pointer contains (in `text`) the holder whose
-    values the job shares."""
+    """A JSON pointer. If it is empty, `text` is the holder whose values the job shares."""
     number: Mapped[float | None]
     text: Mapped[str | None] = mapped_column(String(255))
 

@@ -222,7 +222,8 @@ class ReplicaHolder:
     def _takes_from(self, generation: int) -> bool:
         """Whether the process of this generation is the latest known process of the previous
         server. If the result is true, messages from older processes are rejected from now on,
-        because an older process might be stopped but not dead. Must be called under the lock."""
+        because an older process might be suspended instead of dead. Must be called under the
+        lock."""
         if generation < self._generation:
             return False
         self._generation = generation

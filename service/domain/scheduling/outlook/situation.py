@@ -35,14 +35,14 @@ class Situation:
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of unfinished jobs that are not in the snapshot, by array."""
     cancelled: frozenset[str] = frozenset()
-    """Jobs that release their slots and don't wait again."""
+    """Jobs that release their slots and don't return to the queue."""
     usual_s: float = UNKNOWN_S
     """Assumed running time of a job of unknown length, in seconds."""
     usual_range_s: TimeLeft | None = None
     """The range around `usual_s`; None if too few jobs have run."""
     time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
-    """Time left, by job, of each running or waiting job whose speed or earlier runs allow an
-    estimate."""
+    """Time left of each running or waiting job for which it can be estimated from the job's speed
+    or from earlier runs, keyed by job."""
     unmeasured: frozenset[str] = frozenset()
     """Running jobs whose time left is unknown."""
     accounts: frozenset[Account] = frozenset()

@@ -20,7 +20,7 @@ from service.domain.scheduling.placement.topology import Domain, Place, Topology
 
 
 class _Area:
-    """The free room in one domain."""
+    """The capacity of one domain."""
 
     __slots__ = ("capacity", "nodes", "num_nodes")
 
@@ -162,8 +162,8 @@ class Placement:
 
 
 class _Pack:
-    """Slices that are chosen one by one. The room of chosen slices counts as taken until `finish`
-    restores it."""
+    """Slices that are chosen one by one. The capacity of chosen slices counts as used until
+    `finish` restores it."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement

@@ -271,7 +271,7 @@ class _Capacity:
 
     @property
     def placement(self) -> Placement:
-        """The current room by node and domain."""
+        """How many workers currently fit on each node and in each domain."""
         moves = self._free.moves
         if self._placement is None:
             sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]

@@ -173,7 +173,7 @@ class Stock:
         return self._changed(amounts, vector, number, parts, after), after
 
     def _part_of(self, vector: Amounts) -> float:
-        """Return the fraction of a GPU that the worker requests; 0 if it does not."""
+        """Return the fraction of a GPU that the worker requests; 0 if it requests no fraction."""
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         return size if size < 1 else 0.0
 

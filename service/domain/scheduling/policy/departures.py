@@ -57,9 +57,9 @@ class Departures:
             elif job.recalled:
                 self._expect(job, job.recalled)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
-        """For each kind of request for which no room could be made: the rank of the requesting job,
-        and the number of its workers that would fit if every job that can be asked on its behalf
-        left."""
+        """For each kind of request for which not enough slots could be freed: the rank of the
+        requesting job, and the number of its workers that would fit if every job that can be asked
+        for slots released them."""
         self.targets: dict[str, int] = {}
         """Chosen sizes of elastic jobs, by job."""
         self.asked: list[Preempt | Shrink] = []

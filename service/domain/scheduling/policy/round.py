@@ -184,8 +184,8 @@ class Round:
         return wait
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
-        """Reserve slots for a job that backs off, as if it were waiting for slots, if it will be
-        retried soon."""
+        """If a job that is backing off will be retried soon, reserve slots for it as if it were
+        waiting for slots."""
         kind, most = gang.kind, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:

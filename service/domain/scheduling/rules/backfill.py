@@ -68,7 +68,7 @@ class Backfill:
                 kept.remove(part)
 
     def close(self) -> None:
-        """Prevent further jobs from overtaking."""
+        """Prevent more jobs from overtaking the blocked jobs."""
         self._free_s = 0.0
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:
