@@ -1,4 +1,4 @@
-"""`python -m api`: the server. In embedded mode, it also runs the service's loops."""
+"""`python -m api`: the server. In embedded mode, the server also runs the service's loops."""
 
 from __future__ import annotations
 

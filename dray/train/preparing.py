@@ -377,7 +377,8 @@ def report(
 
     step: number of optimizer steps done, 1 after the first step. Report each key once per step. In
         a prepared script, pass only the values: dray adds the step, the epoch and the total.
-    values: real numbers by key; NaN and infinities are allowed. A key has 1 to 128 printable
+    values: real numbers, keyed by name; NaN and infinities are allowed. A key has 1 to 128
+    printable
         characters, for example `val/accuracy`.
     epoch, total_steps, samples_per_s: shown as the job's progress if rank 0 reports them.
 

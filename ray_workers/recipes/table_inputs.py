@@ -164,7 +164,7 @@ class TableForm:
 
 
 def exact_number(value: Any, style: NumberStyle) -> Exact:
-    """Convert a value to a number without loss. Raise TypeError or ValueError if it is not a
+    """Convert a value to a number without loss. Raise TypeError or ValueError if the value is not a
     number."""
     if isinstance(value, str):
         return style.value_of(value)

@@ -163,8 +163,8 @@ class NodeObservation:
     slowness: float | None
     """How many times slower than usual the node is; None if not requested."""
     system_metrics: Mapping[int, Mapping[str, float]]
-    """Metric values by rank and name. One of the ranks also has the metrics of the node. Empty if
-    not requested."""
+    """Metric values, keyed by rank and name. One of the ranks also has the metrics of the node.
+    Empty if not requested."""
 
 
 class UnreportedStep(NamedTuple):

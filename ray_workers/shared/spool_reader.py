@@ -28,7 +28,7 @@ class SpoolRead:
     """New data from an attempt's spools on a node."""
 
     data: Mapping[str, bytes]
-    """Complete frames, by spool key."""
+    """Complete frames, keyed by spool key."""
     more: bool
     """Whether the limit was reached, so that more can be read immediately."""
 

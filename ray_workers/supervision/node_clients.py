@@ -136,7 +136,7 @@ class NodeClients:
         return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
-        """Return the CPU time and I/O that each running process has used so far, by rank and
+        """Return the CPU time and I/O that each running process has used so far, keyed by rank and
         incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 

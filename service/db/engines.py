@@ -26,8 +26,8 @@ VANISHED_HOST = {
     "tcp_user_timeout": "60000",
 }
 """Parameters of libpq that make a thread give up after about a minute if the database host has
-vanished from the network. Without them, the thread can wait for hours. The URL can set other
-values."""
+vanished from the network. Without these parameters, the thread can wait for hours. The URL can set
+other values."""
 
 
 def normalise_url(url: str) -> URL:

@@ -143,8 +143,8 @@ BEING_STOPPED = "; its processes are being stopped"
 
 
 def cancelled_by(actor: str, owner: str) -> str:
-    """Return the reason message of a cancelled job. `actor` is the user or admin who cancelled
-    it."""
+    """Return the reason message of a cancelled job. `actor` is the user or admin who cancelled the
+    job."""
     return f"cancelled by {'the user' if actor in (owner, ANONYMOUS) else actor}"
 
 

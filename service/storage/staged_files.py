@@ -3,9 +3,9 @@ commit.
 
 A slow storage must not block SQLite's only writer. Therefore such a transaction runs twice. The
 first run determines which files are needed, and is rolled back. Then the files are written, and the
-second run stores the rows that name them. If there is no second run, for example because the
-service was killed, the files remain without rows. Such files are replaced when the transaction runs
-again, and deleted with the folder of their job.
+second run stores the rows that contain their names. If there is no second run, for example because
+the service was killed, the files remain without rows. Such files are replaced when the transaction
+runs again, and deleted with the folder of their job.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ NO_CODE = -1
 """Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
-"""float64 represents all integers up to this one exactly."""
+"""The largest integer up to which float64 represents all integers exactly."""
 LARGE = 1e15
 """A number well below the limit up to which float64 represents all integers."""
 BASE_BITS = 32
@@ -60,7 +60,7 @@ MAX_BAD_SHARE = 0.1
 column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
-"""Maximum number of distinct numbers that can be categories. If there are more, they are probably
+"""Maximum number of distinct numbers that can be categories. More distinct numbers are probably
 measurements."""
 _TRUTH = ("true", "false")
 

@@ -61,7 +61,8 @@ class _File:
 
 
 class CodeCache:
-    """The copies on one machine. Several processes can use them at the same time. Methods block."""
+    """The copies of code on one machine. Several processes can use the cache at the same time.
+    Methods block."""
 
     def __init__(self, root: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._root = root

@@ -89,8 +89,8 @@ class StoreProxy:
         self._store_path = store_path
         self._unproved: list[asyncio.StreamWriter] = []
         self.is_open = False
-        """False while the store starts and connects to itself. As long as it is False, other
-        processes have not been given the address, and connections from this user need no proof."""
+        """False while the store starts and connects to itself. While the flag is False, other
+        processes don't know the address, and connections from this user need no proof."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)

@@ -126,8 +126,8 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
-    """Return the tensors of a file by name. If `file` is a path, the file is mapped into memory,
-    and changes to the tensors affect only this process. Raises ValueError if it is not a
+    """Return the tensors of a file, keyed by name. If `file` is a path, the file is mapped into
+    memory, and changes to the tensors affect only this process. Raises ValueError if it is not a
     safetensors file."""
     try:
         if isinstance(file, Path):

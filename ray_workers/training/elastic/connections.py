@@ -101,7 +101,7 @@ def _listens(sock: socket.socket) -> bool:
 
 
 def _sockets() -> dict[int, str]:
-    """Return the names in /proc of this process's open sockets, by descriptor."""
+    """Return the names in /proc of this process's open sockets, keyed by descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

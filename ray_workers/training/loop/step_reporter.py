@@ -65,7 +65,7 @@ class StepReporter:
         self.divergence = divergence
         self._waiting: list[UnreportedStep] = []
         self._more: dict[int, Mapping[str, float]] = {}
-        """Additional metrics of the steps that have not been written, by step."""
+        """Additional metrics of the steps that have not been written, keyed by step."""
         self._device = device
         self._is_on_gpu = is_gpu(device)
         self._on_device: tuple[StepFigures, Event, Tensor, Event] | None = None

@@ -80,7 +80,7 @@ class RayCluster:
         self._heard: set[tuple[str, int]] = set()
         """Attempts whose supervisor has responded to this process."""
         self._looking_since: dict[tuple[str, int], float] = {}
-        """When the search for frames from dead nodes began (`time.monotonic`), by attempt."""
+        """For each attempt, when the search for frames from dead nodes began (`time.monotonic`)."""
         self._ended: dict[tuple[str, int], float] = {}
         """For each attempt whose silent supervisor was ended, how much slower than usual its
         machines are."""

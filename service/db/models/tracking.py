@@ -115,7 +115,7 @@ class MlflowExportRow(Base):
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
     """The step up to which all points have been exported."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """The last exported step of each metric, by name."""
+    """The last exported step of each metric, keyed by name."""
     artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     """SHA-256 of each exported artifact, by artifact id."""
     failures: Mapped[int] = mapped_column(server_default=text("0"))

@@ -73,8 +73,8 @@ class JobClasses:
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
         """Return the first jobs of each class: all jobs that could start on the free resources, and
-        all jobs that could block other jobs. free: free resources by node. at_least: minimum number
-        of jobs per class."""
+        all jobs that could block other jobs. free: free resources, keyed by node. at_least: minimum
+        number of jobs per class."""
         found: list[WaitingJob] = []
         self.left_out = {}
         capacity: dict[_Sort, int] = {}

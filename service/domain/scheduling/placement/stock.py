@@ -254,7 +254,7 @@ class Stock:
         return found
 
     def whole(self, kind: WorkerKind) -> int:
-        """Return how many such workers of one gang fit in an empty cluster."""
+        """Return how many workers of this kind, in one gang, fit in an empty cluster."""
         found = self._whole.get(kind)
         if found is None and kind.is_whole:
             amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}

@@ -48,7 +48,7 @@ class Departures:
         self._leaving: dict[str, int] = {}
         """Jobs that were asked to leave or shrink, numbered in the order of the requests."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
-        """The jobs that release slots, by node."""
+        """The jobs that release slots, keyed by node."""
         self._soon = Pool(stock, When.SOON)
         self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         for job in running:

@@ -103,8 +103,8 @@ class Snapshot:
     to_come: tuple[Node, ...] = ()
     """Nodes that an autoscaler could add, and nodes that are about to be accepted."""
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
-    """Jobs whose size is chosen based on their speed, by job. All of these jobs can save and resume
-    their state."""
+    """Jobs whose size is chosen based on their speed, by job. Every elastic job can save and resume
+    its state."""
 
 
 @dataclass(frozen=True)
