@@ -47,7 +47,7 @@ class KnownAttempt:
     num_lone_samples: int = 0
     """Number of samples of the system metrics that are stored in rows with a single sample."""
     mean_of: int = 1
-    """The number of samples that are averaged into one, according to the latest join."""
+    """The number of original samples that the latest join averaged into one."""
     summaries: dict[str, Summary] = field(default_factory=dict)
     """Summaries, by key, of the points of rank 0 that may be missing in the stored summaries."""
     summarised_at: datetime | None = None

@@ -322,7 +322,7 @@ class BatchState:
         )
 
     def _restore(self, anchor: Anchor) -> None:
-        """Undo the changes since the batch began, as far as the old values were kept."""
+        """Undo those changes since the batch began for which the old values were kept."""
         for number, kept in anchor.kept.items():
             set_weights(kept.weights, parameters_of([self.optimizers[number]]))
             self.optimizers[number].load_state_dict(copied(kept.state, whole=True))

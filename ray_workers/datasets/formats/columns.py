@@ -343,7 +343,7 @@ class Column:
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:
-    """Sort integers by value, and all other names by characters."""
+    """Sort integers by value, and all other names as strings."""
     if all(name.removeprefix("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

@@ -99,8 +99,8 @@ class CodeCache:
     def fetch_remote(
         self, code: RemoteCodeRef, is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Fetch the copy that `put_remote_into` needs. Raises the same errors, and Abandoned once
-        `is_wanted` returns False."""
+        """Fetch the copy that `put_remote_into` needs. Raises the same errors as `put_remote_into`,
+        and Abandoned once `is_wanted` returns False."""
         own_folder(self._root)
         copy = self._copy_of(code.digest)
         if copy.is_dir():

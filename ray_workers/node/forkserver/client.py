@@ -42,7 +42,7 @@ class ForkedProcess:
         self.output = output
         """Read end of the pipe for the process's stdout and stderr."""
         self.left: list[int] = []
-        """Set once the process has ended: the pids of processes that could not be ended."""
+        """The pids of processes that could not be ended; set once the process has ended."""
         self.memory_kills = 0
         """Set once the process has ended: how many processes on its node the kernel killed for lack
         of memory while it was running."""

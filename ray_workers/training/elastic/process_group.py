@@ -17,7 +17,7 @@ from ray_workers.training.elastic.kept_groups import kept
 T = TypeVar("T")
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
-"""Maximum total size of tensors that are sent together."""
+"""Maximum total size, in bytes, of tensors that are sent together."""
 
 
 def keep_all() -> None:

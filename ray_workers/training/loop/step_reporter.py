@@ -99,8 +99,8 @@ class StepReporter:
             self._is_first = False
 
     def flush(self, *, wait_for_device: bool = True) -> None:
-        """Write the recorded metrics. On a GPU, `wait_for_device` includes the step that may still
-        be running."""
+        """Write the recorded metrics. With `wait_for_device`, the metrics of a step that may still
+        be running on a GPU are included."""
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:

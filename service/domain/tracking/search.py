@@ -334,7 +334,7 @@ class _Parser:
         return _field_of(token, self._parts())
 
     def _parts(self) -> list[str | int]:
-        """Parse the parts of a field in brackets: indices of lists and names of entries."""
+        """Parse the bracketed parts of a field: indices of lists and names of entries."""
         parts: list[str | int] = []
         while self._takes("["):
             token = self._token

@@ -38,7 +38,7 @@ BELIEVED_S = 30.0
 """Seconds for which a response is valid before the node is asked again. Much less than the time for
 which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
-"""If no job has been about to start on a node for this number of seconds, the node is asked less
+"""Seconds without a job that is about to start on a node, after which the node is asked less
 often."""
 SELDOM_S = 15.0
 """Seconds between two requests to a node on which no job is about to start. The requests show the

@@ -46,8 +46,8 @@ class Situation:
     unmeasured: frozenset[str] = frozenset()
     """Running jobs whose time left is unknown."""
     accounts: frozenset[Account] = frozenset()
-    """Pairs of a queue and a user with running jobs or with jobs that could run, including jobs
-    that were left out."""
+    """Each pair of a queue and a user that has running jobs, or jobs that could run, including jobs
+    that were left out of the snapshot."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """For jobs of the snapshot, keyed by id: the number of waiting jobs with the same request and
     limits that are left out of the snapshot because they wait behind the job."""

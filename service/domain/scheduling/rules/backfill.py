@@ -19,7 +19,8 @@ from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck,
 from service.domain.scheduling.rules.order import SETTLING_S, Rank
 
 SURE = 0.5
-"""The fraction of the forecast time for which a job is assumed to be certain to keep running."""
+"""Fraction of its forecast remaining time for which a job is assumed to be certain to keep
+running."""
 MAX_BLOCKED = 100
 """Maximum number of blocked jobs that a job may overtake."""
 
