@@ -383,7 +383,7 @@ def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
 
 
 def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Convert a saved state of an older release, which had one model and tracked further
+    """Convert a saved state of an older release, which had one model and tracked additional
     optimizers, to the current format. names: names of the tracked objects that are optimizers."""
     if "models" in state:
         return state

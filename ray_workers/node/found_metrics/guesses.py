@@ -77,7 +77,7 @@ _METRIC_NAMES = (
 )
 _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
-"""Metrics that may be printed as a count out of a number of samples."""
+"""Metrics that may be printed as a number of samples out of a total."""
 _SETTINGS = frozenset({"lr", "rate"})
 """Names of settings, unless their line also contains a step or an epoch: `lr=0.003` may be printed
 before training begins."""

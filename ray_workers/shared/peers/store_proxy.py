@@ -26,7 +26,8 @@ NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
 """Maximum number of seconds for the two ends to authenticate to each other."""
 MAX_UNPROVED = 256
-"""Maximum number of unauthenticated connections. If there are more, the oldest one is closed."""
+"""Maximum number of unauthenticated connections. If there are more connections, the oldest one is
+closed."""
 BACKLOG = 1024
 BLOCK_BYTES = 1 << 16
 

@@ -30,7 +30,7 @@ class Connections:
         """The sockets that existed before the group was formed; None if no group is being
         formed."""
         self._numbers: dict[int, str] | None = None
-        """The names of the sockets by descriptor; set by the first call to `sent_bytes`."""
+        """The names of the sockets, keyed by descriptor; set by the first call to `sent_bytes`."""
 
     @contextmanager
     def being_formed(self) -> Iterator[None]:

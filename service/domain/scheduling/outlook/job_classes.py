@@ -42,8 +42,8 @@ class JobClasses:
         """(position, id) of the jobs without open dependencies, in order of their positions."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
-        """Number of jobs that `heads` left out, by the id of the job just before them in their
-        class."""
+        """Numbers of jobs that `heads` left out, keyed by the id of the job just before them in
+        their class."""
         for position, job in enumerate(queue):
             if job.held is None:
                 self.add(job, position)

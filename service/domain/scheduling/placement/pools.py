@@ -34,7 +34,7 @@ class Reserved:
         self._whole: set[WorkerKind] = set()
         """Kinds for which all slots of all nodes are set aside."""
         self.on = [(0.0,) * len(total) for total in stock.totals]
-        """Reserved amounts by kind of node."""
+        """Reserved amounts, keyed by kind of node."""
         self.version = 0
 
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:

@@ -44,7 +44,7 @@ class Backfill:
         self._gangs = gangs
         self._min_run_s = min_run_s
         self._kept = {job.job_id: list(job.slices) for job in running}
-        """The slots that each job was not asked to release."""
+        """For each job, the slots that the job was not asked to release."""
         self._num_blocked = 0
         self._free_s = math.inf
 
