@@ -44,7 +44,7 @@ class TableForm:
     filled: Set[str] = frozenset()
     """Columns whose missing values (represented by NaN) the model replaces."""
     dates: Sequence[str] = ()
-    """Columns of dates, which follow the numbers. Each date is split into its parts."""
+    """Date columns, which follow the numeric columns. Each date is split into its parts."""
     style: NumberStyle = PLAIN
     """The number format of values that are strings."""
     bases: Mapping[str, int] = field(default_factory=dict)

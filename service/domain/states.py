@@ -1,8 +1,8 @@
 """The states of a job and the transitions between them, as one table.
 
 A (state, trigger) pair that is not in `TRANSITIONS` is rejected. Terminal states have no rows, so
-they are final. Each row lists the reason codes that are allowed for the transition, which appear in
-`Job.reason.code` and in the job's events.
+they are final. Each row lists the reason codes that are allowed for the transition. The codes
+appear in `Job.reason.code` and in the job's events.
 """
 
 from __future__ import annotations

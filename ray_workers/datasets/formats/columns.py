@@ -119,7 +119,7 @@ class Column:
 
     @property
     def base(self) -> int:
-        """The offset to subtract from every value, which is known once all rows have been seen. The
+        """The offset to subtract from every value; known once all rows have been seen. The
         offset is 0 unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 

@@ -95,9 +95,9 @@ class Build:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the lock of this key, which is released when the process exits. If another process
-        still holds the lock after half of the build limit, continue without it, because that
-        process may be suspended."""
+        """Hold the lock of this key. The lock is released when the process exits. If another
+        process still holds the lock after half of the build limit, continue without it, because
+        that process may be suspended."""
         with (self.root / f".lock-{self.key}").open("w") as lock:
             patience = time.monotonic() + self.policy.build_limit_s / 2
             while time.monotonic() < patience:

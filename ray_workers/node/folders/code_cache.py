@@ -126,7 +126,7 @@ class CodeCache:
 
     @contextlib.contextmanager
     def _locked(self, copy: Path, kind: str = "") -> Iterator[None]:
-        """Hold a lock of this copy, which is released when the process ends."""
+        """Hold a lock of this copy. The lock is released when the process ends."""
         with self._lock_of(copy.name, kind).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
