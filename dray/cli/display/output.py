@@ -243,7 +243,7 @@ def local(moment: datetime) -> str:
 
 
 def goodput(job: views.Job) -> str | None:
-    """Return text such as `93.6% of 44.0 slot-seconds useful: starting 1.1; recovered once`."""
+    """Return a string such as `93.6% of 44.0 slot-seconds useful: starting 1.1; recovered once`."""
     parts = []
     if job.goodput is not None:
         used = job.goodput
@@ -265,7 +265,7 @@ def goodput(job: views.Job) -> str | None:
 
 
 def cost(spent: views.Cost) -> str:
-    """Return text such as `12.50 EUR: useful 11.20, wasted 1.30`."""
+    """Return a string such as `12.50 EUR: useful 11.20, wasted 1.30`."""
     parts = [("useful", spent.useful), ("wasted", spent.wasted), ("unreported", spent.unreported)]
     divided = ", ".join(f"{name} {amount:,.2f}" for name, amount in parts if amount >= 0.005)
     whole = money(spent.total, spent.currency)
