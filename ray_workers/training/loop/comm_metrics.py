@@ -19,8 +19,8 @@ class CommMetrics:
     - `perf/compression`: number of bytes that a ring all-reduce of the whole fp32 gradient would
       send, divided by the number of bytes sent;
     - `perf/compute_time_s`: number of seconds for which this rank computed its share of the batch
-      before it had to communicate. This time depends on the speed of the rank, regardless of which rank
-      waits.
+      before it had to communicate. This time depends on the speed of the rank, regardless of which
+      rank waits.
     """
 
     def __init__(self, num_elements: int, *, times_compute: bool) -> None:
