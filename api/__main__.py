@@ -1,4 +1,4 @@
-"""`python -m api`: the server. In embedded mode, it also runs the service's loops."""
+"""`python -m api`: the server. In embedded mode, the server also runs the service's loops."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_exposure(settings: Settings) -> None:
 
 def bind(settings: Settings) -> socket.socket:
     """Bind the port, so that a port in use is reported before anything is started. Connections are
-    accepted only once the server listens."""
+    accepted only once the server calls `listen`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

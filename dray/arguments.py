@@ -161,7 +161,7 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
 
 
 def _split(args: Sequence[str]) -> tuple[list[Argument], list[str]]:
-    """Return the arguments before `--`, and the words from `--` on."""
+    """Return the arguments before `--`, and the words from `--` onwards."""
     end = args.index(_ENDS_OPTIONS) if _ENDS_OPTIONS in args else len(args)
     return parse(args[:end]), list(args[end:])
 

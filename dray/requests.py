@@ -189,8 +189,8 @@ class QueueRequest(Document):
     """Maximum number of waiting jobs. Further submissions are refused."""
     max_queued_per_user: Count | None = None
     max_priority: Priority = 100
-    """Highest priority with which jobs can be submitted. Admins can raise a job's priority above it
-    later."""
+    """Highest priority with which jobs can be submitted. Admins can later raise a job's priority
+    above this limit."""
     budget: Money | None = None
     """Maximum cost of all jobs in the queue, in the currency of the server's prices. Once the
     budget is spent, no more jobs start, but running jobs continue."""

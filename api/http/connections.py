@@ -32,8 +32,8 @@ ACCEPTED_AT_ONCE = 64
 RESERVED_DESCRIPTORS = 512
 """Descriptors reserved for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16
-"""Maximum number of descriptors to request. Some systems allow a billion, but some programs iterate
-over all possible descriptors."""
+"""Maximum number of descriptors to request. Some systems allow a billion descriptors, but some
+programs iterate over all possible descriptors."""
 SPARE = 32
 """Number of connections accepted above the limit, so that a refused caller can receive the 503."""
 SLICE_BYTES = 16 << 10

@@ -264,7 +264,7 @@ async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Re
 async def put_answer(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, phase: Phase
 ) -> Response:
-    """Send the client's answer in this phase of secure aggregation. In the phase `masked_input`,
+    """Send the client's response in a phase of secure aggregation. In the phase `masked_input`,
     first upload the parts of the update, and then send their SHA-256 as the answer."""
     await rounds.look()  # checks the token before the body
     async with context.uploads.acquire(rounds.digest):

@@ -104,7 +104,8 @@ async def submit(
     query: Annotated[SubmitQuery, QueryParameters()],
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Queue a job or, with `array` or `sweep`, many jobs. Returns the job, or the job with index 0.
+    """Queue a job or, with `array` or `sweep`, many jobs. Returns the job or, for an array or a
+    sweep, the job with index 0.
 
     If a document is sent again with the same `Idempotency-Key` (1 to 255 printable ASCII
     characters), the job of the first request is returned.

@@ -53,8 +53,8 @@ class LocalCallers:
 def is_of_own_user(request: Request) -> bool:
     """Whether the server's own user, or root, sent the request from this machine.
 
-    False if the request has passed through a proxy, or was addressed to another machine, because
-    then the process at the other end of the connection has only forwarded the request.
+    False if the request has passed through a proxy or was addressed to another machine: in these
+    cases, the process at the other end of the connection has only forwarded the request.
     """
     if any(name in request.headers for name in _OF_PROXIES):
         return False

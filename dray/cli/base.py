@@ -103,8 +103,8 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Handle the options of every command. The token is read from DRAY_TOKEN instead of an option,
-    since other users can see the command line."""
+    """Handle the options that every command has. The token is read from DRAY_TOKEN instead of an
+    option, since other users can see the command line."""
     global _url
     _url = url
 

@@ -62,8 +62,8 @@ class MaskingServer:
         self._revealed: dict[str, RevealedShares] = {}
         self._reconstruction = Reconstruction({}, 0)
         self.lost_secrets: frozenset[str] = frozenset()
-        """The clients whose secrets could not be reconstructed. If there are any, the round has no
-        result."""
+        """The clients whose secrets could not be reconstructed. If there are such clients, the
+        round has no result."""
         self._removals: list[tuple[bytes, Literal[1, -1]]] = []
         """The seed of each mask that the sum contains, and the sign with which adding the mask
         removes it from the sum."""

@@ -1,5 +1,5 @@
-"""A lock for functions that several threads can call. A signal handler can't call them while
-another call is in progress."""
+"""A lock for functions that several threads can call. A signal handler can't call such a function
+while another call is in progress."""
 
 from __future__ import annotations
 

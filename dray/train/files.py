@@ -93,7 +93,7 @@ def fetch(url: str, target: Path) -> tuple[int, str]:
 
 
 def read(url: str) -> bytes:
-    """Return the content of a file. Raises FileNotFoundError if it does not exist."""
+    """Return the content of a file. Raises FileNotFoundError if the file does not exist."""
     if local_path(url) is None and _is_asked_for():
         with tempfile.TemporaryDirectory(prefix="dray-read-") as folder:
             fetch(url, copy := Path(folder, "file"))

@@ -207,7 +207,7 @@ def prepare(
     gradients are averaged over the ranks at the end of each backward pass.
 
     model, optimizer: one of each, or a list of each. Call `prepare` again before the loop to add
-        more; pass the loader to only one of the calls. Every optimizer that updates parameters of
+        models; pass the loader to only one of the calls. Every optimizer that updates parameters of
         these models must be passed.
     broadcast_buffers: whether all ranks use the buffers of rank 0, such as running means, as in
         DDP. If false, a process that replaces a lost one gets the buffers of another rank.
@@ -377,8 +377,8 @@ def report(
 
     step: number of optimizer steps done, 1 after the first step. Report each key once per step. In
         a prepared script, pass only the values: dray adds the step, the epoch and the total.
-    values: real numbers by key; NaN and infinities are allowed. A key has 1 to 128 printable
-        characters, for example `val/accuracy`.
+    values: real numbers, keyed by name; NaN and infinities are allowed. A key has 1 to 128
+        printable characters, for example `val/accuracy`.
     epoch, total_steps, samples_per_s: shown as the job's progress if rank 0 reports them.
 
     A call makes one small write to a local file, and never waits for the network. Raises ValueError

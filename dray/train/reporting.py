@@ -189,8 +189,7 @@ def save_checkpoint(
 
     If the storage fails, returns None and logs a line, so that training can continue. Raises
     ValueError for a folder without files. Outside of dray, the files stay in place, and the
-    returned URL is the folder's own.
-    """
+    returned URL refers to this folder."""
     number = _checked_count("step", step)
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")

@@ -1,5 +1,5 @@
-"""The gate of a rank that starts on a node: the task that the node allows, and the data that are
-allowed to leave the node.
+"""Restricts a rank that starts on a node: which task the rank may run, and which data may leave the
+node.
 
 An ordinary rank receives and reports everything. A silo's data stay on their node (`silo_gate`).
 """

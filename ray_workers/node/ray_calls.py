@@ -20,7 +20,7 @@ END_LIMIT_S = 20.0
 
 async def result_within(limit_s: float, ref: Any) -> Any:
     """Return the result of a remote call. Raise TimeoutError if the call takes longer than
-    `limit_s`, since a stopped process never responds."""
+    `limit_s`, since a suspended process never responds."""
     async with asyncio.timeout(limit_s):
         return await ref
 

@@ -32,7 +32,7 @@ OUTPUT: Final = "output.log"
 """File with the output of a silo's ranks, and with the errors that occurred when they were started,
 unless the owner has opened them (`Opening.LOGS`)."""
 _NOTE: Final = ".silo-"
-"""Prefix of the name of a silo rank's file, which ends in the rank's number."""
+"""Prefix of the file names of silo ranks; each file name ends in the rank's number."""
 _AGGREGATOR: Final = 0
 """The rank of the aggregator, which belongs to no silo even if it runs on a silo's node."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode

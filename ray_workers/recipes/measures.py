@@ -20,7 +20,7 @@ from ray_workers.training.core.workload import LossSum
 
 MOST_EXACT_SCORES = 20_000_000
 """Up to this number of scores (samples times classes), each rank keeps all scores, and the area
-under the curve is computed exactly. If there are more, a histogram of the scores is used."""
+under the curve is computed exactly. For more scores, a histogram is used."""
 NUM_BINS = 1_000
 MIDDLE_LOG_ODDS = 16.0
 """Half of the bins are for log-odds between this value and its negative, because with a thousand

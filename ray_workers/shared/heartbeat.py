@@ -65,7 +65,7 @@ class TimeCategory(StrEnum):
     RECOMPUTED = "recomputed"
     """Time for repeating lost steps."""
     STARTING = "starting"
-    """From the grant of the slot to the first step."""
+    """The time from the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"
     RECOVERING = "recovering"
     """Time from the loss of a rank until the group trained again."""

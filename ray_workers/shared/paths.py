@@ -22,7 +22,7 @@ SHORT_TMP = Path("/tmp")
 SOCKET_PATH_BYTES = 107
 """Maximum length of a Unix socket's path (unix(7))."""
 BYTES_BELOW_ROOT = 82
-"""Length of the longest socket path below `machine_root`, which is used by Ray's dashboard:
+"""Length of the longest socket path below `machine_root`. Ray's dashboard uses this path:
 `/ray-INSTANCE/session_YYYY-MM-DD_HH-MM-SS_MICROS_PID/sockets/dash_TaskEventsHead`."""
 
 
@@ -63,9 +63,9 @@ def machine_root() -> Path:
 
 
 def _short_link(root: Path) -> Path:
-    """Return a short path to the folder, which is the same in every process. The path is a link in
-    a folder to which no other user can write. The files themselves remain on the disk that the user
-    chose."""
+    """Return a short path to the folder. The path, which is the same in every process, is a link
+    in a folder to which no other user can write. The files themselves remain on the disk that the
+    user chose."""
     links = SHORT_TMP / root.name
     own_folder(links)
     digest = hashlib.sha256(os.fsencode(root)).hexdigest()

@@ -28,7 +28,7 @@ class SpoolRead:
     """New data from an attempt's spools on a node."""
 
     data: Mapping[str, bytes]
-    """Complete frames, by spool key."""
+    """Complete frames, keyed by spool key."""
     more: bool
     """Whether the limit was reached, so that more can be read immediately."""
 
@@ -46,7 +46,8 @@ def parse_key(key: str) -> tuple[int, int]:
 
 
 def stream_of(key: str) -> tuple[int, str]:
-    """Return the rank and the stream in a spool key, which all incarnations of a rank share."""
+    """Return the part of a spool key that all incarnations of a rank share: the rank and the
+    stream."""
     rank, _, stream = key.removeprefix("r").split(".")
     return int(rank), stream
 

@@ -190,7 +190,7 @@ class GroupMonitor:
 
     @property
     def _recovers_in_place(self) -> bool:
-        """Whether the group can recover in place. A script must have called `train.prepare`."""
+        """Whether the group recovers in place. A script must have called `train.prepare`."""
         if not self._traits.recovers_in_place or not self._traits.is_script:
             return self._traits.recovers_in_place
         running = {(member.index, member.incarnation) for member in self._group.running}

@@ -136,12 +136,12 @@ class NodeClients:
         return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
-        """Return the CPU time and I/O that each running process has used so far, by rank and
+        """Return the CPU time and I/O that each running process has used so far, keyed by rank and
         incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
     async def refresh_speed(self) -> None:
-        """Measure how slow the machines are, unless a recent observation has done so. If no agent
+        """Measure how slow the machines are, unless they were measured recently. If no agent
         responds, the last known speed is kept."""
         if self._speed_is_older_than(self._timings.speed_limit_s):
             await self.observations()

@@ -161,7 +161,7 @@ class RankActor:
         )
 
     async def ping(self) -> None:
-        """Return immediately, unless the actor's process is stopped."""
+        """Return immediately, unless the actor's process is suspended."""
 
     async def announce(self, assignment: RankAssignment) -> None:
         """Notify the process of its rank in the next rendezvous round."""

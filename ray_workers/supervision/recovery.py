@@ -78,7 +78,7 @@ class RecoveryController:
         """Minimum number of workers that the group needs to train."""
         self.state = RecoveryState()
         self.workers_added = asyncio.Event()
-        """Set when newcomers have been assigned a rank, so that the monitor also waits for their
+        """Set when new members have been assigned a rank, so that the monitor also waits for their
         exits."""
         self.one_at_a_time = asyncio.Lock()
         """Held during each change of the group."""

@@ -1,4 +1,4 @@
-"""Kills rank actors and rendezvous stores whose processes are stopped but not dead.
+"""Kills rank actors and rendezvous stores whose processes are stopped, for example by SIGSTOP.
 
 A suspended rank actor neither forwards the output of its training process nor observes the
 process's exit, and a group whose rendezvous store is suspended can't form another round. Once such

@@ -128,9 +128,9 @@ class Settings(BaseSettings):
     """Keys of Ray node labels that describe the topology, widest level first, such as
     `zone,rack,nvlink`. The workers of a job are placed close to each other in this topology."""
     silo_source: str | None = Field(None, repr=False)
-    """URL of a silo's data. Set it on the cluster node that belongs to the silo. A service with the
-    embedded Ray does not start with this setting, because its only node could then run only ranks
-    of silos."""
+    """URL of a silo's data, to be set on the cluster node that belongs to the silo. A service with
+    the embedded Ray does not start with this setting, because its only node could then run only
+    ranks of silos."""
     local_slots: int | None = Field(None, ge=1)
     """Number of one-CPU workers for which the embedded Ray has slots on a machine without a GPU.
     The default is the number of CPUs."""
@@ -194,7 +194,7 @@ class Settings(BaseSettings):
 
     max_connections: int = Field(2048, ge=16)
     """Maximum number of concurrent requests, and of open connections. A low limit on open files
-    reduces both."""
+    reduces both maximums."""
     max_connections_per_client: int | None = Field(None, ge=1)
     """Maximum number of concurrent requests from one address. The default is half of
     `DRAY_MAX_CONNECTIONS`."""

@@ -45,8 +45,8 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """Return, by name of each queue whose budget is used up, the reason why none of its jobs
-        starts."""
+        """Return the reason why no job starts for each queue whose budget is used up, keyed by the
+        queue's name."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:

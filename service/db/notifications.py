@@ -112,8 +112,8 @@ class Subscription:
 
 
 class Signals:
-    """The topics of one process. Any thread can publish to them; tasks of event loops wait for
-    them."""
+    """The topics of one process. Any thread can publish to the topics; tasks of event loops wait
+    for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """Transactions on SQLite and PostgreSQL.
 
-`write` and `read` run a function of a Session as exactly one transaction, in a thread. After a lost
-connection or a deadlock, the function may be run again, even though the first commit might have
-succeeded. Therefore, every write must be a compare-and-set.
+`write` and `read` call a function with a Session, as exactly one transaction, in a thread. After a
+lost connection or a deadlock, the function may be run again, even though the first commit might
+have succeeded. Therefore, every write must be a compare-and-set.
 
 SQLite has one writing connection behind a lock, and only this connection checkpoints the
 write-ahead log; readers have separate, read-only connections. Each commit is synced to disk

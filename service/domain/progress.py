@@ -23,8 +23,8 @@ MIN_S = 5.0
 SURE = 1.3
 """The range covers an error of the mean step time of this many standard deviations."""
 FEW = 4.0
-"""The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
-uncertain."""
+"""The error is multiplied by 1 + FEW / n for n intervals between marks, because the spread of a few
+intervals is uncertain."""
 MARGIN = 0.1
 """Each side of the range is widened by this fraction for every factor of two between the number of
 measured steps and the job's total number of steps. The margin covers evaluations, checkpoints and
@@ -34,7 +34,7 @@ MAX_TREND = 2.0
 
 
 FARTHEST_S = 365 * 86400.0
-"""Maximum remaining time, in seconds, for which an end is forecast."""
+"""Maximum remaining time, in seconds, for which the end of a job is forecast."""
 
 
 class Mark(NamedTuple):
@@ -77,7 +77,7 @@ def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
 
 def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     """Return the time from the latest mark to the last step, in seconds; None if there are not
-    enough measured paces.
+    enough marks.
 
     The range covers three estimates: the mean pace, with an error estimated from the spread of the
     paces; the pace of the newer half; and the pace that continues the trend from the older to the

@@ -1,8 +1,8 @@
 """The states of a job and the transitions between them, as one table.
 
 A (state, trigger) pair that is not in `TRANSITIONS` is rejected. Terminal states have no rows, so
-they are final. Each row lists the reason codes that are allowed for the transition, which appear in
-`Job.reason.code` and in the job's events.
+they are final. Each row lists the reason codes that are allowed for the transition. The codes
+appear in `Job.reason.code` and in the job's events.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ BEING_STOPPED = "; its processes are being stopped"
 
 
 def cancelled_by(actor: str, owner: str) -> str:
-    """Return the reason message of a cancelled job. `actor` is the user or admin who cancelled
-    it."""
+    """Return the reason message of a cancelled job. `actor` is the user or admin who cancelled the
+    job."""
     return f"cancelled by {'the user' if actor in (owner, ANONYMOUS) else actor}"
 
 

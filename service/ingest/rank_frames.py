@@ -107,8 +107,8 @@ class RankFrames:
         return stored
 
     def _take_run(self, frames: Sequence[Frame]) -> bool:
-        """Store frames of the same form together. If one of them is unusual, store nothing and
-        return False."""
+        """Store frames of the same form together. If one of the frames is unusual, store nothing
+        and return False."""
         run = metric_columns.run_of(frames, MAX_STEP)
         if run is None or not all(map(self._may_name, run.columns)):
             return False

@@ -25,7 +25,8 @@ SMOOTHING = 0.3
 def noted(
     job: JobRow, attempt: AttemptRow, progress: Mapping[str, Any], batch: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """Return the job's `step_times` with the speed in rank 0's progress; None if nothing changes.
+    """Return the job's `step_times`, updated with the speed in rank 0's progress; None if nothing
+    changes.
 
     `batch` contains the last values of `OF_BATCH`. Only recipes have one batch size for the whole
     job. Nothing is stored while a group changes its size, because the number of workers of a step

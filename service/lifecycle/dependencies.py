@@ -160,7 +160,8 @@ def _end(
     now: datetime,
     data: Mapping[str, Any],
 ) -> list[Ended]:
-    """End jobs, and jobs of arrays, that have had no attempt: `transitions.move` in bulk."""
+    """End jobs, and jobs of arrays, that have had no attempt. A bulk version of
+    `transitions.move`."""
     state = transition(JobState.QUEUED, trigger, code)
     assert state is JobState.CANCELLED
     changed = arrays_repository.cancel_unstarted(

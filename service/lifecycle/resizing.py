@@ -138,8 +138,8 @@ def spare(
 
 
 def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
-    """Return for how many seconds an elastic group has trained with its global batch; 0 if the
-    batch can't be changed now."""
+    """Return the number of seconds for which an elastic group has trained with its global batch; 0
+    if the batch can't be changed now."""
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     since = attempt.batch_at or attempt.running_at

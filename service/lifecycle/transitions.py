@@ -29,7 +29,7 @@ from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, moves
 
 KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
-"""Reasons of waiting jobs that could not start even if all slots were free."""
+"""Reasons why a job waits that would apply even if all slots were free."""
 
 
 class Ends:

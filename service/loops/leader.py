@@ -172,7 +172,7 @@ class Leader:
                 logger.warning("can't renew the lease of the loops: %s", error)
 
     async def _renew(self) -> bool:
-        """Renew the lease. Returns False if it was lost."""
+        """Renew the lease. Returns False if the lease was lost."""
         if self.lease is None:
             return True  # no other process can run the loops
         lease = self.lease

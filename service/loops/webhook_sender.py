@@ -48,12 +48,12 @@ from service.loops.shared.timings import LoopTimings, rest_after
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 32
-"""Maximum number of messages that are sent concurrently, each of a different webhook."""
+"""Maximum number of messages that are sent concurrently, each to a different webhook."""
 MAX_PER_BATCH = 10
 """Maximum number of messages of a webhook in one turn."""
 MAX_BATCH_S = 10.0
-"""Seconds after which a turn sends no further messages, so that a slow receiver can't delay other
-webhooks."""
+"""Seconds after which no further messages are sent in a webhook's turn, so that a slow receiver
+can't delay other webhooks."""
 KEPT_FOR = timedelta(days=7)
 KEPT_OF_A_WEBHOOK = 500
 """Maximum number of settled messages that are kept for each webhook. The newest messages are kept,

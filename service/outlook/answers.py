@@ -60,7 +60,7 @@ class _Newest:
     """None if the situation was written by another release, whose process is still running the
     loops."""
     answers: dict[tuple[Any, ...], list[Counterfactual]] = field(default_factory=dict)
-    """Cached answers, by job and all its changeable fields."""
+    """Cached answers, keyed by the job and all of its fields that can change."""
 
 
 class Answers:

@@ -22,7 +22,7 @@ MAX_RUNS = 2000
 
 
 def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
-    """Return the unfinished elastic jobs that can save their state, by id.
+    """Return the unfinished elastic jobs that can save their state, keyed by id.
 
     Similar jobs of one owner share their reports: if a job has not yet run at a size, the reports
     of the other jobs at this size are used.

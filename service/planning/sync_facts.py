@@ -90,7 +90,8 @@ def nodes_for(session: Session, spec: JobSpec) -> Nodes:
 
 
 def speeds_of(session: Session, spec: JobSpec) -> RankSpeeds:
-    """Return the speeds of the recent job of the same recipe whose ranks differ the least.
+    """Find the recent job of the same recipe whose ranks differ the least in speed, and return its
+    ranks' speeds.
 
     A few jobs are compared, so that a rank that was slow only once has no effect.
     """

@@ -39,10 +39,10 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
 
 
 def locked(session: Session, name: str) -> Queue:
-    """Lock and return the queue. Raise UnknownQueue if it does not exist.
+    """Lock and return the queue. Raise UnknownQueue if the queue does not exist.
 
     Until this transaction ends, no other transaction can delete or change the queue. If the queue
-    limits the number of waiting jobs, no other transaction can add jobs to it either.
+    limits the number of waiting jobs, no other transaction can add jobs to the queue either.
     """
     found = repository.lock(session, name)
     if found is None:

@@ -167,7 +167,7 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 
 
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
-    """Add the files under the key, and return their SHA-256 hashes by key.
+    """Add the files under the key, and return a mapping from file keys to SHA-256 hashes.
 
     Skip links, pipes, sockets, and hidden files. Hidden files are still being written.
     """
@@ -281,7 +281,7 @@ def _move_urls(database: Path, old: str, new: str) -> None:
 
 
 def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
-    """Whether the table has the column. Backups from older versions of dray may lack it."""
+    """Whether the table has the column. Backups from older versions of dray may lack columns."""
     rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
     return any(name == column for (name,) in rows)
 

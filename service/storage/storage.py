@@ -113,7 +113,8 @@ class Storage:
         return path
 
     def write_bytes(self, key: str, data: bytes) -> None:
-        """Write or replace an object atomically. In a folder, the object survives a power failure.
+        """Write or replace an object atomically. If the storage is a folder, the object survives a
+        power failure.
 
         Raise FolderSpoilt if the storage accepts files, but not at this key.
         """

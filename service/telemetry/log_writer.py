@@ -91,7 +91,8 @@ class LogStore:
         """Join the open chunks of each rank, and add a note about missing lines to the end of its
         log.
 
-        `lost` is the number of lines that never arrived, by rank; None if the number is unknown.
+        `lost` maps each rank to the number of its lines that never arrived; None if the number is
+        unknown.
         """
         split = {rank for rank, log in self._known.items() if log.num_chunks > 1}
         last = self._last_chunks({*lost, *split})

@@ -1,4 +1,4 @@
-"""Writes metrics into rows of recent points, and moves them from there into chunks.
+"""Writes metrics into rows of recent points, and later moves the points into chunks.
 
 The steps of a series increase. If an attempt reports a step again, the first value is kept. After
 an in-place recovery, the second value equals the first value.

@@ -63,7 +63,7 @@ def _end(chunk: LogChunkRow) -> tuple[int, int, int]:
 
 def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
     """Replace the chunk's lines with a note about the bytes that were dropped from this chunk and
-    before it."""
+    from earlier chunks."""
     assert chunk.text is not None
     seconds = json.loads(chunk.text[: chunk.text.index("\n")])[0]
     chunk.dropped_bytes = dropped_before + chunk.size_bytes

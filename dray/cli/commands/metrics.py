@@ -1,4 +1,4 @@
-"""The command that shows metrics of jobs as a table, a chart, CSV, or point by point."""
+"""The command that shows metrics of jobs as a table, a chart, CSV, or a list of points."""
 
 from __future__ import annotations
 

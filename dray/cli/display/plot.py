@@ -59,7 +59,7 @@ class _Axes:
         return (step - self.first_step) / span * (dots - 1) if span else (dots - 1) / 2
 
     def row(self, value: float, dots: int) -> float:
-        """Return the row of a value, in dots from the top."""
+        """Return the row of a value, counted in dots from the top."""
         # Halve both values before subtracting, since the difference of two finite numbers can
         # overflow.
         span = self.high / 2 - self.low / 2

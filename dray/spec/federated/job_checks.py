@@ -24,7 +24,7 @@ INSTEAD: dict[str, str] = {
     "micro_batch_size": "federated.batch_size",
     "eval_every_epochs": "federated.evaluate_every",
 }
-"""Maps options of `train` that federated jobs don't use to the options to use instead."""
+"""For each option of `train` that federated jobs don't use, the option to use instead."""
 
 
 def with_num_workers(document: Any) -> Any:

@@ -188,8 +188,8 @@ class SecureAggregation(Document):
 
     threshold: Annotated[Number, Field(gt=0.5, le=1.0)] = 0.6
     """Fraction of a round's clients (but at least three clients) that must participate until the
-    round ends; otherwise the round does not count. Fewer clients than this can't reveal another
-    client's update, even if they collude with the server."""
+    round ends; otherwise the round does not count. A smaller group of clients can't reveal another
+    client's update, even if the group colludes with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
     coarsely, especially for a large `max_update_norm`. With 32 bits, `max_update_norm` must be at

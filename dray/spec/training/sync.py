@@ -89,7 +89,7 @@ class AllReduce(SyncKind):
     every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
     """Number of independent optimizer steps after which the ranks average their weights (local SGD,
     arXiv:1805.09767). The ranks also average their weights before each evaluation and each
-    checkpoint. If 1, gradients are exchanged in every step instead."""
+    checkpoint. If 1, the ranks exchange gradients in every step instead."""
     outer: Outer | None = None
     """Outer optimizer, for `every` above 1. If unset, the ranks continue with the mean of their
     weights."""

@@ -324,7 +324,7 @@ class BatchState:
         )
 
     def _restore(self, anchor: Anchor) -> None:
-        """Undo the changes since the batch began, as far as the old values were kept."""
+        """Undo those changes since the batch began for which the old values were kept."""
         for number, kept in anchor.kept.items():
             set_weights(kept.weights, parameters_of([self.optimizers[number]]))
             self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
@@ -385,7 +385,7 @@ def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
 
 
 def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Convert a saved state of an older release, which had one model and tracked further
+    """Convert a saved state of an older release, which had one model and tracked additional
     optimizers, to the current format. names: names of the tracked objects that are optimizers."""
     if "models" in state:
         return state

@@ -32,7 +32,7 @@ class BatchShare(NamedTuple):
     num_global: int
     """Number of samples in the global batch."""
     is_empty: bool
-    """Whether the sample is a neighbour's and does not count."""
+    """Whether the sample belongs to a neighbour's share, and therefore does not count."""
 
     @property
     def num_counted(self) -> int:

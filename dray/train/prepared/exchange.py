@@ -368,9 +368,9 @@ class SampleCount:
 
     def __init__(self) -> None:
         self._at_hand = (0, 0)
-        """Samples of the current batch, on this rank and on all ranks."""
+        """Numbers of samples in the current batch, on this rank and on all ranks."""
         self._counted = self._num_global = 0
-        """Samples of the batches in the next exchange, on this rank and on all ranks."""
+        """Numbers of samples in the batches of the next exchange, on this rank and on all ranks."""
         self._is_counted = False
         """Whether the current batch had a backward pass, so that the next exchange includes the
         batch."""

@@ -54,7 +54,7 @@ class TrainingSession(BatchState):
         self.total_steps: int | None = None
         """Number of steps after which the loader ends; None if the script decides."""
         self.is_skipping = False
-        """Whether the script is running through completed epochs."""
+        """Whether the script is repeating completed epochs without training."""
         self.is_void = False
         """Whether the batch must be handed out again, because its division has changed."""
         self.has_begun = False

@@ -44,13 +44,13 @@ MISSING = (
 )
 """Notations for missing values, in lower case: pandas' notations, `?` and `-`."""
 EMPTY = ("",)
-"""Notations for missing values among names. Words are not included, because `none`, for example,
-can be a name."""
+"""Strings that represent missing values in a column of names. Words are not included, because
+`none`, for example, can be a name."""
 NO_CODE = -1
 """Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
-"""float64 represents all integers up to this one exactly."""
+"""The largest integer up to which float64 represents all integers exactly."""
 LARGE = 1e15
 """A number well below the limit up to which float64 represents all integers."""
 BASE_BITS = 32
@@ -60,7 +60,7 @@ MAX_BAD_SHARE = 0.1
 fraction is a category column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
-"""Maximum number of distinct numbers that can be categories. If there are more, they are probably
+"""Maximum number of distinct numbers that can be categories. More distinct numbers are probably
 measurements."""
 _TRUTH = ("true", "false")
 
@@ -119,7 +119,7 @@ class Column:
 
     @property
     def base(self) -> int:
-        """The offset to subtract from every value, which is known once all rows have been seen. The
+        """The offset to subtract from every value; known once all rows have been seen. The
         offset is 0 unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
@@ -343,7 +343,7 @@ class Column:
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:
-    """Sort integers by value, and all other names by characters."""
+    """Sort integers by value, and all other names as strings."""
     if all(name.removeprefix("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

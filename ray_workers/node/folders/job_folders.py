@@ -103,12 +103,12 @@ def plan_in(folder: Path) -> FolderPlan | None:
 
 
 class OutputFiles:
-    """The files below a folder that can be kept, by their relative paths. If there are too many,
-    the files in the deepest folders are left out.
+    """The files in a folder and its subfolders that can be kept, keyed by relative path. If there
+    are too many, the files in the deepest folders are left out.
 
     Names that are not plain text, links that point outside the folder, sockets, pipes and devices
     are also left out. A link to a file in the folder counts as a separate file. Links to folders
-    are ignored: if their files are in the folder, they are found there.
+    are ignored: any of their files that are in the folder are found without the link.
 
     Each file counts with its full length, because the holes of sparse files are stored as zeros. If
     the total size is too large, the largest files are left out.

@@ -43,7 +43,7 @@ class ForkedProcess:
         self.output = output
         """Read end of the pipe for the process's stdout and stderr."""
         self.left: list[int] = []
-        """Set once the process has ended: the pids of processes that could not be ended."""
+        """The pids of processes that could not be ended; set once the process has ended."""
         self.memory_kills = 0
         """Number of processes on the node that the kernel killed for lack of memory while this
         process was running; set once this process has ended."""

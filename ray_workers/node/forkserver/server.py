@@ -326,8 +326,8 @@ class ForkServer:
                 self._gone(client)
 
     def _press(self, client: Client, left: list[int]) -> None:
-        """Kill the remaining processes of a client's session. If they don't disappear in time,
-        notify the client."""
+        """Kill the remaining processes of a client's session. If the processes don't disappear in
+        time, notify the client."""
         send_signal(left, signal.SIGKILL)
         session, since = client.session, client.ending_since
         assert session is not None

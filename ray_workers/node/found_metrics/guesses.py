@@ -77,7 +77,7 @@ _METRIC_NAMES = (
 )
 _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
-"""Metrics that may be printed as a count out of a number of samples."""
+"""Metrics that may be printed as a number of samples out of a total."""
 _SETTINGS = frozenset({"lr", "rate"})
 """Names of settings, unless their line also contains a step or an epoch: `lr=0.003` may be printed
 before training begins."""
@@ -89,10 +89,10 @@ _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
 class Guesses:
     """Guesses the metrics of a process, line by line, and holds them until `release`.
 
-    A number with the name of a metric counts immediately. A number with any other name counts when
-    it appears for the second time, because numbers that are printed once are usually settings. A
-    single occurrence before the first line with a step or an epoch is considered a setting and
-    doesn't count.
+    A number with the name of a metric counts immediately. A number with any other name is treated
+    as a metric when it appears for the second time, because numbers that are printed once are
+    usually settings. A single occurrence before the first line with a step or an epoch is
+    considered a setting and doesn't count.
     """
 
     def __init__(self, budget: SearchBudget | None = None) -> None:

@@ -32,7 +32,7 @@ stored as text."""
 
 @dataclass(frozen=True)
 class RankReading:
-    """The sum over a rank's processes at a point in time."""
+    """The resource usage of a rank's processes at a point in time."""
 
     started: int
     """Start time of the rank's process, which distinguishes it from its predecessor."""
@@ -49,7 +49,7 @@ class RankReading:
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:
-        """Return the rates since an earlier reading; empty if that is a reading of a different
+        """Return the rates since an earlier reading; empty if the earlier reading is of a different
         process. Rates are never negative, even if a process ended and its usage is no longer
         counted."""
         if before.started != self.started:

@@ -64,7 +64,8 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
     """Make the parent that listens at `path` fork a worker. Return False if the parent certainly
     won't fork.
 
-    `modules` are the comma-separated modules that a parent started here imports in addition to Ray.
+    `modules` are the comma-separated modules that a parent process imports in addition to Ray if
+    this function starts it.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(limit_s)

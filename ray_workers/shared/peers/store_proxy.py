@@ -26,7 +26,8 @@ NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
 """Maximum number of seconds for the two ends to authenticate to each other."""
 MAX_UNPROVED = 256
-"""Maximum number of unauthenticated connections. If there are more, the oldest one is closed."""
+"""Maximum number of unauthenticated connections. If there are more connections, the oldest one is
+closed."""
 BACKLOG = 1024
 BLOCK_BYTES = 1 << 16
 
@@ -90,8 +91,8 @@ class StoreProxy:
         self._store_path = store_path
         self._unproved: list[asyncio.StreamWriter] = []
         self.is_open = False
-        """False while the store starts and connects to itself. As long as it is False, other
-        processes have not been given the address, and connections from this user need no proof."""
+        """False while the store starts and connects to itself. While the flag is False, other
+        processes don't know the address, and connections from this user need no proof."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)

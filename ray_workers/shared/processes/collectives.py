@@ -53,7 +53,7 @@ def described() -> str:
 
 
 def parse(stacks: str) -> list[GroupRecord]:
-    """Parse the records in a process's stacks, which end with the output of `described`."""
+    """Parse the records in a process's stacks. The stacks end with the output of `described`."""
     _, _, paragraph = stacks.partition(f"\n{_HEADING}\n")
     return [
         GroupRecord(

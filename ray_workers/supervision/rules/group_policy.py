@@ -191,9 +191,9 @@ class GroupPolicy:
     def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """Treat only stopped processes as hanging. A script can stay in any phase for any length of
-        time, even if it calls `train.prepare`. With parameter servers, a slow worker does not make
-        other workers wait."""
+        """Treat only suspended processes as hanging. A script can stay in any phase for any length
+        of time, even if it calls `train.prepare`. With parameter servers, a slow worker does not
+        make other workers wait."""
         if self.traits.recovers_in_place:  # `_left_behind` uses the step times
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")

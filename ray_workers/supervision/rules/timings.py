@@ -17,8 +17,8 @@ class Timings:
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual speed. This limit
-    is longer than the forkserver's own limit."""
+    """Limit for starting all processes after the slots were granted, on machines of the usual
+    speed. This limit is longer than the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
     release_pause_s: float = 1.0
@@ -63,8 +63,8 @@ class Timings:
     """Time between observations, at the usual speed, while a fault is about to be injected or the
     group is recovering."""
     stray_s: float = 1.0
-    """How long ranks can wait for a round although no rank was lost. After this time, a connection
-    between living ranks is assumed to be broken."""
+    """Maximum time for which ranks wait for a round although no rank was lost. After this time, a
+    connection between living ranks is assumed to be broken."""
     cut_off_s: float = 3.0
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
@@ -157,7 +157,7 @@ class Timings:
     stop_grace_s: float = 3.0
     """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
-    """Limit from SIGKILL until the exit of a process is observed. This limit is longer than the
+    """Limit between SIGKILL and the observed exit of a process. This limit is longer than the
     forkserver's own limit (`forkserver.STUCK_S`)."""
 
     # The rank actors.

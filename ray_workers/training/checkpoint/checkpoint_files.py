@@ -288,7 +288,7 @@ def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | Skip
 
 
 def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
-    """Return the path of a checkpoint's file, or its content if the storage is not a file
+    """Return the path of a checkpoint's file, or the file's content if the storage is not a file
     system."""
     name = f"{url}/{entry['path']}"
     path = local_path(name)

@@ -40,8 +40,8 @@ class CheckpointManager:
         self._best = best
         self._saved: list[CommittedCheckpoint] = []
         self._reported: dict[str, float] = {}
-        """For each checkpoint of this attempt, by URL, the position in the spool at which its
-        report ends. The service already has the reports of earlier attempts."""
+        """For each checkpoint of this attempt, keyed by URL, the position in the spool at which the
+        checkpoint's report ends. The service already has the reports of earlier attempts."""
         self._adopted: set[str] = set()
         """URLs of the checkpoints of this attempt that a previous process of rank 0 committed. This
         process does not know whether the service has stored the reports of these checkpoints."""

@@ -86,7 +86,7 @@ class Feed(Protocol):
 
 
 class Prefetcher:
-    """A rank's shares of each global batch, by the first step of the batch.
+    """A rank's shares of each global batch, keyed by the first step of the batch.
 
     While the previous step is computed, a thread reads samples that are not in memory. With
     `loader_workers`, this number of processes reads the samples (see `Loader`).

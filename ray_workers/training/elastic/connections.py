@@ -30,7 +30,7 @@ class Connections:
         """The sockets that existed before the group was formed; None if no group is being
         formed."""
         self._numbers: dict[int, str] | None = None
-        """The names of the sockets by descriptor; set by the first call to `sent_bytes`."""
+        """The names of the sockets, keyed by descriptor; set by the first call to `sent_bytes`."""
 
     @contextmanager
     def being_formed(self) -> Iterator[None]:
@@ -101,7 +101,7 @@ def _listens(sock: socket.socket) -> bool:
 
 
 def _sockets() -> dict[int, str]:
-    """Return the names in /proc of this process's open sockets, by descriptor."""
+    """Return the names in /proc of this process's open sockets, keyed by descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

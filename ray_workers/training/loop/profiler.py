@@ -170,7 +170,8 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _kind(category: str, name: str) -> str | None:
-    """Return the category to which an event of a trace belongs; None if it is not counted."""
+    """Return the category to which an event of a trace belongs; None if the event is not
+    counted."""
     if name in (STEP, DATA):
         return name.removeprefix("dray.") if category == "user_annotation" else None
     if category in ("kernel", "gpu_memcpy", "gpu_memset"):

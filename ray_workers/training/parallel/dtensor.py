@@ -7,7 +7,7 @@ If FSDP is applied to a model whose matrices are already divided, one dimension 
 along the tensor axis, and then each of these parts along the axes of FSDP. If the length of the
 dimension is not divisible by the number of parts, torch's DTensor and FSDP disagree about the
 positions of the parts, both when distributing and when reassembling a tensor (torch 2.13). This
-module uses FSDP's positions.
+module uses the same positions as FSDP.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ AGENT_WAIT_S = 20.0
 SLIVER = 0.001
 """Amount of a marker resource that actors request so that they run on a node with this resource."""
 SUPERVISOR_SLACK_S = 10.0
-"""Seconds, beyond the wait of a poll, that a supervisor has to query its nodes."""
+"""Seconds, in addition to a poll's waiting time, that a supervisor may take to query its nodes."""
 ANSWER_LIMIT_S = 5.0
 """Maximum number of seconds that the driver waits for a response from any other process."""
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
@@ -80,7 +80,7 @@ class RayCluster:
         self._heard: set[tuple[str, int]] = set()
         """Attempts whose supervisor has responded to this process."""
         self._looking_since: dict[tuple[str, int], float] = {}
-        """When the search for frames from dead nodes began (`time.monotonic`), by attempt."""
+        """For each attempt, when the search for frames from dead nodes began (`time.monotonic`)."""
         self._ended: dict[tuple[str, int], float] = {}
         """For each attempt whose silent supervisor was ended, how much slower than usual its
         machines are."""

@@ -1,9 +1,9 @@
 """The gateway: the Ray driver in a child process, and the port `Cluster` in front of it.
 
 A Ray driver exits when Ray's GCS is lost, so it must not run in the service's process. Parent and
-child exchange length-prefixed pickled messages over a socket pair. Pickle is safe because both run
-the same program. When the child dies, every open call fails with ClusterUnavailable, and a new
-child is started, with increasing pauses.
+child exchange length-prefixed pickled messages over a socket pair. Pickle is safe because both
+processes run the same program. When the child dies, every open call fails with ClusterUnavailable,
+and a new child is started, with increasing pauses.
 
     parent -> child   (call number, method, arguments)
     child -> parent   (call number, True, answer) or (call number, False, message)

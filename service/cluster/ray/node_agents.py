@@ -242,8 +242,8 @@ class NodeAgents:
 
 
 def _answer(ref: Any) -> asyncio.Future[Any]:
-    """Return a future of an agent's answer. The future's exception is marked as retrieved, because
-    no other code may read it if the agent's node is gone."""
+    """Return a future for an agent's response. The future's exception is marked as retrieved,
+    because no other code may read it if the agent's node is gone."""
     answer = asyncio.ensure_future(result(ref))
     answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return answer

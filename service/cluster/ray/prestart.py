@@ -44,7 +44,8 @@ class Count:
     """Address of the node's raylet, host:port."""
     idle_workers: int
     asked_at: float
-    """When the count was requested (`time.monotonic`). The agent counted at this time or later."""
+    """When the count was requested (`time.monotonic`). The agent counted the workers at this time
+    or later."""
 
 
 class Prestarter:

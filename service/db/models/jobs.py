@@ -249,7 +249,7 @@ class TrialRow(Base):
     array_id: Mapped[str] = mapped_column(String(64))
     array_index: Mapped[int]
     parameters: Mapped[dict[str, Any] | None]
-    """The trial's values by name; unset until the sampler has chosen them."""
+    """The trial's values, keyed by name; unset until the sampler has chosen them."""
     value: Mapped[float | None]
     """The trial's value of the metric: the best or the last value, depending on the sweep's
     `by`."""

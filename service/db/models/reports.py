@@ -54,7 +54,7 @@ class RecentMetricsRow(Base):
     """The points that one reply contained, for all series of an attempt. The points are kept in
     this table until they are moved to chunks.
 
-    The first points of a series are always in a chunk. Rows are ordered by `id`.
+    The first points of a series are always stored in a chunk. Rows are ordered by `id`.
     """
 
     __tablename__ = "recent_metrics"

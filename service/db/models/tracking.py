@@ -60,8 +60,7 @@ class DocumentValueRow(Base):
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Id of a job, of an array, or of shared defaults."""
     pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """A JSON pointer. A job's row with an empty pointer contains (in `text`) the holder whose
-    values the job shares."""
+    """A JSON pointer. If it is empty, `text` is the holder whose values the job shares."""
     number: Mapped[float | None]
     text: Mapped[str | None] = mapped_column(String(255))
 
@@ -116,7 +115,7 @@ class MlflowExportRow(Base):
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
     """The step up to which all points have been exported."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """The last exported step of each metric, by name."""
+    """The last exported step of each metric, keyed by name."""
     artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     """SHA-256 of each exported artifact, by artifact id."""
     failures: Mapped[int] = mapped_column(server_default=text("0"))

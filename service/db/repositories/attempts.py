@@ -42,7 +42,7 @@ def _insert() -> Insert:
 
 
 def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]:
-    """Return the live attempt of each of these jobs, by job."""
+    """Return the live attempts of these jobs, keyed by job id."""
     found: dict[str, AttemptRow] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
         found.update((row.job_id, row) for row in session.scalars(_live_of(), {"job_ids": some}))

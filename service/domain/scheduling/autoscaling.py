@@ -76,8 +76,8 @@ NOTHING = Demand()
 def memory_seen(
     types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the largest memory that any node of each type has had so far, by the index of the
-    type. came: new nodes. before: the result of the previous call."""
+    """Return the largest memory that any node of each type has had so far, keyed by the index of
+    the type. came: new nodes. before: the result of the previous call."""
     most = dict(before)
     for node in came:
         number = _type_of(node, types)

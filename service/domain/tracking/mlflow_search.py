@@ -124,8 +124,8 @@ def parse_filter(text: str) -> list[Condition]:
 
 
 def parse_name_filter(text: str) -> list[Condition]:
-    """Return the conditions of a search for experiments, which can only refer to `name`. Raises
-    BadSearch."""
+    """Return the conditions of a search for experiments. The conditions can refer only to `name`.
+    Raises BadSearch."""
     found = parse_filter(text)
     if any((one.entity, one.key) != (Entity.ATTRIBUTE, "run_name") for one in found):
         raise BadSearch("experiments can only be searched by name")

@@ -163,7 +163,7 @@ class _Parser:
         return token
 
     def _takes(self, *signs: str) -> _Token | None:
-        """Consume and return the next token if it is one of these signs or words."""
+        """Consume and return the next token if it is one of `signs`, which can also be words."""
         token = self._token
         is_one = token.word in signs or (token.kind is _Kind.SIGN and token.text in signs)
         return self._take() if is_one else None
@@ -334,7 +334,7 @@ class _Parser:
         return _field_of(token, self._parts())
 
     def _parts(self) -> list[str | int]:
-        """Parse the parts of a field in brackets: indices of lists and names of entries."""
+        """Parse the bracketed parts of a field: indices of lists and names of entries."""
         parts: list[str | int] = []
         while self._takes("["):
             token = self._token

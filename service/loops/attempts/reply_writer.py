@@ -38,7 +38,7 @@ own transaction, which runs concurrently with other transactions if the database
 writers."""
 TRIES = 3
 """Number of failures after which a reply is stored without the ranks' reports. After twice this
-number, it is stored without any reports."""
+number, the reply is stored without any reports."""
 
 _Waiting = tuple[Received, asyncio.Future[Recorded]]
 
@@ -72,7 +72,7 @@ class ReplyWriter:
         return await answer
 
     async def close(self) -> None:
-        """Stop writing. Waiting replies will be requested again later."""
+        """Stop writing. Replies that are still waiting will be requested again later."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)

@@ -97,8 +97,8 @@ class Autoscaler(Stage):
         return replace(cluster, nodes=tuple(nodes))
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        """Add the nodes that could become usable to the snapshot. A refused node might be repaired
-        or replaced, so it doesn't count as a node of the cluster."""
+        """Extend the snapshot with the nodes that could become usable. A refused node might be
+        repaired or replaced, so it doesn't count as a node of the cluster."""
         cluster = seen.cluster
         if not self._types or cluster is None:
             return

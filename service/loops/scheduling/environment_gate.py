@@ -132,8 +132,8 @@ class EnvironmentGate(Stage):
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """Return why jobs of these decisions can't start or grow yet, by job. The result includes
-        jobs for which other jobs must release slots first."""
+        """For each job of these decisions that can't start or grow yet, return the reason. The
+        result includes jobs for which other jobs must release slots first."""
         due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:

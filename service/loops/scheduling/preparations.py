@@ -38,11 +38,12 @@ BELIEVED_S = 30.0
 """Seconds for which a response is valid before the node is asked again. This time is much shorter
 than the time for which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
-"""If no job has been about to start on a node for this number of seconds, the node is asked less
+"""Seconds without a job that is about to start on a node, after which the node is asked less
 often."""
 SELDOM_S = 15.0
-"""Seconds between two requests to such a node. The requests show the node that a queued job still
-needs the preparation, so this interval is much shorter than `shared_work.WANTED_S`."""
+"""Seconds between two requests to a node on which no job is about to start. The requests show the
+node that a queued job still needs the preparation, so this interval is much shorter than
+`shared_work.WANTED_S`."""
 BUILDING_S = 0.1
 """Seconds before a node that is building an environment is asked again, in addition to the time
 until the response arrives."""

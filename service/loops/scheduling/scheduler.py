@@ -2,8 +2,8 @@
 
 Each round takes a snapshot, makes a plan, and claims and launches jobs. The decisions are made by a
 pure function, `service.domain.scheduling.policy.plan`. The stages of a round add to its snapshot
-and carry out its decisions. If a claim finds that the job has changed, this is not an error:
-another process was faster.
+and carry out its decisions. A claim that fails because the job has changed is not an error: another
+process was faster.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ class TrialValues(Stage):
         return job_id in self._asking
 
     async def ask(self, job_ids: Iterable[str]) -> None:
-        """Call the samplers for all of these jobs that could not be claimed because they lack
-        values.
+        """Call the samplers of these jobs, which could not be claimed because they lack values.
 
         The results wake the scheduler. Never raises an exception, because other jobs are about to
         be launched. If the sampler of a job is not called now, it will be called after the job's

@@ -45,7 +45,7 @@ class NoDivision(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A division of the job."""
+    """A way to divide the job among its workers."""
 
     spec: JobSpec
     memory: Memory

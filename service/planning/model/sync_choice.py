@@ -21,9 +21,9 @@ from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 
 GAIN = 1.5
-"""A way is chosen only if it is at least this many times as fast as all-reduce, because its copies
-differ or its gradients are stale, so training might need more steps and results in different
-weights."""
+"""Minimum speed, relative to all-reduce, for choosing a different way to keep the ranks in sync:
+because copies differ or gradients are stale, training might need more steps, and results in
+different weights."""
 MOST_MOMENTUM = 0.5
 """Maximum momentum of sgd with stale updates, which themselves act like momentum (Mitliagkas et al.
 2016, arXiv:1605.09774). With 0.9, the job of `benchmarks/topologies` diverges."""
@@ -134,8 +134,8 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
 
 
 def _gains(costs: Sequence[SyncCost], facts: SyncFacts) -> list[float]:
-    """Return how many times as fast as all-reduce each way is. Each factor is computed with and
-    without defaults, and the smaller value is returned."""
+    """Return the speed of each way to keep the ranks in sync, relative to all-reduce. Each factor
+    is computed with and without defaults, and the smaller value is returned."""
     bandwidth = facts.work.bandwidth_bytes_per_s if facts.knows_network else math.inf
     known = sync_costs(replace(facts.work, bandwidth_bytes_per_s=bandwidth, latency_s=0.0))
     return [

@@ -73,8 +73,8 @@ class SyncCost:
 
 
 def sync_costs(work: Work) -> list[SyncCost]:
-    """Return the costs of all ways, beginning with all-reduce, in order of decreasing similarity to
-    all-reduce."""
+    """Return the costs of all ways to keep the ranks in sync, from all-reduce to the way that is
+    least similar to all-reduce."""
     return [_all_reduce(work), _local_steps(work), *_gossip(work), *_parameter_servers(work)]
 
 

@@ -46,7 +46,8 @@ def milliseconds(time: datetime) -> int:
 
 
 def params_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields that a document sets, by dotted path, in a form that MLflow accepts."""
+    """Return the fields that a document sets, keyed by dotted path, in a form that MLflow
+    accepts."""
     return {
         key_of(path): (value if isinstance(value, str) else json.dumps(value))[:MAX_PARAM_CHARS]
         for path, value in _flat("", document)

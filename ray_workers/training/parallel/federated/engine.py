@@ -65,7 +65,7 @@ class RoundEnd:
     """The changes that a round makes to everything but the weights."""
 
     counts: bool
-    """Whether enough updates arrived. If too few arrived, the round changes nothing."""
+    """Whether enough updates arrived. If too few updates arrived, the round changes nothing."""
     buffers: Sequence[Tensor]
     """The changes to the model's buffers."""
     integers: Tensor | None

@@ -139,8 +139,8 @@ class Averaging:
         self._thread.start()
 
     def want(self) -> None:
-        """Make an active rank perform another averaging during the next step. Like `pause`, `meet`
-        and `end`, this method raises the error that ended the thread, if any."""
+        """Make an active rank average its copy again during the next step. Like `pause`,
+        `meet` and `end`, this method raises the error that ended the thread, if any."""
         with self._changed:
             self._check()
             self._wanted = True

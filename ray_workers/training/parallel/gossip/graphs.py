@@ -21,7 +21,7 @@ from dray.spec.training.sync import distances
 from ray_workers.training.data.sampler import derive_seed
 
 Row = Mapping[int, float]
-"""The weights with which a rank mixes copies, including its own copy, by rank."""
+"""The weights with which a rank mixes copies, including its own copy, keyed by rank."""
 
 
 class Graph(ABC):

@@ -48,7 +48,7 @@ class _Layerwise(Optimizer, ABC):
         """Update the group's parameters."""
 
     def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        """Return a state tensor for each parameter, which is initially zero."""
+        """Return a state tensor, initially zero, for each parameter."""
         for parameter in parameters:
             if name not in self.state[parameter]:
                 self.state[parameter][name] = torch.zeros_like(parameter)

@@ -143,8 +143,8 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
 
 
 def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
-    """Return the bound on the id that the condition implies, because ids start with the submission
-    time. With this bound, the database can use an index."""
+    """Return the bound on ids that the condition implies. Ids start with the submission time. With
+    this bound, the database can use an index."""
     if name != "created_at" or not isinstance(node, Compared):
         return true()
     assert isinstance(node.literal, datetime)

@@ -120,7 +120,7 @@ def delete_unused(session: Session, before: datetime) -> None:
 
 
 def begin_deleting_packs(session: Session, before: datetime, now: datetime) -> None:
-    """Start deleting packs that no code uses and that were last used before this time: mark the
+    """Start deleting packs that no code uses and that were last used before `before`: mark the
     packs, and delete their parts' rows."""
     in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
     doomed = list(

@@ -146,7 +146,7 @@ def earlier_trials(session: Session, array_id: str) -> Sequence[EarlierTrialRow]
 
 
 def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
-    """Return the parameters of each of these jobs that is a trial, by job id; None for a trial
+    """Return the parameters of the trials among these jobs, keyed by job id; None for a trial
     without parameters."""
     return {
         row.job_id: row.parameters

@@ -114,8 +114,8 @@ def _blobs(session: Session, column: str, chunk_ids: Collection[int]) -> dict[in
 def first_metric_steps(
     session: Session, job_id: str, rank: int, after_attempt: int
 ) -> dict[tuple[str, int], int]:
-    """Return the first step of each series, by (key, attempt), in attempts after
-    `after_attempt`."""
+    """Return the first step of each series in attempts after `after_attempt`, keyed by (key,
+    attempt)."""
     m = MetricChunkRow
     query = (
         select(m.key, m.attempt, func.min(m.first_step))

@@ -122,7 +122,7 @@ class Gangs:
         """`total` is the sum of the cluster's resources."""
         self._total = total
         self._known: dict[int, Gang] = {}
-        """Gangs by the `id()` of a request."""
+        """Gangs, keyed by the `id()` of a request."""
         self._requests: list[Request] = []
         """The known requests, kept alive so that their `id()` is not reused."""
         self._gangs: dict[tuple[object, ...], Gang] = {}

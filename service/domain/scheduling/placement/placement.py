@@ -20,7 +20,7 @@ from service.domain.scheduling.placement.topology import Domain, Place, Topology
 
 
 class _Area:
-    """The free room in one domain."""
+    """The capacity of one domain."""
 
     __slots__ = ("capacity", "nodes", "num_nodes")
 
@@ -82,7 +82,7 @@ class Placement:
         return self._areas.get(place, _NOTHING).capacity
 
     def capacities(self, level: str) -> dict[Place, int]:
-        """Return the room in each domain of a level."""
+        """Return how many workers fit in each domain of a level."""
         domains = self._topology.of_level(level)
         found: dict[Place, int] = {domain: self.capacity(domain) for domain in domains.all}
         for domain in domains.wider:
@@ -164,8 +164,8 @@ class Placement:
 
 
 class _Pack:
-    """Slices that are chosen one by one. The room of chosen slices counts as taken until `finish`
-    restores it."""
+    """Slices that are chosen one by one. The capacity of chosen slices counts as used until
+    `finish` restores it."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement

@@ -35,7 +35,7 @@ class Reserved:
         self._whole: set[WorkerKind] = set()
         """Kinds for which all slots of all nodes are set aside."""
         self.on = [(0.0,) * len(total) for total in stock.totals]
-        """Reserved amounts by kind of node."""
+        """Reserved amounts, keyed by kind of node."""
         self.version = 0
 
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
@@ -110,8 +110,8 @@ class Pool:
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. The check is fast if they don't fit: unless resources were
-        added later, an earlier count is an upper bound."""
+        """Whether `num_workers` workers fit. The check is fast if the workers don't fit: unless
+        resources were added later, an earlier count is an upper bound."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
@@ -272,7 +272,7 @@ class _Capacity:
 
     @property
     def placement(self) -> Placement:
-        """The current room by node and domain."""
+        """How many workers currently fit on each node and in each domain."""
         moves = self._free.moves
         if self._placement is None:
             sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]

@@ -36,7 +36,7 @@ NUM_GPUS = "number of GPUs"
 request this pseudo-resource."""
 WHOLE_GPUS = "whole GPUs"
 """A pseudo-resource of a node: the number of its GPUs that no job uses, not even a fraction. Like
-`NUM_GPUS`, it exists only while GPUs are shared."""
+`NUM_GPUS`, this resource exists only while GPUs are shared."""
 
 GPUS_FITTING = "GPUs with room for "
 """Prefix of the names of resources that count the GPUs on which a fraction of a given size still

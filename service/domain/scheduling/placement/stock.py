@@ -175,7 +175,7 @@ class Stock:
         return self._changed(amounts, vector, number, parts, after), after
 
     def _part_of(self, vector: Amounts) -> float:
-        """Return the fraction of a GPU that the worker requests; 0 if it does not."""
+        """Return the fraction of a GPU that the worker requests; 0 if it requests no fraction."""
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         return size if size < 1 else 0.0
 
@@ -256,7 +256,7 @@ class Stock:
         return found
 
     def whole(self, kind: WorkerKind) -> int:
-        """Return how many such workers of one gang fit in an empty cluster."""
+        """Return how many workers of this kind, in one gang, fit in an empty cluster."""
         found = self._whole.get(kind)
         if found is None and kind.is_whole:
             amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}

@@ -103,8 +103,8 @@ class Topology:
         return self.of_level(level).around[self.domain_of[node_id]] or node_id
 
     def capacities(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:
-        """Return the number of workers in each domain of a level. `sizes` is the number of workers
-        by node."""
+        """Return the number of workers in each domain of a level. `sizes` maps nodes to numbers of
+        workers."""
         found: dict[Place, int] = {}
         for node_id, size in sizes.items():
             place = self.place_of(node_id, level)

@@ -1,5 +1,5 @@
-"""The scheduling policy, which decides which jobs start, and where; which jobs wait, make room or
-grow; and why.
+"""The scheduling policy. It decides which jobs start (and on which nodes), wait, release slots or
+grow, and gives the reasons.
 
 A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to
 its minimum. Jobs are considered in the order defined by `order`: by priority, then by remaining

@@ -184,8 +184,8 @@ class Round:
         return wait
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
-        """Reserve slots for a job that backs off, as if it were waiting for slots, if it will be
-        retried soon."""
+        """If a job that is backing off will be retried soon, reserve slots for it as if it were
+        waiting for slots."""
         kind, most = gang.kind, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
@@ -300,7 +300,7 @@ class Round:
         return self._stay(sentence, group, gang, 1)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
-        """Return the decision for a group if this plan asks it for slots; None if it doesn't."""
+        """Return the decision to ask a group for slots; None if this plan doesn't ask the group."""
         asked = self.departures.asked_of(group.job_id)
         if asked is None:
             return None

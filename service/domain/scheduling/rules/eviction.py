@@ -1,11 +1,11 @@
 """Pure rules that decide which running jobs release their slots for a waiting job.
 
-A running job is asked to leave for a job with a higher priority, or for a job whose slots are
-guaranteed by its queue's quota. A job that saves its state on request and resumes from it is also
-asked to leave for a job whose queue or user has used less than its share, or for a job that clearly
-has less work left. No job leaves before it has held its slots for a minimum run time. A job is
-therefore evicted at most once in this time, which limits how often two jobs can alternately evict
-each other. Jobs that lose the least work leave first.
+A running job is asked to release its slots for a job with a higher priority, or for a job whose
+slots are guaranteed by its queue's quota. A job that saves its state on request and resumes from it
+is also asked to release its slots for a job whose queue or user has used less than its share, or
+for a job that clearly has less work left. No job is evicted before it has held its slots for a
+minimum run time. A job is therefore evicted at most once in this time, which limits how often two
+jobs can alternately evict each other. Jobs that lose the least work are evicted first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """
@@ -239,7 +239,7 @@ class SlotCheck:
         """(free resources, the part of the free resources that is set aside, number of workers that
         fit), keyed by node."""
         self._parts: dict[str, list[Fractions]] = {}
-        """The fractions of GPUs that jobs still have on each node after the slots were returned."""
+        """The fractions of GPUs that jobs still have on each node after the slots were released."""
         self._capacities = pool.capacities(kind)
 
     @property

@@ -144,8 +144,8 @@ class AccountLimits:
             use.num_ahead += job_id not in use.jobs
 
     def _limits_of(self, kind: WorkerKind) -> list[tuple[_Scope, _Counted]]:
-        """Return the scopes that limit such workers, each with the limited resources of a
-        worker."""
+        """Return the scopes that limit workers of this kind, each with the resources of a worker
+        that the scope limits."""
         found = self._limiting.get(kind)
         if found is None:
             of_each = [(scope, scope.counted(kind)) for scope in self._scopes]

@@ -63,7 +63,7 @@ class Fronts:
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
         """`waiting` contains the queue and the rank of each job that could start."""
         self._first: defaultdict[tuple[str, Tier, int], dict[int, Rank]] = defaultdict(dict)
-        """The first rank with each `place`, by queue, tier and priority."""
+        """For each queue, tier and priority: the first rank with each `place`."""
         for queue, rank in waiting:
             of_place = self._first[queue, rank.tier, rank.falling_priority]
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))

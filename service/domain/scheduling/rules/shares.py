@@ -114,8 +114,8 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 def _user_slack_s(weights: Collection[float]) -> float:
     """Return a user's slack in a queue that has the whole cluster. The slack shrinks with the
-    lowest weight, because what a user takes beyond their share can be a large part of the share of
-    the user with the lowest weight."""
+    lowest weight, because one user's small excess can be a large part of the share of the user with
+    the lowest weight."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 

@@ -2,7 +2,7 @@
 
 Means are computed with integer sums: updates, whose norms are bounded, are rounded to multiples of
 a power of two, because the sum of integers doesn't depend on the order. Secure aggregation also
-requires such sums. For other aggregators, every rank gets all updates of the round.
+requires integer sums. For other aggregators, every rank gets all updates of the round.
 """
 
 from __future__ import annotations

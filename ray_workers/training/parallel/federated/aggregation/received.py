@@ -1,4 +1,4 @@
-"""The verdicts, norms and losses of the updates of a round, which all ranks exchange."""
+"""The data that all ranks exchange about the updates of a round: verdicts, norms and losses."""
 
 from __future__ import annotations
 
