@@ -168,8 +168,7 @@ def _document(spec: Spec) -> tuple[Any, Path]:
     from dray.spec import JobSpec
 
     if isinstance(spec, JobSpec):
-        own = spec.model_dump(mode="json", exclude_unset=True)
-        return {"version": spec.version, **own}, Path()
+        return {"version": spec.version, **spec.as_given()}, Path()
     if isinstance(spec, Mapping):
         return dict(spec), Path()
     return load_document(spec), folder_of(spec)

@@ -80,7 +80,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (gossip(2) | {"train": {"ema": {}}}, "/train/ema", "with sync.kind gossip"),
         (gossip(2) | {"checkpoint": {"every_steps": "auto"}}, "/checkpoint/every_steps", "gossip"),
         (gossip(2) | {"parallel": {"shard": 2}}, "/sync/kind", "requires parallel.shard to be 1"),
-        (gossip(2) | {"parallel": {"balance": "auto"}}, "/parallel/balance", "sync.kind other"),
+        (gossip(2) | {"parallel": {"balance": "auto"}}, "/parallel/balance", "kinds of sync other"),
         (
             gossip(2, mode="ad_psgd") | {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
             "/resources/gpus_per_worker",

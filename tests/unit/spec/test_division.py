@@ -54,7 +54,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"pipeline": 2, "stages_per_rank": 2}),
             "/parallel/stages_per_rank",
-            "not for 1f1b",
+            "not to 1f1b",
         ),
         (
             divided_gpt({"pipeline": 4, "stages_per_rank": 2, "schedule": "interleaved"}),

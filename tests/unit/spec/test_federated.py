@@ -145,7 +145,7 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "krum"}}),
         "/aggregator/name",
-        "must be mean with secure_aggregation: krum needs each update",
+        "must be mean with secure_aggregation: krum needs each client's update",
     ),
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "median"}}),
@@ -193,7 +193,7 @@ BESIDE_IT = [
         "use federated.batch_size",
     ),
     (job({}, train={"precision": "fp16"}), "/train/precision", "must be fp32 or bf16"),
-    (job({}, train={"recompute": "full"}), "/train/recompute", "must be unset"),
+    (job({}, train={"recompute": "full"}), "/train/recompute", "be combined with federated"),
     (
         job({}, train={"optimizer": {"state_dtype": "bf16"}}),
         "/train/optimizer/state_dtype",

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from dray.input import validation
 from dray.spec import RECIPES, JobSpec
+from dray.spec.program.model import Mlp
 from dray.spec.program.recipes import MINIMISED
+from dray.spec.training.sync import Gossip, ParameterServer
 from tests.unit.spec.job_documents import SCRIPT, check_refusal, divided, images, recipe, refusal
 
 
@@ -342,3 +344,34 @@ def test_an_elastic_job_says_with_how_few_it_goes_on() -> None:
     assert spec.elastic is not None
     assert spec.elastic.min_workers == 2
     assert JobSpec.model_validate(images(elastic=None)).elastic is None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"sync": Gossip()},
+        {"sync": ParameterServer()},
+        {"sync": "auto"},
+        {"model": Mlp()},
+        {"model": {"name": "resnet"}},
+    ],
+)
+def test_a_document_without_defaults_still_names_its_classes(parts: dict[str, Any]) -> None:
+    spec = JobSpec.model_validate({**images(resources={"num_workers": 3}), **parts})
+    for document in (spec.as_given(), spec.without_defaults()):
+        assert JobSpec.model_validate(document) == spec
+
+
+def test_a_trial_keeps_the_kind_of_sync() -> None:
+    spec = JobSpec.model_validate(
+        {
+            **images(resources={"num_workers": 2}),
+            "sync": Gossip(),
+            "sweep": {
+                "metric": "val/loss",
+                "sampler": "grid",
+                "parameters": {"train.seed": [1, 2]},
+            },
+        }
+    )
+    assert spec.of_trial({"train.seed": 1})["sync"] == {"kind": "gossip"}

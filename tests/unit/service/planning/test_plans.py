@@ -210,7 +210,7 @@ async def test_jobs_of_these_kinds_are_neither_planned_nor_refused_for_their_mem
 ) -> None:
     document = text(train={}, resources={"num_workers": 3, "memory_bytes": 1000}, **how)
     plans = Plans(service.database)
-    with pytest.raises(NotPlannable, match=f"Omit {next(iter(how))} to plan"):
+    with pytest.raises(NotPlannable, match=f"`{next(iter(how))}` to plan"):
         await plans.plan(PlanRequest.model_validate(document))
     resolved = await plans.resolve(JobSpec.model_validate(document))
     assert resolved.refusal is None
