@@ -112,7 +112,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/add_tags",
     },
     "annotations_changed": {
-        "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
+        "detail": f"the tags and notes of {JOB_ID} have changed and are now at revision 4",
         "hint": "read the current tags and notes again, and apply your change to them",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},

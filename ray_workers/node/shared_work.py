@@ -1,4 +1,5 @@
-"""Work on a node for which several jobs can wait, such as building an environment.
+"""Work that is done once on a node while several jobs may wait for it, such as building an
+environment.
 
 Each piece of work is done once, no matter how many jobs ask for its state. After a failure,
 requests return this failure for a while before the work is tried again.

@@ -95,8 +95,8 @@ class RankSpec:
     spool_limit_bytes: int
     """Maximum number of undelivered bytes of a rank's log, and separately of its metrics."""
     output_limit_bytes: int
-    """Maximum total size in bytes of the files in a script's output folders, and separately of the
-    artifacts that one rank saves."""
+    """Maximum total size in bytes of the files in a script's output folders. The same maximum
+    applies separately to the artifacts that one rank saves."""
     worker_mtbf_s: float
     """Mean time in seconds until an attempt ends because it lost a worker. This time determines the
     interval of `checkpoint.every_steps: auto`."""

@@ -267,7 +267,7 @@ class CodeUploads:
         except FileNotFoundError:
             raise StorageUnavailable(f"{key} is missing from the storage") from None
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise StorageUnavailable(f"{key} is damaged in the storage")
+            raise StorageUnavailable(f"the stored copy of {key} is damaged")
         return data
 
     async def sweep(self, now: datetime) -> int:

@@ -340,8 +340,8 @@ class _Queued(Generic[T]):
         self.answer: Future[T] = Future()
 
     def is_wanted(self) -> bool:
-        """Return whether the caller is still waiting. From then on, a waiting caller can't cancel
-        the write."""
+        """Return whether the caller is still waiting. After this call returns True, the caller
+        can't cancel the write."""
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
 
     def settle(self, write: Callable[[Work[T]], T]) -> None:

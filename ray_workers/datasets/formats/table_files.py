@@ -142,8 +142,8 @@ class CsvFile:
             raise self._explained(error) from None
 
     def _records(self, more: Iterable[str] = ()) -> Iterator[tuple[int, list[str]]]:
-        """Yield (number of the first line, fields) of the header and of each row. more: lines to
-        append to the file's own lines."""
+        """Yield a tuple (number of its first line, fields) for the header and for each row. more:
+        lines to read after the end of the file."""
         csv.field_size_limit(BLOCK_BYTES)
         with open(self._path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(itertools.chain(file, more), delimiter=self._delimiter)

@@ -280,7 +280,7 @@ def _store(
             if time.monotonic() > deadline:
                 raise
             on_wait(
-                "the storage does not accept the files of DRAY_OUTPUT_DIR; retrying for "
+                "can't write the files in DRAY_OUTPUT_DIR to the storage; retrying for "
                 f"at most {storage_faults.WAIT_S:g} s: {error}"
             )
             time.sleep(storage_faults.PAUSE_S)

@@ -103,7 +103,7 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
             try:
                 start = _receive(connection)
                 is_child = os.fork() == 0
-            # For example, there is not enough memory for a fork.
+            # The fork can fail, for example if there is not enough memory.
             except (OSError, EOFError, ValueError, TypeError):
                 continue  # the entry script notices that the connection is closed
             if is_child:

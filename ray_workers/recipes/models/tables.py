@@ -100,7 +100,7 @@ class TableModel(nn.Module):
     def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
         """Map (N, num_numeric) standardised numbers, (N, num_categorical) codes and (N,
         len(indicated)) indicators of missing values to (N, num_outputs), in units of the target's
-        deviation."""
+        standard deviation."""
         raise NotImplementedError
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 MAX_GAP_S = 5.0
-"""Maximum number of seconds that are counted between two readings of the clock. This is longer than
-the pause in any loop."""
+"""Maximum number of seconds of silence to count between two readings of the clock. This maximum is
+longer than the pause in any loop."""
 
 
 T = TypeVar("T")

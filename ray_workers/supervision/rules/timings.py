@@ -63,7 +63,7 @@ class Timings:
     """Time between observations, at the usual speed, while a fault is about to be injected or the
     group is recovering."""
     stray_s: float = 1.0
-    """Maximum time for which ranks wait for a round although no rank was lost. After this time, a
+    """Maximum time for which ranks wait for a round if no rank was lost. After this time, a
     connection between living ranks is assumed to be broken."""
     cut_off_s: float = 3.0
     """Time after the announcement of a round within which every rank has cut its old

@@ -9,8 +9,8 @@ entire request. Therefore, the request contains each gang either completely or n
 more than the node types allow.
 
 Groups that wait for replacements of lost workers come first, followed by jobs that wait for slots,
-in the order of the queue. Nothing is requested for jobs that are held, blocked by a limit or
-waiting for other jobs, or for which other jobs are about to release their slots.
+in the order of the queue. Nothing is requested for a job that is held, blocked by a limit
+or waiting for other jobs, nor for a job that will get slots that other jobs are releasing.
 """
 
 from __future__ import annotations
