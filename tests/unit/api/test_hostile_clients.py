@@ -141,8 +141,8 @@ def test_clients_that_lie_about_shares_are_named_and_left_out_and_the_job_succee
     assert [job.metrics[step]["federated/updates"] for step in (1, 2, 3)] == [6, 4, 4]
     (named,) = [event for event in events if event.type == "clients_left_out"]
     assert named.data == {"round": 1, "clients": [1, 4]}
-    assert "client 1: the client's share" in named.message
-    assert "client 4: the client's share" in named.message
+    assert "client 1: the client returned a share" in named.message
+    assert "client 4: the client returned a share" in named.message
     assert events[-1].to_state is JobState.SUCCEEDED
 
 

@@ -82,7 +82,7 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
-    with pytest.raises(DataError, match=r"is '1,5', not a number, but .* data\.decimal"):
+    with pytest.raises(DataError, match=r"is '1,5', which is not a number; .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
 
 
