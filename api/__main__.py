@@ -1,4 +1,4 @@
-"""`python -m api`: the server. In embedded mode, it also runs the service's loops."""
+"""`python -m api`: the server. In embedded mode, the server also runs the service's loops."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for bound in sockets or ():
-            # Replace the backlog that asyncio has set, which is only as large as the number of
-            # connections that it accepts at once.
+            # Increase the backlog, which asyncio has set to the number of connections that it
+            # accepts at once.
             bound.listen(BACKLOG)
 
     @contextlib.contextmanager
@@ -70,7 +70,7 @@ def check_exposure(settings: Settings) -> None:
 
 def bind(settings: Settings) -> socket.socket:
     """Bind the port, so that a port in use is reported before anything is started. Connections are
-    accepted only once the server listens."""
+    accepted only once the server calls `listen`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -36,7 +36,7 @@ class Context:
 
 
 # The dependencies are coroutines even though they await nothing, because FastAPI would run a plain
-# function in a thread, which costs more than the function itself.
+# function in a thread, and the thread would cost more than the function itself.
 
 
 async def context(request: Request) -> Context:

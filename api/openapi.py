@@ -1,6 +1,7 @@
 """The OpenAPI description: every operation with its examples and possible problems.
 
-`make openapi` writes the stored description; a test compares the current description with it.
+`make openapi` writes the stored description; a test compares the current description with the
+stored description.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ JOB_SPEC_BODY: dict[str, Any] = {
         },
     }
 }
-"""The body of a submission. FastAPI can't derive it, because `api.http.body` reads it."""
+"""The body of a submission. FastAPI can't derive its schema, because `api.http.body` reads the
+body."""
 
 BODIES: list[type[BaseModel]] = []
 """Classes of all bodies that routes have described with `json_body`."""
@@ -123,7 +125,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _describe_problems(path: str, responses: dict[str, Any]) -> None:
-    """Replace FastAPI's own 422, and add the problems that any call can return."""
+    """Replace FastAPI's own 422 response, and add the problems that any call can return."""
     if "application/json" in responses.get("422", {}).get("content", {}):
         responses["422"] = declare("invalid_parameter")[422]
     if path in UNGUARDED:

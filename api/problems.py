@@ -147,7 +147,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """Return all methods of this path; the router lists only those for the first matching route."""
+    """Return all methods of this path; the router lists only the methods of the first matching
+    route."""
     found: set[str] = set()
     for route in request.app.state.routes:
         if route.matches(request.scope)[0] is not Match.NONE:

@@ -142,8 +142,9 @@ class AsyncJobRun:
     async def result(self) -> Any:
         """Wait for a job of `submit_function`, and return the result of the function on rank 0.
 
-        Loading the result can run code from the file, so only use this with your own jobs. Raises
-        JobFailed, and ArtifactNotFound for jobs that were not submitted by `submit_function`.
+        Loading the result can run code from the file, so only load the results of your own jobs.
+        Raises JobFailed, and ArtifactNotFound for jobs that were not submitted by
+        `submit_function`.
         """
         await self.wait()
         with tempfile.TemporaryDirectory() as folder:

@@ -161,7 +161,7 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
 
 
 def _split(args: Sequence[str]) -> tuple[list[Argument], list[str]]:
-    """Return the arguments before `--`, and the words from `--` on."""
+    """Return the arguments before `--`, and the words from `--` onwards."""
     end = args.index(_ENDS_OPTIONS) if _ENDS_OPTIONS in args else len(args)
     return parse(args[:end]), list(args[end:])
 
@@ -198,8 +198,8 @@ def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argumen
 
 
 def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> tuple[str, ...]:
-    """Return the words of the change in the form of the old argument, such as `--lr=0.1`. follower:
-    the argument after the old argument."""
+    """Return the words of the changed argument in the same form as the old argument, such as
+    `--lr=0.1`. follower: the argument after the old argument."""
     if len(old.words) > 1 or not old.values or "=" in change.words[0]:
         return change.words
     if len(change.values) == 1:
@@ -207,7 +207,8 @@ def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> t
     if follower is not None and follower.name is None:
         raise AmbiguousArguments(
             f"{shlex.join(change.words)!r} would be followed by {follower.words[0]!r}, which the "
-            f"program might take for a value of {change.name}: also give the program's positional "
+            f"program might interpret as a value of {change.name}: also give the program's "
+            "positional "
             "arguments, before the options"
         )
     return change.words

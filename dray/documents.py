@@ -140,8 +140,8 @@ def _no_document(script: str) -> str:
 
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
-    """Load a job from a YAML or JSON file and validate it like the server. If the document names a
-    folder as its code, the folder is replaced by the id that the uploaded code would have.
+    """Load a job from a YAML or JSON file and validate it as the server does. If the document names
+    a folder as its code, the folder is replaced by the id that the uploaded code would have.
 
     Raises SpecError with the invalid field if the document is not a valid job.
     """

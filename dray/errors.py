@@ -68,7 +68,7 @@ class IntegrityError(DrayError):
 
 
 class WaitTimeout(DrayError, TimeoutError):
-    """`wait` timed out before the job reached the state. The job continues."""
+    """`wait` timed out before the job reached the requested state. The job continues."""
 
     def __init__(self, job: Job, timeout_s: float) -> None:
         super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
@@ -293,7 +293,7 @@ class Unauthorized(ApiError, code="unauthorized", status=401): ...
 
 
 class Forbidden(ApiError, code="forbidden", status=403):
-    """The server does not allow the call, for example from another site's web page."""
+    """The server does not allow the call, for example a call from another site's web page."""
 
 
 class DataSourceForbidden(Forbidden, code="data_source_forbidden"):
@@ -398,7 +398,7 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
-    """The tags or notes have changed since they were read; read them again."""
+    """The tags or notes have changed since they were last read. Read the current tags and notes."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):

@@ -25,8 +25,8 @@ class ClientTrainer(Protocol):
 
 
 def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], ClientTrainer]:
-    """Return a function that takes a client's number and creates its trainer. Call the function
-    when the job's form is in the folder.
+    """Return a function that takes the number of a client and creates the client's trainer. Call
+    the function when the job's form is in the folder.
 
     Raises ValueError immediately if the data does not exist, because the job might not begin for
     hours. The returned function raises ImportError if the packages of `dray[client]` are missing,

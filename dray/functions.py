@@ -133,7 +133,7 @@ def _cloudpickle() -> Any:
 
 @contextmanager
 def _by_value(cloudpickle: Any, module: ModuleType | None) -> Iterator[None]:
-    """Pickle functions and classes of the user's own module by value, since the node can't import
+    """Pickle functions and classes of the user's own module by value, because the node can't import
     the module."""
     if module is None or module.__name__ == "__main__" or not _is_own(module):
         yield

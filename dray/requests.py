@@ -45,7 +45,7 @@ MAX_GRACE_S = 24 * 3600
 
 
 # Unlike `Int`, these types allow 1.0, which JSON treats as an integer. The bounds precede the
-# validator, because pydantic omits bounds after a validator from the JSON Schema.
+# validator, because pydantic leaves out bounds that follow a validator of the JSON Schema.
 Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(a_number)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
 
@@ -87,7 +87,7 @@ class JobChangeRequest(Document):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.model_dump(exclude_none=True):
-            raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
+            raise ValueError(f"specify at least one of {', '.join(type(self).model_fields)}")
         return self
 
 
@@ -110,7 +110,7 @@ class AnnotationRequest(Document):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not (self.add_tags or self.remove_tags or self.notes is not None):
-            raise ValueError("give at least one of add_tags, remove_tags and notes")
+            raise ValueError("specify at least one of add_tags, remove_tags and notes")
         return self
 
 
@@ -189,8 +189,8 @@ class QueueRequest(Document):
     """Maximum number of waiting jobs. Further submissions are refused."""
     max_queued_per_user: Count | None = None
     max_priority: Priority = 100
-    """Highest priority with which jobs can be submitted. Admins can raise a job's priority above it
-    later."""
+    """Highest priority with which jobs can be submitted. Admins can later raise a job's priority
+    above this limit."""
     budget: Money | None = None
     """Maximum cost of all jobs in the queue, in the currency of the server's prices. Once the
     budget is spent, no more jobs start, but running jobs continue."""
@@ -267,7 +267,7 @@ class DownloadRequest(Document):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if [self.artifact, self.checkpoint, self.log].count(None) != 2:
-            raise ValueError("give exactly one of artifact, checkpoint and log")
+            raise ValueError("specify exactly one of artifact, checkpoint and log")
         return self
 
 
@@ -292,8 +292,8 @@ _URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
 
 
 def _a_url(value: str) -> str:
-    """Refuse URLs that different programs parse differently, since the host that was checked might
-    then differ from the host of the connection."""
+    """Refuse URLs that different programs parse differently, because the host that was checked
+    might then differ from the host of the connection."""
     if not value.isascii():
         raise ValueError(
             "must be ASCII: percent-encode other characters (for example %C3%A9), and write host "

@@ -2,9 +2,9 @@
 
 Without a command, this program runs the loops, such as the scheduler and the reconciler. The API
 runs in other processes, which `python -m api --no-loops` starts. With PostgreSQL, several services
-can run: one service holds the lease for the loops, and the others wait for the lease. `backup
-DEST.tar` copies the home (DRAY_HOME), even while its service is running; `restore SRC.tar --home
-NEW` restores a copy to a new home.
+can run: one service holds the lease for the loops, and the other services wait for the lease.
+`backup DEST.tar` copies the home (DRAY_HOME), even while its service is running; `restore SRC.tar
+--home NEW` restores a copy to a new home.
 """
 
 from __future__ import annotations

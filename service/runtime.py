@@ -130,7 +130,7 @@ class Runtime:
         clock: Callable[[], datetime] = utc_now,
         timings: LoopTimings | None = None,
     ) -> Runtime:
-        """Lock the home, migrate the database, and start the loops.
+        """Lock the home directory, migrate the database, and start the loops.
 
         Tests pass a `cluster` instead of Ray, a `clock` instead of this machine's clock, and
         `timings`. Raises StartRefused if the home, the database or the storage can't be used, or if
@@ -242,7 +242,7 @@ class Runtime:
         try:
             if not await self._leave():
                 return
-        except DomainError:  # the database does not answer
+        except DomainError:  # the database does not respond
             return
         report(
             f"jobs have up to {grace_s:g} s to save before Ray stops; send a second signal to stop "
@@ -378,7 +378,7 @@ def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
 
 
 def _storage(url: str) -> Storage:
-    """Open the storage. Raises StartRefused if it is a folder that can't be created."""
+    """Open the storage. Raises StartRefused if the storage is a folder that can't be created."""
     try:
         return Storage(url)
     except OSError as error:
@@ -411,8 +411,8 @@ def tune_interpreter() -> None:
     """Reduce the time for which HTTP responses wait for the loops, which run in the same process.
 
     A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
-    request releases the interpreter at each database statement. With Python's default, it would
-    have to wait 5 ms each time to get the interpreter back. The garbage collector is configured to
+    request releases the interpreter at each database statement. With Python's default, the request
+    would wait 5 ms each time to get the interpreter back. The garbage collector is configured to
     skip existing objects, most of which belong to modules. Otherwise, the collector would traverse
     these objects whenever the loops have read many jobs.
     """

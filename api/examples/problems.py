@@ -27,7 +27,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "forbidden": {
         "detail": "this server does not accept requests for the host 'evil.example.org'",
-        "hint": "call it as localhost or by its IP address, or add the host to DRAY_ALLOWED_HOSTS",
+        "hint": (
+            "call the server as localhost or by its IP address, or add the host to "
+            "DRAY_ALLOWED_HOSTS"
+        ),
     },
     "data_source_forbidden": {
         "detail": "169.254.169.254 is an address of the cluster's own network",
@@ -77,7 +80,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
             f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with status 410, so it "
             "accepts no more messages"
         ),
-        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
+        "hint": f"`dray webhook enable {WEBHOOK_ID}` enables the webhook",
     },
     "job_not_found": {
         "detail": f"there is no job {OTHER_ID}",
@@ -101,7 +104,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "not_comparable": {
         "detail": f"{JOB_ID} is a single job without a baseline",
-        "hint": "name another job, or pin a baseline of its experiment: "
+        "hint": "specify another job, or pin a baseline of the experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
     "too_many_tags": {
@@ -109,8 +112,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/add_tags",
     },
     "annotations_changed": {
-        "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
-        "hint": "read them again, and apply your change to the current tags and notes",
+        "detail": f"the tags and notes of {JOB_ID} have changed and are now at revision 4",
+        "hint": "read the current tags and notes again, and apply your change to them",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
@@ -119,7 +122,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
-        "hint": "repeat the request in a moment to get the response to the first one",
+        "hint": "repeat the request in a moment to get the response to the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
@@ -137,7 +140,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "too_many_requests": {
         "detail": "the server processes 2 requests of this kind per caller at a time, and 16 "
         "more are waiting",
-        "hint": "try again when some of them have been answered",
+        "hint": "try again when some of your requests have finished",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', which is the maximum that a user "
@@ -264,15 +267,15 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"can't continue from the full state of {OTHER_ID}: /train/seed is 1, but was "
         "0: the samples would have a different order",
         "pointer": "/train/seed",
-        "hint": "change it, or set init_from.take to weights",
+        "hint": "change this field, or set init_from.take to weights",
     },
     "internal_error": {
         "detail": "dray failed to process this request: see the error in the server's log",
         "hint": "search the log for this request_id",
     },
-    "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
+    "unavailable": {"detail": "the service does not respond", "hint": "try again in a moment"},
     "database_unavailable": {
-        "detail": "the database does not answer",
+        "detail": "the database does not respond",
         "hint": "try again in a moment",
     },
     "storage_unavailable": {"detail": "the storage can't be read"},

@@ -1,9 +1,9 @@
 """Limits concurrent requests that take a long time, such as predicting when a job would start.
 
-Such a request simulates the scheduler in one of the few threads that read the database for all
-requests. The server therefore processes only a few of a caller's requests at a time, lets a few
-more wait, and refuses the rest. A limit across all callers keeps threads free for other kinds of
-requests."""
+A request for a prediction simulates the scheduler in one of the few threads that read the database
+for all requests. The server therefore processes only a few of a caller's requests at a time, lets a
+few more wait, and refuses the rest. A limit across all callers keeps threads free for other kinds
+of requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class ConcurrencyLimiter:
                 f"the server processes {limits.of_caller} requests of this kind per caller at a "
                 f"time, and {limits.waiting_of_caller} more are waiting"
             )
-            raise Refused(TOO_MANY, detail, None, "try again when some of them have been answered")
+            raise Refused(
+                TOO_MANY, detail, None, "try again when some of your requests have finished"
+            )
         self._asked[caller] += 1
         mine = self._of_caller.setdefault(caller, asyncio.Semaphore(limits.of_caller))
         try:

@@ -32,8 +32,8 @@ ACCEPTED_AT_ONCE = 64
 RESERVED_DESCRIPTORS = 512
 """Descriptors reserved for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16
-"""Maximum number of descriptors to request. Some systems allow a billion, but some programs iterate
-over all possible descriptors."""
+"""Maximum number of descriptors to request. Some systems allow a billion descriptors, but some
+programs iterate over all possible descriptors."""
 SPARE = 32
 """Number of connections accepted above the limit, so that a refused caller can receive the 503."""
 SLICE_BYTES = 16 << 10
@@ -102,7 +102,7 @@ class Connections:
         """Close a waiting connection if a new connection of `client` exceeds a limit.
 
         Closes the longest-waiting connection of `client`, or of the client with the most waiting
-        connections, so that no client displaces a client that has fewer.
+        connections, so that no client displaces a client with fewer connections.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
@@ -198,7 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
         # Wait until every connection accepted in this iteration of the event loop has been read
-        # once: closing a connection with unread bytes sends a TCP reset instead of the 503.
+        # once: closing a connection with unread bytes would send a TCP reset instead of the 503
+        # response.
         self.loop.call_soon(self.loop.call_soon, self.shared.evict_surplus, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._awaited is Awaited.HEAD:
             self._await(Awaited.HEAD, self._limits.head_within_s)
-        # Parse in slices, so that the bytes of one request aren't counted towards the next. The
+        # Parse the data in slices, so that the bytes of one request don't count for another. The
         # count is exact for parsed bytes, and off by at most one slice for unparsed bytes.
         for start in range(0, len(data), SLICE_BYTES):
             if self._refused or self.transport.is_closing():
@@ -377,7 +378,8 @@ class BoundedProtocol(HttpToolsProtocol):
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Return why the host of a request is ambiguous (RFC 9112, 3.2), or None if it is not.
 
-    A proxy and the server, or two parts of the server, could read an ambiguous host differently.
+    A proxy and the server, or two parts of the server, could interpret an ambiguous host
+    differently.
     """
     hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
     if len(hosts) > 1:

@@ -23,7 +23,7 @@ MAX_WAIT_S = 60.0
 
 
 async def _gone(request: Request) -> None:
-    """Return when the caller has disconnected."""
+    """Wait until the caller has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -100,7 +100,7 @@ class Observed:
             logging_setup.request_id.reset(reset)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # Requests to unknown paths or with invented methods must not create new labels.
+        # Requests with unknown paths or unknown methods must not create new labels.
         route = getattr(scope.get("route"), "path", "unknown")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         status = status or 499  # the caller disconnected before there was an answer

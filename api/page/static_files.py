@@ -82,7 +82,8 @@ def load(folder: Path = FOLDER) -> StaticFiles:
 
 
 def _examples(folder: Path) -> dict[str, Any]:
-    """Return the job documents below a folder, keyed by name. The page offers them as templates."""
+    """Return the job documents below a folder, keyed by name. The page offers these documents as
+    templates."""
     paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
     documents = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     return {name: yaml.safe_load(path.read_text()) for name, path in documents.items()}

@@ -32,8 +32,8 @@ router = APIRouter(prefix="/v1", tags=["federated"])
 TheInvitations = Annotated[Invitations, use_cases(lambda runtime: Invitations(runtime.database))]
 
 UPLOADS = ConcurrencyLimits(at_once=32, of_caller=1, waiting_of_caller=1)
-"""Limits on the number of update parts that are received at the same time, which together use up to
-128 MiB of memory."""
+"""Limits on the number of update parts that are received at the same time. Together, these parts
+use up to 128 MiB of memory."""
 SMALL_BYTES = 16 << 10
 _JOB = ("invalid_parameter", "job_not_found", "not_federated")
 _ROUND = ("invalid_parameter", "malformed_request", "round_over")
@@ -52,8 +52,8 @@ Phase = Annotated[str, PathParameter(max_length=32)]
 
 
 async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
-    """Return the operations of a client, which use the caller's token. Each operation checks that
-    the token belongs to a client of the job."""
+    """Return the operations of a client. The operations use the caller's token. Each operation
+    checks that the token belongs to a client of the job."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the URL contains a NUL character")
     request.state.caller = "a client of a federated job"
@@ -264,7 +264,7 @@ async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Re
 async def put_answer(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, phase: Phase
 ) -> Response:
-    """Send the client's answer in this phase of secure aggregation. In the phase `masked_input`,
+    """Send the client's response in a phase of secure aggregation. In the phase `masked_input`,
     first upload the parts of the update, and then send their SHA-256 as the answer."""
     await rounds.look()  # checks the token before the body
     async with context.uploads.acquire(rounds.digest):

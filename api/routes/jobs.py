@@ -104,14 +104,15 @@ async def submit(
     query: Annotated[SubmitQuery, QueryParameters()],
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Queue a job or, with `array` or `sweep`, many jobs. Returns the job, or the job with index 0.
+    """Queue a job or, with `array` or `sweep`, many jobs. Returns the job or, for an array or a
+    sweep, the job with index 0.
 
     If a document is sent again with the same `Idempotency-Key` (1 to 255 printable ASCII
     characters), the job of the first request is returned.
 
     With `dry_run=true`, the document is checked but nothing is stored: the response is 200 with the
     explanation of the job, including its expected start. The server processes two dry runs per
-    caller at a time. A few more requests wait, and any beyond those are refused with 429.
+    caller at a time. A few more requests wait, and all further requests are refused with 429.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
@@ -152,7 +153,7 @@ async def list_jobs(
     """List jobs, newest first.
 
     The server processes two searches with `where` per caller at a time. A few more requests wait,
-    and any beyond those are refused with 429.
+    and all further requests are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
     async with limited(request) if query.where else nullcontext():

@@ -66,6 +66,7 @@ async def trials(
     sweep_id: str,
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
-    """List the trials of a sweep by index, with their values. The best trial is marked."""
+    """List the trials of a sweep with their values, in the order of their indices. The best trial
+    is marked."""
     page = await jobs.sweeps.trials(sweep_id, limit=query.limit, cursor=query.cursor)
     return answer(request, page)

@@ -113,9 +113,9 @@ async def change(
     owner: Whose,
     webhook_id: str,
 ) -> Response:
-    """Disable or enable a webhook. Disabling it discards its waiting messages; when it is enabled
-    again, it is notified only about later events. A webhook that was enabled by an admin works even
-    if its owner no longer has a token."""
+    """Disable or enable a webhook. Disabling a webhook discards its waiting messages. A webhook
+    that is enabled again is notified only about later events. A webhook that was enabled by an
+    admin works even if its owner no longer has a token."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookChangeRequest, request, limit_bytes)
     hook = await webhooks.set_enabled(webhook_id, enabled=wanted.enabled, owner=owner, actor=caller)

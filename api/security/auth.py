@@ -142,7 +142,7 @@ def _token(request: Request) -> str | None:
 
 
 def client_token(request: Request) -> str:
-    """Return the token of a client of a federated job. Raises Refused if the request has none.
+    """Return the token of a client of a federated job. Raises Refused if the request has no token.
 
     Use cases check whether the token belongs to the job.
     """
@@ -153,7 +153,8 @@ def client_token(request: Request) -> str:
 
 
 def _refuse_client(request: Request) -> None:
-    """Raise Refused for the token of a client of a federated job, which is valid only for rounds.
+    """Raise Refused for the token of a federated job's client, because such a token is valid only
+    for rounds.
 
     Such a token is also refused on a server without tokens.
     """

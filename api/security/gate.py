@@ -3,8 +3,8 @@
 A malicious web page can make a browser call a server that only the user's machine can reach:
 directly, or by pointing the page's own host name at 127.0.0.1 (DNS rebinding). Such a call can be
 recognised by its Host, Origin or Sec-Fetch-Site header, which no page can forge. Without tokens,
-nothing else protects the cluster from such a page, so the checks are always on. With tokens, they
-are on if hosts or origins are configured.
+nothing else protects the cluster from such a page, so the checks are always on. On a server with
+tokens, the checks are on only if hosts or origins are configured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gate:
             return Refused(
                 "forbidden",
                 f"this server does not accept requests for the host {host[:255]!r}",
-                hint="call it as localhost or by its IP address, or add the host to "
+                hint="call the server as localhost or by its IP address, or add the host to "
                 "DRAY_ALLOWED_HOSTS",
             )
         if self._checks_origins and not self._answers_page(headers, host):
@@ -50,7 +50,8 @@ class Gate:
             return Refused(
                 "forbidden",
                 f"this server does not accept calls from web pages of {page[:255]!r}",
-                hint="call it from a program, or add the page's origin to DRAY_ALLOWED_ORIGINS",
+                hint="call the API from a program, or add the page's origin to "
+                "DRAY_ALLOWED_ORIGINS",
             )
         return None
 
@@ -63,7 +64,8 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # If a call from another site's page has no Origin, it has a Sec-Fetch-Site header.
+            # A call from another site's page has a Sec-Fetch-Site header if it has no Origin
+            # header.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (

@@ -2,8 +2,8 @@
 token in its home.
 
 Such a server runs its callers' code as its own user. Therefore other users of the machine,
-containers and callers behind forwarded ports must not be able to call the server without that
-token.
+containers and callers behind forwarded ports must not be able to call the server without the token
+in its home.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LocalCallers:
 def is_of_own_user(request: Request) -> bool:
     """Whether the server's own user, or root, sent the request from this machine.
 
-    False if the request has passed through a proxy, or was addressed to another machine, because
-    then the process at the other end of the connection has only forwarded the request.
+    False if the request has passed through a proxy or was addressed to another machine: in these
+    cases, the process at the other end of the connection has only forwarded the request.
     """
     if any(name in request.headers for name in _OF_PROXIES):
         return False

@@ -36,8 +36,8 @@ _OF_JOBS = {
     "train/grad_norm": "norm of the gradient before clipping",
     "train/global_batch_size": "total samples of the step over all ranks",
     "train/gradient_noise_scale": "with `train.measure_noise`: gradient noise scale, in samples",
-    "train/consensus_distance": "gossip and local steps: distance of the ranks' copies from "
-    "their mean",
+    "train/consensus_distance": "gossip and local steps: distance of the ranks' copies of "
+    "the model from their mean",
     "perf/step_time_s": "per rank: duration of the step, in seconds",
     "perf/data_wait_s": "per rank: time that the step waited for data, in seconds",
     "perf/compute_time_s": "per rank: computation time before the first exchange, in seconds",

@@ -47,8 +47,8 @@ class ClusterCalls(Calls):
         until: datetime | None = None,
     ) -> views.CostReport:
         """Return the cost of each user, or of each queue's jobs, in a period. By default, the
-        period is the current month in UTC. Times need a time zone. Admins see the costs of all
-        users; other users see only their own costs."""
+        period is the current month in UTC. Times must include a time zone. Admins see the costs of
+        all users; other users see only their own costs."""
         query = params(by=by, since=since, until=until)
         return await self._read(views.CostReport, Call("GET", "/v1/costs", query))
 

@@ -30,9 +30,9 @@ FULL_S = 60.0
 
 class FederationCalls(DownloadCalls):
     async def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
-        """Invite clients outside the cluster to a federated job. Only this call returns their
-        tokens. Raises TooManyClients if the job would then have more clients than its document
-        allows."""
+        """Invite clients outside the cluster to a federated job. Only this call returns the tokens
+        of the invited clients. Raises TooManyClients if the job would then have more clients than
+        its document allows."""
         call = Call.with_json("POST", _clients(job_id), {"clients": clients})
         page = await self._read(views.InvitationPage, call)
         return page.items

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # most commands don't need the document's classes or YAML
 Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
 
 MAX_ROUNDS = 3
-"""Maximum number of times that missing parts are sent. Sending them once is usually enough, but
-parts can be deleted or lost while other parts are sent."""
+"""Maximum number of times that missing parts are sent. Sending the parts once is usually enough,
+but parts can be deleted or lost while other parts are sent."""
 
 
 class SubmitCalls(Calls):
@@ -168,8 +168,7 @@ def _document(spec: Spec) -> tuple[Any, Path]:
     from dray.spec import JobSpec
 
     if isinstance(spec, JobSpec):
-        own = spec.model_dump(mode="json", exclude_unset=True)
-        return {"version": spec.version, **own}, Path()
+        return {"version": spec.version, **spec.as_given()}, Path()
     if isinstance(spec, Mapping):
         return dict(spec), Path()
     return load_document(spec), folder_of(spec)

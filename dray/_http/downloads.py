@@ -52,7 +52,7 @@ def _choose(
     items: Iterable[views.Artifact], job_id: str, wanted: str | None
 ) -> list[views.Artifact]:
     """Return the requested artifacts. If several artifacts have the same path, return only the
-    newest."""
+    newest one."""
     newest: dict[str, views.Artifact] = {}
     for item in sorted(items, key=lambda item: item.created_at):
         if item.id == wanted:

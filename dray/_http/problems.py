@@ -31,8 +31,8 @@ def from_response(response: httpx.Response) -> errors.ApiError:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return the seconds in a Retry-After header (RFC 9110, 10.2.3), which can also be a date. None
-    if the header is invalid."""
+    """Return the number of seconds that a Retry-After header (RFC 9110, 10.2.3) specifies. The
+    header can also contain a date. None if the header is invalid."""
     if retry_after.isascii() and retry_after.isdigit():
         return float(retry_after)
     try:

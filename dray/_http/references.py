@@ -45,7 +45,7 @@ def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.Ambiguou
     listed = dict(list(found.items())[:MAX_CANDIDATES])
     more = len(found) > len(listed)
     number = f"more than {MAX_CANDIDATES}" if more else f"{len(found)}"
-    how = "give a complete id, or a longer prefix"
+    how = "specify a complete id, or a longer prefix"
     called, newest = next(iter(listed.items()))
     if (newest.name, called) == (reference, newest.id) and newest.array_id is not None:
         example = f"{reference}/{newest.array_index}"

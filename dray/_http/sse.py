@@ -41,7 +41,7 @@ class Decoder:
     def feed(self, piece: bytes) -> Iterator[Message]:
         """Yield the messages that `piece` completes."""
         self._pending += self._text.decode(piece)
-        # A CR at the end of the data might be half of a CRLF, so wait for the next piece.
+        # A CR at the end of the data might be half of a CRLF, so wait for more data.
         ends = [e for e in _LINE_END.finditer(self._pending) if e.group() != "\r" or self._more(e)]
         start = 0
         for end in ends:

@@ -47,7 +47,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     wait_s: float = 0.0
-    """Seconds for which the server may delay the response. These seconds are added to the read
+    """Seconds for which the server may delay the response. This time is added to the read
     timeout."""
     streamed: bool = False
     """Whether the body of a successful response is read piece by piece."""

@@ -83,8 +83,8 @@ class DownloadCalls(Calls):
         return [target for _, target in targets]
 
     def _fetch(self, file: RemoteFile, target: Path, report: OnProgress) -> None:
-        """Download a file. The data is written to a hidden `.part` file next to the target, which
-        is renamed after its hash has been verified."""
+        """Download a file. The data is first written to a hidden `.part` file next to the target.
+        This file is renamed after its hash has been verified."""
         if downloads.matches(target, file):
             report(file.path, file.size_bytes, file.size_bytes)
             return

@@ -22,8 +22,8 @@ SILENCE_S = 15.0
 """Time in seconds that is added to the client's timeout to get the read timeout of a stream. This
 time is longer than the interval between keep-alives."""
 RESET = "reset"
-"""Event that a server sends if it can't resume the stream after the given id. The server then sends
-all events again, beginning with the first."""
+"""Event that a server sends if it can't resume the stream after the given id. After this event, the
+server sends all events again, beginning with the first."""
 METRIC_TICK_S = 1.0
 POINTS_AT_ONCE = 5000
 """Number of points per series that an iteration requests at once."""

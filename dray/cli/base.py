@@ -103,8 +103,8 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Handle the options of every command. The token is read from DRAY_TOKEN instead of an option,
-    since other users can see the command line."""
+    """Handle the options that every command has. The token is read from DRAY_TOKEN instead of an
+    option, since other users can see the command line."""
     global _url
     _url = url
 
@@ -214,5 +214,5 @@ def _read(text: str, with_unit: Callable[[str], int]) -> float:
         except ValueError as error:
             raise typer.BadParameter(f"{text!r} {error}") from None
     if not math.isfinite(number) or number < 0:
-        raise typer.BadParameter(f"{text!r} must be a number that is at least 0")
+        raise typer.BadParameter(f"{text!r} must be a number of at least 0")
     return number

@@ -34,7 +34,7 @@ States = Annotated[
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Select all jobs.")]
 Owner = Annotated[
-    str, typer.Option(help="Owner of the jobs to select by label, state or --all; @me is you.")
+    str, typer.Option(help="Owner of the jobs to select by label, state or --all; @me means you.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
@@ -63,7 +63,7 @@ class Choice:
         """Raise BadParameter unless jobs are either named or selected by options."""
         if bool(self.references) == self.is_by_rule:
             raise typer.BadParameter(
-                "name jobs, or select them with --label, --state or --all"
+                "specify jobs, or select jobs with --label, --state or --all"
                 + (", not both" if self.references else "")
             )
 
@@ -78,7 +78,7 @@ def choose(
 ) -> dict[str, str]:
     """Return the ids of the selected jobs and arrays, each with its display name. If a reference
     matches no job, print a failure and continue with the next reference. A name that several jobs
-    share is also a failure. With `is_reading`, such a name selects the newest of these jobs
+    share is also an error. With `is_reading`, such a name selects the newest of these jobs
     instead."""
     from dray.cli.display.output import warn
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dray.code.packing import PackedCode
 
 MODULE = "-m"
-"""First word of a command line that names a Python module."""
+"""First word of a command line that runs a Python module."""
 
 
 def is_program(source: str) -> bool:
@@ -83,7 +83,8 @@ def _within(folder: Path, program: Path) -> list[str]:
             return found
     if candidates[0].is_file():
         raise SpecError(
-            f"{program} is not in the uploaded folder {folder}: name its folder with --code"
+            f"{program} is not in the uploaded folder {folder}: specify the program's folder with "
+            "--code"
         )
     raise SpecError(f"there is no file {program} in the uploaded folder {folder}")
 

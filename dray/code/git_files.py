@@ -1,8 +1,8 @@
 """The files of a work tree, as listed by Git.
 
 In addition to the ignore files in the folder, Git considers the index, `info/exclude` and
-`core.excludesFile`. Git is run in such a way that the repository's settings can't make it start
-another program.
+`core.excludesFile`. dray runs Git so that the repository's settings can't make Git start another
+program.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GitFiles:
     """Git's list of the files of a folder that are tracked, or untracked but not ignored."""
 
     files: frozenset[str]
-    """Paths relative to the folder. A nested repository is listed as its folder."""
+    """Paths relative to the folder. A nested repository is listed as a folder."""
     folders: frozenset[str]
     """The folders that contain these files."""
 
@@ -54,7 +54,7 @@ def is_root(folder: Path) -> bool:
 
 
 def list_files(folder: Path) -> GitFiles:
-    """List the files of a folder with Git. Raises GitUnavailable if Git can't list them, and
+    """List the files of a folder with Git. Raises GitUnavailable if Git can't list the files, and
     SpecError after LIMIT_S."""
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files = frozenset(os.fsdecode(path).rstrip("/") for path in listed.split(b"\0") if path)

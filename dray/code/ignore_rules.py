@@ -2,7 +2,7 @@
 
 A pattern that matches a folder does not itself match the entries in the folder. As in Git, the walk
 does not enter ignored folders. Therefore the patterns `data/**`, `!data/**/` and `!.gitkeep`
-together keep the `.gitkeep` of every folder. Patterns are matched byte by byte, like in Git's
+together keep the `.gitkeep` of every folder. Patterns are matched byte by byte, as in Git's
 `wildmatch`.
 """
 
@@ -48,8 +48,8 @@ class Pattern:
 
     @cached_property
     def _is_name(self) -> bool:
-        """Whether the pattern has no `/`. Such a pattern matches names in the folder of the ignore
-        file and all its subfolders."""
+        """Whether the pattern has no `/`. A pattern without `/` matches names in the folder of the
+        ignore file and in all its subfolders."""
         return b"/" not in self.glob
 
     @cached_property

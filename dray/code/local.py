@@ -35,7 +35,7 @@ def code_part(document: Mapping[str, Any]) -> str | None:
 
 
 def named_folder(document: Mapping[str, Any], base: Path) -> Path | None:
-    """Return the code folder that the document specifies; None if it specifies none.
+    """Return the code folder that the document specifies; None if there is no such folder.
 
     base: the folder of the document, to which paths are relative.
     """
@@ -46,8 +46,8 @@ def named_folder(document: Mapping[str, Any], base: Path) -> Path | None:
 
 
 def packed_code(document: Mapping[str, Any], base: Path) -> PackedCode | None:
-    """Pack the code folder that the document specifies. Returns None if it specifies none. Raises
-    SpecError if the folder can't be packed."""
+    """Pack the code folder that the document specifies. Returns None if the document specifies no
+    code folder. Raises SpecError if the folder can't be packed."""
     folder = named_folder(document, base)
     if folder is None:
         return None

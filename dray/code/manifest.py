@@ -46,7 +46,7 @@ def part_size(size_bytes: int, index: int) -> int:
 
 
 def code_id(files: Sequence[FileEntry]) -> str:
-    """Return the id of these files, which does not depend on their order."""
+    """Return the id of these files. The id does not depend on the order of the files."""
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.path):
         kind = "x" if file.is_executable else "-"
@@ -87,7 +87,7 @@ def collision_in(paths: Iterable[str]) -> tuple[str, str] | None:
     Paths collide if they are equal, if they look the same because they differ only in their Unicode
     normalization, or if a file has the path of a folder.
     """
-    # NUL sorts before all characters of a path, so the contents of a folder come right after its
+    # NUL sorts before all characters of a path, so the contents of a folder immediately follow its
     # name.
     forms = sorted((unicodedata.normalize("NFC", path).replace("/", "\0"), path) for path in paths)
     for (form, path), (next_form, other) in itertools.pairwise(forms):

@@ -44,7 +44,7 @@ _HASHERS = 4
 
 
 USELESS = "is useless on other machines"
-"""Why a folder such as `.git` is skipped. Users are not notified about these folders."""
+"""The reason why a folder such as `.git` is skipped. Users are not notified about these folders."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:
                 size += len(data)
     except OSError as error:
         raise SpecError(f"can't read {root / path}: {error.strerror}") from None
-    # Don't treat .py files as keys, because source code that searches for keys contains the same
-    # text.
+    # Don't treat .py files as private keys, because source code that searches for keys contains the
+    # same strings.
     return FileEntry(path, size, executable, tuple(parts)), is_key and not path.endswith(".py")
 
 

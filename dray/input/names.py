@@ -11,7 +11,7 @@ _REFUSED = {
     "Zl": "line break",
     "Zp": "line break",
 }
-"""Forbidden characters by Unicode category. Invisible characters can change the direction of the
+"""Unicode categories of forbidden characters. Invisible characters can change the direction of the
 surrounding text, or make two names look the same."""
 _JOINERS = "\u200c\u200d"
 """Invisible characters that are needed for Persian, Hindi and composed emoji."""

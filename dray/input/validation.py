@@ -257,7 +257,8 @@ def _quoted(text: str) -> list[str]:
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str | None:
-    """Suggest the candidate that is most similar to the name. Return None if none is similar."""
+    """Suggest the candidate that is most similar to the name. Return None if no candidate is
+    similar."""
     # A long name is unlikely to match, and comparing it would be slow.
     close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
     return f"did you mean {close[0]!r}?" if close else None

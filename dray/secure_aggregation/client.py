@@ -51,15 +51,15 @@ class MaskingClient:
         self._masking = KeyPair()
         self._seed = secrets.token_bytes(KEY_BYTES)
         self._update: tuple[Values, int] | None = None
-        # Set when the client receives the roster: the other clients, the positions of all clients,
-        # and the round's parameters.
+        # The other clients, the positions of all clients, and the round's parameters are set when
+        # the client receives the roster.
         self._others: dict[str, RosterEntry] = {}
         self._indices: dict[str, int] = {}
         self._least = 0
         self._transcript = b""
         self._encoding: FixedPoint | None = None
         self._own_shares = b""
-        # Set in later phases.
+        # The following attributes are set in later phases.
         self._delivered: Mapping[str, bytes] = {}
         self._digests: Mapping[str, bytes] = {}
         self._usable: dict[str, bytes] = {}
@@ -231,7 +231,8 @@ class MaskingClient:
     def _reveal(self, message: bytes) -> bytes:
         codes = ConsistencyCodes.from_bytes(message, SERVER).codes
         self._check_known(codes, "codes")
-        # Ignore incorrect codes. Otherwise, a single client could abort the round by sending them.
+        # Ignore incorrect codes. Otherwise, a single client could abort the round by sending
+        # incorrect codes.
         right = [name for name, code in codes.items() if self._confirms(name, code)]
         found = "have confirmed the same survivors"
         self._check_enough([*right, self._name], self._least, found)
@@ -248,9 +249,9 @@ class MaskingClient:
         return name in self._survivors and hmac.compare_digest(code, self._code(name, name))
 
     def _code(self, sender: str, other: str) -> bytes:
-        """Return the code by which one client proves to another that it received the same list of
-        masks and survivors. The two clients are this client and `other`; `sender` names the client
-        that sends the code."""
+        """Return the code with which one client proves to another client that it received the same
+        list of masks and survivors. The two clients are this client and `other`; `sender` names the
+        client that sends the code."""
         key = self._sealing.agree(self._others[other].sealing_key, b"codes", self._transcript)
         return hmac.digest(key, joined(sender.encode(), self._confirmed), "sha256")
 

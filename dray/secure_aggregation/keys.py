@@ -79,7 +79,7 @@ def seal(key: bytes, text: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """Decrypt `sealed`. Return None if it was encrypted with a different key or has been
+    """Decrypt `sealed`. Return None if `sealed` was encrypted with a different key or has been
     modified."""
     try:
         return AESGCM(key).decrypt(NONCE, sealed, None)

@@ -186,12 +186,12 @@ class RevealedShares(MaskingMessage):
     masking_keys: Annotated[dict[ClientName, Share], Field(max_length=MAX_CLIENTS)]
     """A share of the masking key of each lost client."""
     own_seed: Key | None = None
-    """The seed of the survivor's private mask. If this seed is given, no shares of it are
-    needed."""
+    """The seed of the survivor's private mask. If this seed is given, its shares are not needed."""
 
 
 def missing_package(error: ModuleNotFoundError) -> ImportError:
-    """Return an error that names the package to install, for a machine that has only `dray`."""
+    """Return an error that names the package to install, for a machine on which only `dray` is
+    installed."""
     return ImportError(
         f"secure aggregation requires the package {error.name}: pip install 'dray[client]'",
         name=error.name,

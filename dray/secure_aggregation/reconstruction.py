@@ -2,7 +2,7 @@
 
 The owner of a secret commits to it, and in version 2 also to each of its shares. Before a client
 reveals anything, it compares each share that it holds with the share's digest, and reports the
-shares that it can't use. Therefore, if a share that was not reported differs from its digest later,
+shares that it can't use. Therefore, if a share that was not reported later differs from its digest,
 the holder of the share lied. If shares match their digests but not the secret, the owner of the
 secret lied. An honest client never looks like a liar, no matter how many clients lie. In version 1,
 if a share is wrong, it can't be determined whether its owner or its holder lied.
@@ -60,8 +60,8 @@ class Reconstruction:
             else:
                 self.blame(
                     holder,
-                    f"the client's share of client {owner}'s secret is not the share that the "
-                    "client received",
+                    f"the client returned a share of client {owner}'s secret that differs from "
+                    "the share it had received",
                 )
         return usable
 

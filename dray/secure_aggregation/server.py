@@ -49,7 +49,7 @@ class MaskingServer:
         """The digest of each client's message in this phase."""
         self.expected: frozenset[str] | None = None
         """The clients that are allowed to send a message in this phase. None in the first phase, in
-        which any client is allowed to send one."""
+        which any client is allowed to send a message."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
         self._indices: dict[str, int] = {}
@@ -62,8 +62,8 @@ class MaskingServer:
         self._revealed: dict[str, RevealedShares] = {}
         self._reconstruction = Reconstruction({}, 0)
         self.lost_secrets: frozenset[str] = frozenset()
-        """The clients whose secrets could not be reconstructed. If there are any, the round has no
-        result."""
+        """The clients whose secrets could not be reconstructed. If there are such clients, the
+        round has no result."""
         self._removals: list[tuple[bytes, Literal[1, -1]]] = []
         """The seed of each mask that the sum contains, and the sign with which adding the mask
         removes it from the sum."""
@@ -82,8 +82,9 @@ class MaskingServer:
 
     @property
     def liars(self) -> Mapping[str, str]:
-        """The clients that lied about shares, each with a description of its lie. Valid once the
-        last phase has ended or failed. Never includes a client that followed the protocol."""
+        """The clients that lied about shares, each with a description of its lie. The result is
+        valid once the last phase has ended or failed. Never includes a client that followed the
+        protocol."""
         return self._reconstruction.liars
 
     @property
@@ -340,8 +341,8 @@ class MaskingServer:
         self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
     ) -> Mapping[str, bytes]:
         """Return the shares of a secret of the client `owner`, keyed by holder. Shares that were
-        unusable when the holder received them, or have changed since, are omitted. revealed: shares
-        by holder and owner."""
+        unusable when the holder received them, or have changed since, are omitted. revealed: the
+        shares, keyed by holder and owner."""
         found = {
             holder: shares[owner]
             for holder, shares in revealed.items()

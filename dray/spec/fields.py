@@ -126,8 +126,8 @@ class Document(BaseModel):
 
 
 def wrong(pointer: str, message: str) -> PydanticCustomError:
-    """Return the exception to raise for a conflict between fields. `pointer` (RFC 6901) is the
-    field at fault."""
+    """Return the exception to raise for a conflict between fields. `pointer` is the JSON pointer
+    (RFC 6901) of the invalid field."""
     context = {"pointer": pointer, "message": message}
     return PydanticCustomError("wrong_together", "{message}", context)
 

@@ -39,7 +39,7 @@ from dray.spec.training.train import Profile, Train
 
 SPEC_VERSION: Final = 1
 _NOT_ONE = (
-    f"give exactly one of recipe and script: either recipe: {' or '.join(RECIPES)}; or script: "
+    f"specify exactly one of recipe and script: either recipe: {' or '.join(RECIPES)}; or script: "
     f"{{entrypoint: FILE}}"
 )
 
@@ -125,8 +125,26 @@ class JobSpec(Document):
     def of_trial(self, values: Values) -> dict[str, Any]:
         """Return the document of one trial of the sweep, as a user would write it. It is not
         validated."""
-        own = self.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
+        own = self.as_given()
+        own.pop("sweep", None)
         return with_values(own, values)
+
+    def as_given(self) -> dict[str, Any]:
+        """Return the document without the fields that were not set."""
+        return self._with_kinds(self.model_dump(mode="json", exclude_unset=True))
+
+    def without_defaults(self) -> dict[str, Any]:
+        """Return the document without the fields that have their default values."""
+        return self._with_kinds(self.model_dump(mode="json", exclude_defaults=True))
+
+    def _with_kinds(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Add the fields that select the classes of `sync` and `model`. A dump omits these fields
+        if they were not set, or are the defaults of their classes."""
+        if self.sync is not None and "sync" in document:
+            document["sync"]["kind"] = self.sync.kind
+        if self.model is not None and "model" in document:
+            document["model"]["name"] = self.model.name
+        return document
 
     @property
     def _recipe_metrics(self) -> tuple[str, ...]:
@@ -231,7 +249,7 @@ class JobSpec(Document):
             raise ValueError(
                 _NOT_ONE
                 if self.recipe is None
-                else "give exactly one of recipe and script, not both"
+                else "specify exactly one of recipe and script, not both"
             )
         if self.script is not None:
             roles.check_num_workers(self.script.roles, self.resources.num_workers)
@@ -267,6 +285,7 @@ class JobSpec(Document):
             return
         if self.array is not None:
             raise wrong(
-                "/array", "can't be combined with sweep, which creates its own jobs: leave it out"
+                "/array",
+                "can't be combined with sweep, which creates its own jobs: leave this field out",
             )
         self.sweep.check_program(self.recipe, self._recipe_metrics, self.arguments)

@@ -193,7 +193,7 @@ class Parameter(Document):
         if low >= high:
             raise ValueError(f"has a min of {low}, which must be less than its max of {high}")
         if self.log and low <= 0:
-            raise ValueError(f"has log and a min of {low}: log requires a min greater than 0")
+            raise ValueError(f"has a min of {low}, but log requires a min greater than 0")
         if self.log and self.step is not None:
             raise ValueError("must not have both log and step: list the values instead")
         if self.step is not None and self.step <= 0:
@@ -242,15 +242,15 @@ class Sweep(Document):
     metric: MetricKey
     """Metric by which trials are compared, such as `val/loss`; reported by rank 0."""
     mode: Literal["min", "max"] | None = None
-    """Whether lower (min) or higher (max) is better; required for a script's own metrics."""
+    """Whether low (min) or high (max) values are better; required for a script's own metrics."""
     by: Literal["best", "last"] = "best"
-    """Which reported value of a trial counts: the best or the last."""
+    """Which of a trial's reported values counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"
     """How values are chosen. grid: all combinations; the last parameter changes fastest. random:
     values are sampled independently. optuna: Optuna (TPE) suggests values when a trial starts,
     based on the results of earlier trials."""
     trials: Annotated[Int, Field(ge=1, le=10**9)] | None = None
-    """Number of trials; only for random and optuna."""
+    """Number of trials; only for `random` and `optuna`."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed of the sampler; the same seed gives the same values."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
@@ -268,11 +268,11 @@ class Sweep(Document):
         ],
         Field(min_length=1, max_length=MAX_PARAMETERS),
     ]
-    """Values of each parameter by name, as a list or a range. For a recipe, the name is the path of
-    a field, such as `train.optimizer.lr`. For a script, the value of `NAME` replaces `${NAME}` in
-    `script.args`. All ranks get the value in the environment variable `DRAY_PARAM_NAME`."""
+    """Maps the name of each parameter to its values, a list or a range. For a recipe, the name is
+    the path of a field, such as `train.optimizer.lr`. For a script, the value of `NAME` replaces
+    `${NAME}` in `script.args`. All ranks get the value in the variable `DRAY_PARAM_NAME`."""
     early_stopping: SuccessiveHalving | None = None
-    """Early stopping of trials that perform worse than others; by default, there is none."""
+    """Early stopping of trials that perform worse than other trials; disabled by default."""
 
     @property
     def maximises(self) -> bool:
@@ -322,7 +322,7 @@ class Sweep(Document):
         if self.trials is not None:
             raise wrong(
                 "/sweep/trials",
-                "is only for random and optuna: a grid runs one trial per combination",
+                "only applies to random and optuna: a grid runs one trial per combination",
             )
         for name, parameter in self.parameters.items():
             if parameter.log or parameter.num_values is None:
@@ -375,8 +375,8 @@ class Sweep(Document):
             if not dot or part not in SWEPT_PARTS or name in FIXED:
                 raise wrong(
                     _pointer(name),
-                    f"is not a field of {', '.join(SWEPT_PARTS)} that a sweep can vary, such as "
-                    "train.optimizer.lr",
+                    f"is not a field of {', '.join(SWEPT_PARTS)}, or can't be varied by a sweep: "
+                    "choose a field such as train.optimizer.lr",
                 )
 
     def _check_script(self) -> None:
@@ -390,7 +390,7 @@ class Sweep(Document):
         if dotted is not None:
             raise wrong(
                 _pointer(dotted),
-                "must not contain a dot: a script's parameters are not paths of fields",
+                "must not contain a dot: a script's parameters are not field paths",
             )
 
 
@@ -415,8 +415,8 @@ def _length(value: Value) -> int:
 
 
 def as_text(value: Value) -> str:
-    """Return a value as text for an argument or a variable. All types except strings become
-    JSON."""
+    """Return a value as text for an argument or a variable. Values of all types except strings are
+    converted to JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -3,8 +3,8 @@
 A file is a sequence of records. A record consists of the length of the data (8 bytes), the checksum
 of the length, the data, and the checksum of the data. Checksums are 4 bytes, masked CRC-32C. The
 data are a TensorFlow `Event` protocol buffer (tensorflow/core/util/event.proto). The record format
-and `Event` are frozen. This module implements the required parts of both, so that event files can
-be read and written without TensorFlow or TensorBoard.
+and `Event` no longer change. This module implements the required parts of the record format and of
+`Event`, so that event files can be read and written without TensorFlow or TensorBoard.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def check(data: bytes, end: bytes) -> None:
     """Raise Damaged if the checksum in `end` does not match the data of a record, for example
-    because the machine crashed before the data were written. TensorBoard reads nothing after such a
+    because the machine crashed before the data were written. TensorBoard stops reading at a damaged
     record."""
     if data and not end.endswith(_CHECKSUM.pack(masked_crc32c(data))):
         raise Damaged("a record's data are damaged")
@@ -150,7 +150,7 @@ def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def text_event(time: float, tag: str, markdown: str) -> bytes:
-    """Return an event with text, which TensorBoard shows with its `text` plugin."""
+    """Return an event with text. TensorBoard shows the text with its `text` plugin."""
     tensor = _int(_TENSOR_TYPE, _STRING) + _bytes(_TENSOR_SHAPE, b"")
     tensor += _bytes(_TENSOR_STRING, markdown.encode())
     metadata = _bytes(_METADATA_PLUGIN, _bytes(_PLUGIN_NAME, b"text"))

@@ -1,5 +1,5 @@
-"""A lock for functions that several threads can call. A signal handler can't call them while
-another call is in progress."""
+"""A lock for functions that several threads can call. A signal handler can't call such a function
+while another call is in progress."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class CallLock:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        # A signal handler that runs before the next line may still call dray.train: its call
-        # finishes before this call starts.
+        # A signal handler that runs before the next line may still call dray.train, because the
+        # handler's call then finishes before this call starts.
         self._depth += 1
         if self._depth > 1:
             self._depth -= 1

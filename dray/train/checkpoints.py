@@ -64,7 +64,7 @@ class Checkpoint:
 
     step: int
     path: Path
-    """Folder with the files as they were saved. Must not be written to."""
+    """Folder with the files as they were saved. Do not modify its contents."""
 
 
 # Retention.
@@ -159,8 +159,8 @@ class ScriptCheckpoints:
         return found
 
     def tidy(self) -> None:
-        """Delete superseded checkpoints once the service has stored the reports of the newest.
-        Called at the end of a process that has saved checkpoints."""
+        """Delete superseded checkpoints once the service has stored the reports of the newest
+        checkpoints. Called at the end of a process that has saved checkpoints."""
         if self._saved and len(self._kept) > self._keep:
             await_known(self._report_ends.values(), self._known)
             self._drop_superseded()

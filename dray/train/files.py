@@ -47,7 +47,7 @@ def measure(path: Path) -> tuple[int, str]:
 
 
 def store(source: Path, url: str) -> tuple[int, str]:
-    """Copy a file to a URL, atomically if it is local; returns (size in bytes, SHA-256).
+    """Copy a file to a URL, atomically if the URL is local; returns (size in bytes, SHA-256).
 
     Raises StorageError if the storage fails.
     """
@@ -93,7 +93,7 @@ def fetch(url: str, target: Path) -> tuple[int, str]:
 
 
 def read(url: str) -> bytes:
-    """Return the content of a file. Raises FileNotFoundError if it does not exist."""
+    """Return the content of a file. Raises FileNotFoundError if the file does not exist."""
     if local_path(url) is None and _is_asked_for():
         with tempfile.TemporaryDirectory(prefix="dray-read-") as folder:
             fetch(url, copy := Path(folder, "file"))

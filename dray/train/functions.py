@@ -23,7 +23,7 @@ def call(path: str, *, python: Sequence[int]) -> None:
         theirs, ours = (".".join(map(str, version)) for version in (python, here))
         sys.exit(
             f"the function was pickled by Python {theirs}, but this node has Python {ours}: a "
-            "pickled function runs only on the same minor version"
+            "pickled function requires the same minor version of Python"
         )
     import cloudpickle
 

@@ -234,7 +234,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
 ) -> Any:
-    """Make the optimizer exchange the gradients of all ranks before each `step`; returns it.
+    """Make the optimizer exchange the gradients of all ranks before each `step`, and return the
+    optimizer.
 
     named_parameters, backward_passes_per_step: ignored. The optimizer's own parameters are used,
     and the gradients of several backward passes accumulate until `step`. If a parameter has no

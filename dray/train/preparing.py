@@ -44,8 +44,8 @@ class TrainingProgress:
     epoch: int
     """Epoch of the current batch, from 0."""
     batch: int
-    """Index of the current batch in its epoch, from 0. In a process that started in the middle of
-    an epoch, `enumerate(loader)` also starts from 0, but `batch` does not."""
+    """Index of the current batch in its epoch, from 0. In a process that starts in the middle of an
+    epoch, `enumerate(loader)` starts from 0, but `batch` does not."""
     total_steps: int | None
     """Total number of training steps, if known."""
 
@@ -75,8 +75,8 @@ _state = _State()
 
 
 def drive(new_group: Callable[[], Group], parallel: Mapping[str, Any] | None = None) -> None:
-    """Set the group that `prepare` joins, and the job document's `parallel`. dray calls this before
-    it runs a script."""
+    """Set the group that `prepare` joins, and the job document's `parallel`. dray calls this
+    function before it runs a script."""
     global _state
     _state = _State(new_group=new_group, parallel=parallel)
 
@@ -116,7 +116,7 @@ def init(
 
 def track(name: str, tracked: Any) -> None:
     """Save an object with `state_dict` and `load_state_dict` in checkpoints, and hand its state to
-    processes that replace others. Call this before `prepare`."""
+    processes that replace other processes. Call this before `prepare`."""
     _check_init("track")
     if _state.prepared is not None:
         raise RuntimeError("call track() before prepare(), which restores tracked objects")
@@ -207,7 +207,7 @@ def prepare(
     gradients are averaged over the ranks at the end of each backward pass.
 
     model, optimizer: one of each, or a list of each. Call `prepare` again before the loop to add
-        more; pass the loader to only one of the calls. Every optimizer that updates parameters of
+        models; pass the loader to only one of the calls. Every optimizer that updates parameters of
         these models must be passed.
     broadcast_buffers: whether all ranks use the buffers of rank 0, such as running means, as in
         DDP. If false, a process that replaces a lost one gets the buffers of another rank.
@@ -317,7 +317,7 @@ def epochs(number: int) -> Iterator[int]:
     loader, as in `for epoch in epochs(3)`."""
     prepared = _check_prepared("epochs")
     if prepared.loader is None:
-        raise RuntimeError("epochs() counts passes over a loader, but prepare() was given none")
+        raise RuntimeError("epochs() counts passes over a loader: pass a loader to prepare()")
     _state.num_epochs = number
     first = prepared.session.position.epoch
     for epoch in range(first, number):
@@ -340,13 +340,13 @@ def progress(*, total_steps: int | None = None) -> TrainingProgress:
 
 def no_sync() -> AbstractContextManager[None]:
     """Return a context in which backward passes accumulate gradients without exchanging them. The
-    next backward pass outside of the context exchanges their sum."""
+    next backward pass outside of the context exchanges the accumulated gradients."""
     return _check_prepared("no_sync").session.no_exchange()
 
 
 def checkpoint() -> None:
-    """Save a checkpoint before the next batch, while training continues. Call this on every rank or
-    on rank 0."""
+    """Save a checkpoint before the next batch, while training continues. Call this function either
+    on every rank or only on rank 0."""
     _check_prepared("checkpoint").saver.ask()
 
 
@@ -377,8 +377,8 @@ def report(
 
     step: number of optimizer steps done, 1 after the first step. Report each key once per step. In
         a prepared script, pass only the values: dray adds the step, the epoch and the total.
-    values: real numbers by key; NaN and infinities are allowed. A key has 1 to 128 printable
-        characters, for example `val/accuracy`.
+    values: real numbers, keyed by name; NaN and infinities are allowed. A key has 1 to 128
+        printable characters, for example `val/accuracy`.
     epoch, total_steps, samples_per_s: shown as the job's progress if rank 0 reports them.
 
     A call makes one small write to a local file, and never waits for the network. Raises ValueError

@@ -120,9 +120,8 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
     the name is not a relative path of letters, digits, `.`, `_` and `-`, or if the artifacts of
     this rank exceed the operator's limit on their total size. If the storage is full or does not
     respond, the call waits for up to ten minutes and then raises StorageError, which counts as a
-    fault of the cluster. Outside of dray, the file stays in place, and the returned URL is the
-    file's own.
-    """
+    fault of the cluster. Outside of dray, the file stays in place, and the returned URL is the URL
+    of the original file."""
     saved: list[SavedArtifact] = []
     what = f"the artifact {Path(path).name if name is None else name}"
     with _storing():
@@ -152,7 +151,7 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     _saved_bytes[target] = size
     body = {"path": target, "url": url, "size_bytes": size, "sha256": sha256}
     if math.isinf(append("artifact", body)) or not _is_written():
-        raise StorageError(f"this node's disk has no space for the report of the artifact {target}")
+        raise StorageError(f"this node's disk has no space to report the artifact {target}")
     saved_files.note(saved_files.version_of(before))
     return SavedArtifact(target, url, size, sha256)
 
@@ -177,8 +176,8 @@ def save_checkpoint(
     *,
     keep: int = 2,
 ) -> SavedCheckpoint | None:
-    """Copy the files of a folder to a new checkpoint of the job, which the job's next attempt can
-    load with `load_checkpoint`.
+    """Copy the files of a folder to a new checkpoint of the job. The job's next attempt can load
+    the checkpoint with `load_checkpoint`.
 
     Call this on one rank, after all processes have finished writing to the folder. The call returns
     after the checkpoint has been written, hashed and committed. The `keep` newest checkpoints of
@@ -190,8 +189,7 @@ def save_checkpoint(
 
     If the storage fails, returns None and logs a line, so that training can continue. Raises
     ValueError for a folder without files. Outside of dray, the files stay in place, and the
-    returned URL is the folder's own.
-    """
+    returned URL refers to this folder."""
     number = _checked_count("step", step)
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
@@ -264,7 +262,7 @@ def append(kind: str, body: Mapping[str, Any]) -> float:
 
 def wait_until_written(waiting: Callable[[], None]) -> None:
     """Wait until all reports of this process are on its node's disk. Raises StorageError if the
-    disk has no space for them within `storage_faults.WAIT_S` seconds.
+    disk has no space for the reports within `storage_faults.WAIT_S` seconds.
 
     waiting: called before each pause. dray calls this function at the end of a rank.
     """
@@ -322,8 +320,8 @@ def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
 
 def _writer(directory: str) -> SpoolWriter:
     """Return the writer of this process. A spool has only one writer. A child process inherits the
-    environment, but its writes would corrupt the file, so this function raises RuntimeError in
-    it."""
+    environment, but its writes would corrupt the file, so this function raises RuntimeError in a
+    child process."""
     global _open_writer
     pid = os.getpid()
     if _open_writer is not None and _open_writer[:2] == (pid, directory):

@@ -15,7 +15,8 @@ from typing import Any
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a seed in [0, 2**63) for the parts, independent of Python's hash randomisation."""
+    """Return a seed in [0, 2**63) that is derived from `parts`, independent of Python's hash
+    randomisation."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 

@@ -51,7 +51,7 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 class Known(NamedTuple):
-    """How much of a spool has reached the service, in bytes."""
+    """Number of bytes of a spool that have reached the service."""
 
     stored: float
     sent: float
@@ -111,7 +111,7 @@ class SpoolWriter:
         """Add one frame. Returns False if the frame was dropped because disk and memory had no
         space.
 
-        vital: the frame must never be dropped. Such frames are rare. at: Unix time; None for the
+        vital: the frame must never be dropped. Vital frames are rare. at: Unix time; None for the
         current time.
         """
         at = time.time() if at is None else at
@@ -152,13 +152,14 @@ class SpoolWriter:
         return True
 
     def _may_wait(self, line: bytes) -> bool:
-        """Whether memory has space for a frame that was refused because the disk is full. A frame
-        that was refused because the spool has reached its limit can't wait."""
+        """Whether there is space in memory for a frame that was refused because the disk is full. A
+        frame that was refused because the spool has reached its limit can't wait."""
         waiting = sum(map(len, self._waiting))
         return not self._is_full and waiting + len(line) <= WAITING_BYTES
 
     def _write(self, line: bytes) -> bool:
-        """Write the whole line or nothing: half a frame would corrupt the next frame."""
+        """Write the entire line or nothing, because a partial frame would corrupt the next
+        frame."""
         try:
             written = os.write(self._fd, line)
         except OSError:
@@ -168,7 +169,7 @@ class SpoolWriter:
         return written == len(line)
 
     def _roll(self, next_bytes: int, *, vital: bool) -> bool:
-        """Begin a segment, unless undelivered frames leave no space for it."""
+        """Begin a segment, unless undelivered frames leave no space for a new segment."""
         retained = segments(self._directory)
         undelivered = self._offset - retained[0][0] if retained else 0
         needed = undelivered + max(next_bytes, SEGMENT_BYTES)

@@ -85,7 +85,7 @@ def wait_for_space(
         waiting()
         time.sleep(PAUSE_S)
     if is_logged:
-        log(f"{what} was written after {time.monotonic() - began:.0f} s")
+        log(f"{what} was written after retrying for {time.monotonic() - began:.0f} s")
 
 
 def log(sentence: str) -> None:

@@ -37,7 +37,7 @@ class JobArray(View):
 
     @property
     def has_bad_ends(self) -> bool:
-        """Whether a job failed or was cancelled, not counting trials that were stopped early."""
+        """Whether any job failed or was cancelled, not counting trials that were stopped early."""
         bad = self.counts.get(JobState.FAILED, 0) + self.counts.get(JobState.CANCELLED, 0)
         return bad > self.stopped_early
 

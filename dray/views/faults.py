@@ -9,7 +9,7 @@ from dray.views.base import View
 
 
 class HangRank(View):
-    """Where a rank was during a hang."""
+    """The position of a rank in the code during a hang."""
 
     rank: int
     step: int | None = None

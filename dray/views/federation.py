@@ -59,8 +59,8 @@ class OpenRound(View):
 
     number: int
     awaits: str
-    """The data that clients must send: `update`, or with secure aggregation, the name of the answer
-    expected in this phase."""
+    """The data that clients must send: `update` or, with secure aggregation, the name of the
+    response that is expected in this phase."""
     missing: list[str]
     """Names of silos, or numbers of clients outside the cluster, that have not responded yet; at
     most the first 100."""
@@ -100,8 +100,8 @@ class FederatedRound(View):
     num_elements: int | None = None
     """Number of 32-bit values in an update."""
     awaits: str | None = None
-    """The data that the client must send: `update`, or with secure aggregation, the name of the
-    answer expected in this phase."""
+    """The data that the client must send: `update` or, with secure aggregation, the name of the
+    response that is expected in this phase."""
     update_bytes: int | None = None
     """Size of an update in bytes (with secure aggregation, of a masked update)."""
     part_bytes: int | None = None
@@ -114,7 +114,8 @@ class FederatedRound(View):
 
 
 class UpdateReceipt(View):
-    """Confirmation that an update arrived. The job's log and metrics show whether it was used."""
+    """Confirmation that an update arrived. The job's log and metrics show whether the update was
+    used."""
 
     round: int
     client: int

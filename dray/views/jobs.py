@@ -10,7 +10,7 @@ from dray.views.base import MetricValue, Reason, View
 
 
 class JobState(StrEnum):
-    """State of a job. The last three are final."""
+    """State of a job. The last three states are final."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
@@ -35,8 +35,8 @@ class Progress(View):
     earliest_end_at: datetime | None = None
     latest_end_at: datetime | None = None
     """The job is expected to end between `earliest_end_at` and `latest_end_at`, according to the
-    measured step times. Both are null until enough steps have been measured, and if the job does
-    not report a total number of steps."""
+    measured step times. Both times are null until enough steps have been measured, and if the job
+    does not report a total number of steps."""
 
 
 class Links(View):
@@ -61,7 +61,7 @@ class SlotSeconds(View):
     idle: float
     """Time that belongs to none of the other classes."""
     unreported: float = 0.0
-    """Time of a script that has reported no steps, which dray can't classify."""
+    """Time that dray can't classify, because the script has reported no steps."""
 
 
 class Goodput(View):
@@ -84,7 +84,7 @@ class Cost(View):
     useful: float
     wasted: float
     unreported: float
-    """Cost of the time of a script that has reported no steps, which dray can't classify."""
+    """Cost of time that dray can't classify, because the script has reported no steps."""
 
 
 class Job(View):

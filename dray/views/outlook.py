@@ -33,10 +33,10 @@ class Forecast(View):
 
 
 class ForecastError(View):
-    """The error of first forecasts, over the last 7 days."""
+    """The error of the first forecast of each start or end, over the last 7 days."""
 
     count: int
-    """Number of first forecasts whose start or end has occurred since."""
+    """Number of evaluated forecasts: first forecasts of a start or end that has now occurred."""
     median_s: float | None = None
     """Median of the absolute error, in seconds."""
     p90_s: float | None = None
@@ -118,7 +118,7 @@ class Decision(View):
     shrank: list[str] = []
     """Jobs whose groups were asked to release slots."""
     left: list[str] = []
-    """Running jobs that were asked to leave their slots."""
+    """Running jobs that were asked to release all their slots."""
     failed: list[str] = []
     """Jobs that could not run even on an empty cluster."""
     num_changes: int
@@ -143,7 +143,7 @@ class DecisionOnJob(View):
     num_workers: int | None = None
     node_ids: list[str] = []
     because_of: str | None = None
-    """Id of the job for which this job had to leave or release slots."""
+    """Id of the job for which this job had to release some or all of its slots."""
     queue: str | None = None
     owner: str | None = None
     priority: int | None = None

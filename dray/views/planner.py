@@ -8,7 +8,7 @@ from dray.views.base import View
 
 
 class PlannedMemory(View):
-    """Memory of the rank that uses the most memory, in bytes, at the peak of a step."""
+    """Peak memory during a step, in bytes, of the rank that uses the most memory."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -32,7 +32,7 @@ class PlannedMesh(View):
     """Number of bytes by which the mesh exceeds a worker's memory, or 0 if the mesh fits; null if
     the workers' memory is unknown."""
     step_time_s: float
-    """Expected step time in seconds, which is the sum of the next three fields."""
+    """Expected step time in seconds, which is the sum of the following three fields."""
     compute_s: float
     send_s: float
     idle_s: float
@@ -47,7 +47,7 @@ class Calibration(View):
     bandwidth_bytes_per_s: float
     latency_s: float
     source: str
-    """Where the speeds come from."""
+    """The source of the speeds."""
 
 
 class SyncOption(View):

@@ -64,7 +64,7 @@ class Price(View):
     """The hourly price of a resource on nodes that have all of these labels."""
 
     resource: str
-    """`CPU`, `GPU`, `memory` per GiB, or `slot` per worker."""
+    """The priced resource: `CPU`, `GPU`, `memory` (per GiB), or `slot` (per worker)."""
     per_hour: float
     currency: str
     labels: dict[str, str] = {}

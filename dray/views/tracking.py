@@ -55,7 +55,8 @@ class FieldDifference(View):
 
     pointer: str
     values: list[Any]
-    """Value in each document, in the order of `jobs`; null if it is null or missing."""
+    """Value in each document, in the order of `jobs`; null if the document's value is null or
+    missing."""
 
 
 class ComparedMetric(View):

@@ -47,8 +47,8 @@ class Webhook(View):
     enabled: bool
     disabled_reason: Reason | None = None
     enabled_by: str | None = None
-    """The admin who last enabled the webhook, unless the owner did. The webhook then works as long
-    as the admin's token is valid, even if the owner's token is not."""
+    """The admin who last enabled the webhook; null if the owner last enabled it. A webhook that an
+    admin enabled works as long as the admin's token is valid, even if the owner's token is not."""
     failing_since: datetime | None = None
     """When the receiver stopped accepting messages; unset while the receiver accepts messages."""
     paused_until: datetime | None = None
@@ -80,7 +80,7 @@ class WebhookDelivery(View):
     """A message to a webhook's address."""
 
     id: str
-    """Value of the `webhook-id` header, which is the same in every attempt."""
+    """Value of the `webhook-id` header, which is the same in every delivery attempt."""
     type: str
     """`job.` followed by the state, such as `job.failed`; or `webhook.test`."""
     job_id: str | None = None

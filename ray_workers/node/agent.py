@@ -101,8 +101,8 @@ class NodeReport:
     problem: str | None
     """Why ranks can't start on this node, such as a failed import of torch; None if they can."""
     full: str | None
-    """Why no file can be written to the folder for reports and temporary files; None if files can
-    be written."""
+    """The reason why no file can be written to the folder for reports and temporary files; None if
+    files can be written."""
     quarantined: tuple[Quarantined, ...]
     """Slots in quarantine, which are not given to any job."""
     idle_workers: int | None
@@ -119,8 +119,8 @@ class NodeAgent:
         self._deployment_id = deployment_id
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._directory = runtime_dir(deployment_id, self._node_id)
-        # Make the files of this process and its children private to this user, however Ray was
-        # started on this node.
+        # Make the files of this process and its children private to this user, regardless of how
+        # Ray was started on this node.
         os.umask(0o077)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._raylet = compat_ray.raylet_pid()
@@ -184,8 +184,8 @@ class NodeAgent:
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
-        # The node's own orphans don't prevent it from starting ranks; they only delay the release
-        # of their attempts' slots.
+        # Orphans of this node's own ranks only delay the release of their attempts' slots, so don't
+        # wait for the orphans before starting ranks.
         await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
@@ -215,7 +215,7 @@ class NodeAgent:
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
         """Return the remains of an attempt whose processes were asked to end. Kill remaining
-        processes, in case stopped rank actors keep the forkserver from killing them."""
+        processes, in case suspended rank actors keep the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:
             with contextlib.suppress(ForkFailed):
@@ -316,7 +316,7 @@ class NodeAgent:
         """Observe an attempt's training processes, including dead ones. Slowness and system metrics
         are included if requested."""
         metrics: dict[int, dict[str, float]] = {}
-        # Take the sample first, because the ranks make progress in the meantime.
+        # Sample the metrics first, because the ranks make progress during the sampling.
         if with_system_metrics:
             metrics = await self._system_metrics.sample(job_id, attempt)
             metrics = {
@@ -349,7 +349,7 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to all processes of a rank. Return False if none runs on this node."""
+        """Send a signal to all processes of a rank. Return False if this node runs none of them."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:
@@ -358,7 +358,7 @@ class NodeAgent:
     async def drop(self, job_id: str, attempt: int) -> None:
         """Delete an attempt's folders, temporary files, heartbeat pages and spools, including its
         spools on dead nodes of this machine. Call this method once all frames are stored. The
-        spools are deleted last, since attempts are found by their spools."""
+        spools are deleted last, because they identify the attempts."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)
@@ -400,7 +400,7 @@ class NodeAgent:
         return min(reversed(answers), key=lambda answer: _READINESS.index(answer.state))
 
     async def forget(self, needs: NodeNeeds) -> None:
-        """Record that `needs.policy.owner` has no more jobs with these needs, and stop preparing
+        """Record that `needs.policy.owner` no longer has jobs with these needs, and stop preparing
         code and environments that no other job needs. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)
@@ -414,7 +414,7 @@ class NodeAgent:
         return await self._folders.begin((job_id, attempt), plan)
 
     async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
-        """`FolderKeeper.sizes`. Call this once no process of the attempt runs on this node."""
+        """See `FolderKeeper.sizes`. The attempt must have no more processes on this node."""
         return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(

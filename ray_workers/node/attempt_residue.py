@@ -1,4 +1,5 @@
-"""The remains of an attempt on a node. The attempt's slots are released once nothing remains."""
+"""The processes and the GPU memory of an attempt that remain on a node after its end. The attempt's
+slots are released once nothing remains."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ray_workers.shared.processes.procfs import command, find_members, started_t
 
 @dataclass(frozen=True)
 class AttemptResidue:
-    """The remains of an attempt. Falsy if nothing remains."""
+    """The processes and the GPU memory that an attempt has left on a node. Falsy if nothing
+    remains."""
 
     pids: tuple[int, ...]
     gpu_bytes: Mapping[str, int]

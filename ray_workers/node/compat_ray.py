@@ -120,7 +120,8 @@ def prestart_workers(
 def start_workers_by(script: str) -> str | None:
     """Make `ray start` in this process start Ray's workers with another script, in a Python that
     only has the standard library; `ray start` has no option for this. Return the path of Ray's own
-    script. If this version of Ray does not support it, return None and change nothing."""
+    script. If this version of Ray does not support another script, return None and change
+    nothing."""
     from ray._private import services
     from ray._private.parameter import RayParams
     from ray._private.workers import default_worker
@@ -175,5 +176,5 @@ def raylet_pid() -> int:
 
 def nvml() -> Any:
     """Return Ray's copy of NVIDIA's bindings, for a node without `pynvml`. Raise ImportError if Ray
-    has no copy."""
+    does not include these bindings."""
     return importlib.import_module("ray._private.thirdparty.pynvml")

@@ -23,7 +23,8 @@ class GpuMemory(Protocol):
 
 
 class NvmlMemory:
-    """Reads NVML through nvidia-ml-py if it is installed, otherwise through Ray's copy of it."""
+    """Reads NVML through nvidia-ml-py if it is installed, otherwise through Ray's copy of this
+    package."""
 
     def __init__(self) -> None:
         self._nvml = load_nvml()

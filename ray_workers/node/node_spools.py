@@ -25,8 +25,8 @@ POLL_S = 0.05
 """Minimum seconds between two checks of the spools. Each check makes a few stat calls."""
 MAX_POLL_S = 0.5
 POLL_SHARE = 0.1
-"""Maximum pause as a fraction of the time without new frames. Longer pauses leave the CPU to ranks
-with long steps."""
+"""Maximum pause as a fraction of the time without new frames. If steps are long, pauses are long
+too, which leaves more CPU time for the ranks."""
 
 
 class NodeSpools:
@@ -52,8 +52,8 @@ class NodeSpools:
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> SpoolRead:
-        """Return new frames from each of an attempt's spools. If there are none, wait up to
-        `wait_s` for the first frame.
+        """Return new frames from each of an attempt's spools. If there are no frames, wait up to
+        `wait_s` for the first one.
 
         Frames before `cursor`, which the service has already stored, are deleted.
         """

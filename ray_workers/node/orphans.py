@@ -2,7 +2,7 @@
 killed.
 
 A process is killed only if it has a session's mark, or if a record contains its pid and start time
-as the leader of a session. The pid alone is not sufficient, since it might now belong to another
+as the leader of a session. The pid alone is not sufficient, because it might now belong to another
 process.
 """
 

@@ -99,8 +99,8 @@ def credentials(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_node(environment: Mapping[str, str], rank_env: Collection[str]) -> dict[str, str]:
-    """Return the service's variables that are passed to an embedded Ray, for its actors and
-    ranks."""
+    """Return the service's environment variables that are passed to an embedded Ray, for Ray's
+    actors and ranks."""
     found = {**environment, RANK_ENV: ",".join(rank_env)}
     rays = {name: value for name, value in environment.items() if name.startswith("RAY_")}
     return {**of_ranks(found), **credentials(environment), **rays, RANK_ENV: found[RANK_ENV]}

@@ -1,5 +1,5 @@
-"""The gate of a rank that starts on a node: the task that the node allows, and the data that are
-allowed to leave the node.
+"""Restricts a rank that starts on a node: which task the rank may run, and which data may leave the
+node.
 
 An ordinary rank receives and reports everything. A silo's data stay on their node (`silo_gate`).
 """
@@ -24,8 +24,8 @@ class RankGate:
     task: RankTask
     """The task, to the extent that the node's owner allows it."""
     passes_output: bool
-    """Whether the rank's output is allowed to leave the node. Output that must not leave is kept on
-    the node."""
+    """Whether the rank's output is allowed to leave the node. Otherwise, the output is kept on the
+    node."""
     passes_progress: bool
     """Whether the rank's step, loss and speed are allowed to leave the node through its actor."""
 

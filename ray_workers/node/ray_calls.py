@@ -20,7 +20,7 @@ END_LIMIT_S = 20.0
 
 async def result_within(limit_s: float, ref: Any) -> Any:
     """Return the result of a remote call. Raise TimeoutError if the call takes longer than
-    `limit_s`, since a stopped process never responds."""
+    `limit_s`, since a suspended process never responds."""
     async with asyncio.timeout(limit_s):
         return await ref
 
@@ -35,8 +35,8 @@ def brief(error: BaseException) -> str:
 
 
 # `ray.kill` asks the process to exit. If the raylet can't connect to the process, it considers the
-# process dead (seen with Ray 2.60). A stopped process therefore stays alive, and its children keep
-# their resources.
+# process dead (seen with Ray 2.60). Therefore, a process that is suspended by SIGSTOP stays alive,
+# and its children keep their resources.
 
 
 def end_actor(actor: Any, *, may_restart: bool = False) -> None:

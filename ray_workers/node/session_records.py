@@ -1,9 +1,9 @@
 """Records of a node's processes, used to find processes that outlive their parents.
 
 When a forkserver is killed, its ranks die with it, but the processes that the ranks have started
-don't. When an entire node dies, none of its own processes is left to kill the remaining processes.
-Therefore each forked session has a small file in the node's folder, and the node itself has a file
-that names its raylet.
+don't. When all of dray's processes on a node die, none of them is left to kill the processes that
+the ranks have started. Therefore each forked session has a small file in the node's folder, and the
+node itself has a file that names its raylet.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def write_owner(runtime_dir: Path, raylet: int) -> None:
 
 
 def is_dead_node(runtime_dir: Path) -> bool:
-    """Whether the node with this folder is certainly dead; False if it has no record."""
+    """Whether the node with this folder is certainly dead; False if the node has no record."""
     try:
         owner = json.loads((runtime_dir / OWNER).read_text())
         boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]

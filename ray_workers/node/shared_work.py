@@ -1,4 +1,5 @@
-"""Work on a node for which several jobs can wait, such as building an environment.
+"""Work that is done once on a node while several jobs may wait for it, such as building an
+environment.
 
 Each piece of work is done once, no matter how many jobs ask for its state. After a failure,
 requests return this failure for a while before the work is tried again.
@@ -18,7 +19,7 @@ from ray_workers.shared.node_needs import BuildState
 FIRST_ANSWER_S = 2.0
 """Seconds for which a request waits for running work. Most work is finished within this time."""
 FAILURE_KEPT_S = 10.0
-"""Seconds for which a remembered final failure is returned before another try."""
+"""Seconds for which a recorded final failure is returned before the work is tried again."""
 RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
 """Seconds between tries of work that failed because of a server or a disk."""
 
@@ -39,8 +40,8 @@ class NotDone(Exception):
     def __init__(
         self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
     ) -> None:
-        """`most_tries` is the number of failures after which the state is `state`; until then it is
-        UNREACHABLE."""
+        """`most_tries` is the number of failures after which the state becomes `state`. Before
+        that, the state is UNREACHABLE."""
         super().__init__(message)
         self._state = state
         self._most_tries = most_tries
@@ -72,7 +73,7 @@ class _Failure:
 
 
 class SharedWork:
-    """The work of one kind, by key. Use it only from one event loop."""
+    """All work of one kind, by key. Use each instance from only one event loop."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Standing]] = {}
@@ -123,8 +124,8 @@ class SharedWork:
 
 
 class WantedWork:
-    """For each piece of work, the users whose jobs need it. Use it only from one event loop, except
-    for `is_wanted` and `owners`, which can be called from any thread."""
+    """For each piece of work, the users whose jobs need it. Use each instance in only one event
+    loop, except for `is_wanted` and `owners`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Owner, float]] = {}
@@ -136,7 +137,7 @@ class WantedWork:
         self._asked.setdefault(key, {})[owner] = time.monotonic()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """Record that no job of the user still needs the work."""
+        """Record that none of the user's jobs needs the work any more."""
         self._asked.get(key, {}).pop(owner, None)
 
     def is_wanted(self, key: str) -> bool:

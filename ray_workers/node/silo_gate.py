@@ -1,5 +1,5 @@
-"""The gate of a federated silo, which decides which data of its ranks are allowed to leave their
-node.
+"""The gate of a federated silo. The gate decides which data of the silo's ranks are allowed to
+leave their node.
 
 A rank whose data must stay on its node writes its reports like any other rank. The node agent,
 through which all reports leave the node, forwards only the kinds of data that the node's owner has
@@ -32,7 +32,7 @@ OUTPUT: Final = "output.log"
 """File with the output of a silo's ranks, and with the errors that occurred when they were started,
 unless the owner has opened them (`Opening.LOGS`)."""
 _NOTE: Final = ".silo-"
-"""Prefix of the name of a silo rank's file, which ends in the rank's number."""
+"""Prefix of the file names of silo ranks; each file name ends in the rank's number."""
 _AGGREGATOR: Final = 0
 """The rank of the aggregator, which belongs to no silo even if it runs on a silo's node."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -59,7 +59,7 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
 """The `Opening` that allows frames of each kind to leave the node unchanged. Frames of other kinds
-never leave unchanged."""
+never leave the node unchanged."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ def keep(task: RankTask, text: str) -> None:
 
 def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
-    the node unless they are opened. The silo gets no files of other jobs, and sends no metrics that
-    must not leave the node."""
+    the node unless the owner has opened files (`Opening.FILES`). The silo gets no files of other
+    jobs, and sends no metrics that must not leave the node."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
     own = environ.get(SOURCE)

@@ -63,7 +63,7 @@ async def collect(
     """Return the stacks of the ranks that run on this node. Ranks that wrote no stacks in time are
     omitted.
 
-    A stopped rank is continued, so that its signal handler can run. Raise ForkFailed if there is no
+    A suspended rank is resumed, so that its signal handler can run. Raise ForkFailed if there is no
     forkserver.
     """
     incarnations: dict[int, int] = {}

@@ -94,8 +94,8 @@ class Classifier:
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
-        `images`, float32 (N, channels, height, width) in 0..1."""
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. The input of
+        the exported model is `images`, float32 (N, channels, height, width) in 0..1."""
         example = torch.zeros(2, *self.form.shape)
         return export(self.model, "images", example, path, {"labels": list(self.labels)})
 

@@ -85,8 +85,8 @@ class ImageForm:
         if array.ndim != 4 or array.shape[1] != channels:
             raise ValueError(
                 f"an array of shape {given} does not contain images with {channels} channels: "
-                "expected "
-                f"(N, {channels}, height, width), or one image, or channels last"
+                f"expected the shape (N, {channels}, height, width) or "
+                f"(N, height, width, {channels}), or a single image"
             )
         return _scaled(array)
 

@@ -83,7 +83,7 @@ class Segmenter:
 
     model: nn.Module
     labels: Sequence[str]
-    """Names of the classes in the order of their numbers in masks. The first class is the
+    """Names of the classes, in the order of the class numbers in masks. The first class is the
     background."""
     form: ImageForm
 
@@ -98,9 +98,9 @@ class Segmenter:
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
-        `images`, float32 (N, channels, height, width) in 0..1, with the size of the training
-        images."""
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. The input of
+        the exported model is `images`, float32 (N, channels, height, width) in 0..1, with the size
+        of the training images."""
         example = torch.zeros(2, *self.form.shape)
         return export(self.model, "images", example, path, {"labels": list(self.labels)})
 

@@ -144,10 +144,10 @@ class Generator:
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
-        `tokens`, int64 (N, context_length), and its output contains the logits of the next token at
-        each position, (N, context_length, vocabulary). A shorter text can be padded at its end,
-        since the padding does not affect earlier positions."""
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. The input of
+        the exported model is `tokens`, int64 (N, context_length), and its output contains the
+        logits of the next token at each position, (N, context_length, vocabulary). A shorter text
+        can be padded at its end, since the padding does not affect earlier positions."""
         example = torch.zeros(2, self.context_length, dtype=torch.int64)
         about = {"context_length": self.context_length}
         return export(self.model, "tokens", example, path, about)

@@ -20,7 +20,7 @@ from ray_workers.training.core.workload import LossSum
 
 MOST_EXACT_SCORES = 20_000_000
 """Up to this number of scores (samples times classes), each rank keeps all scores, and the area
-under the curve is computed exactly. If there are more, a histogram of the scores is used."""
+under the curve is computed exactly. For more scores, a histogram is used."""
 NUM_BINS = 1_000
 MIDDLE_LOG_ODDS = 16.0
 """Half of the bins are for log-odds between this value and its negative, because with a thousand
@@ -81,8 +81,8 @@ def of_tokens() -> MetricCollection:
 
 class Auroc(Metric):
     """The mean area under the ROC curve of each class against the rest, over the classes that occur
-    in the samples. NaN if only one class occurs, since the curve is then undefined. scikit-learn
-    uses the same definition; torchmetrics counts the area of an absent class as 0.
+    in the samples. NaN if only one class occurs, because the curve is undefined in this case.
+    scikit-learn uses the same definition; torchmetrics counts the area of an absent class as 0.
 
     Samples are ranked by their log-odds in float64. In float32, the probabilities of all samples
     with log-odds of 17 or more would be 1.
@@ -145,9 +145,10 @@ def log_odds(logits: Tensor) -> Tensor:
     outputs of a diverged model are undefined, the result is 0 (a probability of one half)."""
     ahead = logits.double()
     ahead = ahead - ahead.amax(dim=1, keepdim=True)
-    # Sort, so that the score of a class doesn't depend on the order of the other classes' logits.
+    # Sort the logits, so that the score of a class doesn't depend on the order of the other
+    # classes' logits.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest element is 0, so the sum without any other element is at least 1.
+    # The largest element is 0, so the sum remains at least 1 if any other element is subtracted.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)
@@ -226,8 +227,8 @@ class R2(Metric):
 
 
 def _together(counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Combine the counts and means of parts. Return the count and mean of all samples, and the sum
-    of squared distances of the parts' means from the overall mean."""
+    """Combine the counts and means of several parts of the samples. Return the count and mean of
+    all samples, and the sum of squared distances of the parts' means from the overall mean."""
     count = counts.sum()
     mean = (counts * means).sum() / count
     return count, mean, (counts * (means - mean).square()).sum()

@@ -44,7 +44,7 @@ class TableForm:
     filled: Set[str] = frozenset()
     """Columns whose missing values (represented by NaN) the model replaces."""
     dates: Sequence[str] = ()
-    """Columns of dates, which follow the numbers. Each date is split into its parts."""
+    """Date columns, which follow the numeric columns. Each date is split into its parts."""
     style: NumberStyle = PLAIN
     """The number format of values that are strings."""
     bases: Mapping[str, int] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class TableForm:
 
 
 def exact_number(value: Any, style: NumberStyle) -> Exact:
-    """Convert a value to a number without loss. Raise TypeError or ValueError if it is not a
+    """Convert a value to a number without loss. Raise TypeError or ValueError if the value is not a
     number."""
     if isinstance(value, str):
         return style.value_of(value)

@@ -71,7 +71,7 @@ def _columns(
         hint = table.hints.get(name, "")
         yield f"{shortened(name)}: category with {_values(len(names))}{missing}{hint}"
     for name in table.ignored:
-        yield f"{shortened(name)}: ignored, because data.features does not name it"
+        yield f"{shortened(name)}: ignored, because data.features does not list it"
 
 
 def _values(count: int) -> str:
@@ -90,7 +90,7 @@ def _filled(table: Table, name: str, value: float) -> str:
 
 
 def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
-    """Describe which values were rounded and which became equal for the model."""
+    """Describe which values were rounded, and which different values became equal for the model."""
     lost = ""
     if count := table.num_rounded.get(name, 0):
         lost = f", {_values(count)} rounded because float64 can't represent all their digits"

@@ -279,7 +279,8 @@ class Predictor:
 
     def predict(self, rows: Any) -> list[str] | list[float] | list[int]:
         """Return the most likely class or the predicted number for each row. If the table's targets
-        are integers beyond 2**53, predictions are integers too, since a float would round them."""
+        are integers beyond 2**53, predictions are also integers, because a float would round
+        them."""
         outputs = outputs_of(self.model, self.form.tensor(rows))
         if self.labels is None and self.target_base:
             return [round(number) + self.target_base for number in outputs.tolist()]
@@ -292,15 +293,15 @@ class Predictor:
         """Return (N, classes) probabilities, in the order of `labels`. Raise ValueError for a
         regression."""
         if self.labels is None:
-            raise ValueError("the model predicts a number, which has no probabilities")
+            raise ValueError("the model predicts a number, so there are no probabilities")
         found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(rows)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
-        `rows` (N, columns) as returned by `TableForm.tensor`: float32, or float64 if float32 would
-        round the table's numbers. Raise ValueError if the table has integers that float64 can't
-        represent."""
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. The input of
+        the exported model is `rows` (N, columns) as returned by `TableForm.tensor`: float32, or
+        float64 if float32 would round the table's numbers. Raise ValueError if the table has
+        integers that float64 can't represent."""
         if bases := [*self.form.bases, *(["the target"] if self.target_base else [])]:
             raise ValueError(
                 f"{listed(bases)}: the model can't be exported, because float64 can't represent "

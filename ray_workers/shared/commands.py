@@ -25,7 +25,7 @@ class Leave:
     """Save a checkpoint and release the slots."""
 
     grace_s: float
-    """Time limit in seconds, for saving the checkpoint and releasing the slots together."""
+    """Total time limit, in seconds, for saving the checkpoint and releasing the slots."""
     name = "leave"
 
 

@@ -95,8 +95,8 @@ class RankSpec:
     spool_limit_bytes: int
     """Maximum number of undelivered bytes of a rank's log, and separately of its metrics."""
     output_limit_bytes: int
-    """Maximum total size in bytes of the files in a script's output folders, and separately of the
-    artifacts that one rank saves."""
+    """Maximum total size in bytes of the files in a script's output folders. The same maximum
+    applies separately to the artifacts that one rank saves."""
     worker_mtbf_s: float
     """Mean time in seconds until an attempt ends because it lost a worker. This time determines the
     interval of `checkpoint.every_steps: auto`."""
@@ -106,7 +106,7 @@ class RankSpec:
     array_index: int | None
     """The job's index in its array; None if it is not in an array."""
     parameters: Mapping[str, Any]
-    """The parameter values of a sweep's trial, by name."""
+    """The parameter values of a sweep's trial, keyed by name."""
 
     @property
     def job_name(self) -> str:
@@ -134,7 +134,7 @@ class AttemptSpec(RankSpec):
     """Number of seconds that the job may still run."""
     min_workers: int | None
     """Minimum number of workers with which the group continues if no replacement is available; None
-    requires the initial number."""
+    means the initial number."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     system_metrics_s: float | None
@@ -187,7 +187,7 @@ class Cause(StrEnum):
     """The data source did not respond to a worker's repeated requests, but may respond later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not provide the slots in time, since other programs use them. No retry is charged."""
+    """Other programs use the slots, so Ray did not provide them in time. No retry is charged."""
     WORKER_LOST = "worker_lost"
     """A rank actor, its node or its process disappeared without reporting an error."""
     INFRASTRUCTURE = "infrastructure"
@@ -235,7 +235,7 @@ class Outcome:
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
         """Create the outcome of an attempt whose supervisor and rank actors are gone. Output that
-        these actors had not yet forwarded is lost."""
+        the supervisor and the rank actors had not yet forwarded is lost."""
         return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 
@@ -333,7 +333,7 @@ class PollReply:
     """Events since the previous cursor, to be stored in the same transaction as the new cursor."""
 
     cursor: Mapping[str, int]
-    """Bytes read from each spool. The service stores it as opaque JSON."""
+    """Number of bytes read from each spool. The service stores the cursor as opaque JSON."""
     phase: Phase | None
     """None if unknown, because the supervisor does not respond."""
     phase_times: Mapping[str, float]
@@ -377,13 +377,13 @@ class ProcessSpec:
     (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
     """Path prefix of the process's heartbeat page and of the files next to it
-    (`ray_workers.shared.heartbeat`). A process without a page is not monitored, and its group does
-    not recover in place."""
+    (`ray_workers.shared.heartbeat`). A process without a heartbeat page is not monitored, and its
+    group does not recover in place."""
     generation: int
     """Generation of the first group that the process joins, as rank `rank` of `world_size`. If this
     is AWAITING, `rank` only identifies the process in observations."""
     peers: tuple[str, ...]
-    """`host:port` on which each rank listens, by rank; empty if the framework needs no ports."""
+    """`host:port` of each rank, in rank order; empty if the framework needs no ports."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""The types of frame fields, which define the accepted values and convert text to a form that can
-be stored.
+"""The types of frame fields. A type defines the accepted values, and converts strings to a form
+that can be stored.
 
 Pydantic validates the fields when frames arrive. A validator raises ValueError if it rejects a
 value. `service.ingest.decoding` looks up the annotations of the classes in `frames` in this module.
@@ -45,7 +45,7 @@ metric can have this name."""
 
 
 def clean(text: str) -> str:
-    """Return the text in a form that every database can store: without NUL (PostgreSQL) and lone
+    """Return the string in a form that every database can store: without NUL (PostgreSQL) and lone
     surrogates (UTF-8)."""
     return text.replace("\0", "␀").encode("utf-8", "replace").decode()
 
@@ -85,7 +85,7 @@ def _ranks(limit: int) -> AfterValidator:
 
 
 def _short(text: str) -> str:
-    # Don't use `max_length`, with which pydantic rejects strings that contain lone surrogates.
+    # Don't use `max_length`, because it makes pydantic reject strings that contain lone surrogates.
     if len(text) > MAX_RECEIPT_CHARS:
         raise ValueError(f"longer than {MAX_RECEIPT_CHARS} characters")
     return clean(text)
@@ -110,7 +110,7 @@ def _name_of_round(name: str, info: ValidationInfo) -> str:
 def _awaited(value: str) -> str:
     """Reject unknown values, because the value becomes part of a path."""
     if value not in (UPDATE, *MaskingPhase):
-        raise ValueError(f"not a message that clients send: {value!r}")
+        raise ValueError(f"not a type of message that clients can send: {value!r}")
     return value
 
 

@@ -154,7 +154,7 @@ class DataPosition:
 class ResumedReport(Report):
     """A receipt for the state with which a rank starts.
 
-    `dray.train.load_checkpoint` writes the receipt of a script, which has fewer fields.
+    The receipt of a script, which `dray.train.load_checkpoint` writes, has fewer fields.
     """
 
     KIND = FrameKind.RESUMED
@@ -339,8 +339,8 @@ class ResizedReport(Report):
     world_size: Workers
     slices: Slots
     lacking: Workers
-    """Number of missing workers. The attempt waits a limited time for these workers, or continues
-    without them."""
+    """Number of missing workers. The attempt waits for these workers for a limited time, or
+    continues without them."""
     grants: Count
     """Number of the latest `Grant` or `Recall` that was handled; 0 if none was handled. If a later
     grant is still being sent, its slots also belong to the attempt."""

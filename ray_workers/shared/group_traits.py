@@ -18,12 +18,12 @@ class GroupTraits:
     reports them."""
     recovers_in_place: bool
     """Whether a lost rank is replaced while the other ranks keep running. For a script, this also
-    requires that its processes have called `train.prepare`, which is recorded in their heartbeat
-    pages."""
+    requires that its processes have called `train.prepare`. Their heartbeat pages record this
+    call."""
     goes_on_without_lost: bool
     """Whether the remaining ranks continue immediately when ranks are lost, and add the
-    replacements once they are ready. Each rank must then have its own copy, and must not depend on
-    any particular other rank."""
+    replacements once they are ready. This requires that each rank has its own copy of the model and
+    does not depend on a particular other rank."""
     at_own_pace: bool
     """Whether a slow rank processes fewer shares of the batches, without delaying the other
     ranks."""

@@ -61,14 +61,14 @@ class TimeCategory(StrEnum):
     """How a second of a slot was used."""
 
     USEFUL = "useful"
-    """Spent on optimizer steps that count."""
+    """Time for optimizer steps that count."""
     RECOMPUTED = "recomputed"
-    """Spent on repeating steps that were lost."""
+    """Time for repeating lost steps."""
     STARTING = "starting"
-    """From the grant of the slot to the first step."""
+    """The time from the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"
     RECOVERING = "recovering"
-    """From the loss of a rank until the group trained again."""
+    """Time from the loss of a rank until the group trained again."""
     CHECKPOINTING = "checkpointing"
     IDLE = "idle"
     """Held but not used: the attempt is stopping, or the use is unknown."""
@@ -163,8 +163,8 @@ class NodeObservation:
     slowness: float | None
     """How many times slower than usual the node is; None if not requested."""
     system_metrics: Mapping[int, Mapping[str, float]]
-    """Metric values by rank and name. One of the ranks also has the metrics of the node. Empty if
-    not requested."""
+    """Metric values by rank and name. The values of one rank include the metrics of the node. Empty
+    if not requested."""
 
 
 class UnreportedStep(NamedTuple):
@@ -195,8 +195,8 @@ class HeartbeatPage:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Write zeros instead of truncating the file to its size, so that a full disk raises an
-            # error here instead of causing a SIGBUS later. Link the page once it is complete, since
-            # other processes write to a page as soon as it exists.
+            # error here instead of causing a SIGBUS later. Give the file its name only after
+            # writing the zeros, because other processes write to a page as soon as it exists.
             unnamed = path.with_suffix(".page.partial")
             with open(unnamed, "w+b") as file:
                 file.write(bytes(SIZE_BYTES))
@@ -231,7 +231,8 @@ class HeartbeatPage:
         self.enter(RankPhase.EXCHANGE, self._use)
 
     def compute(self) -> None:
-        """Return to computing, for strategies that exchange data before the backward pass."""
+        """Enter the phase COMPUTE again, for strategies that exchange data before the backward
+        pass."""
         self.enter(RankPhase.COMPUTE, self._use)
 
     def begin(self, generation: int, step: int, *, is_verified: bool = True) -> None:

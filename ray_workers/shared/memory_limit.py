@@ -74,8 +74,8 @@ def _groups(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:
             base, files = mount / "memory", _V1
         else:
             continue
-        # In a container, the mount may begin at the container's own group, while this file contains
-        # the path from the host's root.
+        # In a container, the mount may begin at the container's own control group, although `path`
+        # begins at the host's root.
         inside = Path(path.lstrip("/"))
         for folder in (inside, *inside.parents):
             yield base / folder, files

@@ -28,7 +28,7 @@ METADATA_NAMES: Final = frozenset(
         "metadata.google.internal",
     }
 )
-"""Names under which clouds serve a machine's credentials."""
+"""Host names at which cloud providers serve a machine's credentials."""
 METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 """Azure's metadata address, which is a public address. Other clouds use link-local or private
 addresses."""
@@ -77,7 +77,7 @@ def refused_host(host: str, allowed: AllowedHosts) -> str | None:
     if address is not None:
         return refused_address(address, allowed)
     if name in METADATA_NAMES:
-        return "clouds serve a machine's credentials at this name"
+        return "cloud providers serve a machine's credentials at this name"
     if name in LOCAL_NAMES or name.endswith(".localhost"):
         return "it is the machine itself"
     return None
@@ -103,7 +103,7 @@ def canonical_host(host: str) -> str:
             decoded = text.encode("ascii").decode("idna")
         except UnicodeError:
             return text
-        # A name that decodes to plain ASCII was encoded only to hide it.
+        # If the decoded name is plain ASCII, the encoding only served to disguise the name.
         plain = unicodedata.normalize("NFKC", decoded).lower()
         return plain if plain.isascii() else text
     return text
@@ -139,7 +139,7 @@ def embedded_addresses(address: Address) -> tuple[ipaddress.IPv4Address, ...]:
 
 def _reason(address: Address) -> str | None:
     if address in METADATA_ADDRESSES:
-        return "an address at which a cloud serves a machine's credentials"
+        return "an address at which a cloud provider serves a machine's credentials"
     if isinstance(address, ipaddress.IPv6Address):
         if embedded_addresses(address) and not address.is_loopback and not address.is_unspecified:
             return None  # the check of the embedded address decides
@@ -148,7 +148,7 @@ def _reason(address: Address) -> str | None:
     for holds, reason in (
         (address.is_unspecified, "not the address of a host"),
         (address.is_loopback, "the machine itself"),
-        (address.is_link_local, "a link-local address, where clouds serve credentials"),
+        (address.is_link_local, "a link-local address, where cloud providers serve credentials"),
         (address.is_multicast, "a multicast address"),
         (
             address.is_private or any(address in network for network in _SPECIAL),

@@ -1,7 +1,8 @@
 """Paths of a deployment's files on a node, such as the forkserver's socket and the spools.
 
 All of these paths are under the system's temporary folder. If the path of this folder is long,
-paths begin with a short link to it, because the path of a Unix socket can have at most 107 bytes.
+paths begin with a short link to it, because the path of a Unix socket can be at most 107 bytes
+long.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SHORT_TMP = Path("/tmp")
 SOCKET_PATH_BYTES = 107
 """Maximum length of a Unix socket's path (unix(7))."""
 BYTES_BELOW_ROOT = 82
-"""Length of the longest socket path below `machine_root`, which is used by Ray's dashboard:
+"""Length of the longest socket path below `machine_root`. Ray's dashboard uses this path:
 `/ray-INSTANCE/session_YYYY-MM-DD_HH-MM-SS_MICROS_PID/sockets/dash_TaskEventsHead`."""
 
 
@@ -62,9 +63,9 @@ def machine_root() -> Path:
 
 
 def _short_link(root: Path) -> Path:
-    """Return a short path to the folder, which is the same in every process. The path is a link in
-    a folder to which no other user can write. The files themselves remain on the disk that the user
-    chose."""
+    """Return a short path to the folder. The path, which is the same in every process, is a link
+    in a folder to which no other user can write. The files themselves remain on the disk that the
+    user chose."""
     links = SHORT_TMP / root.name
     own_folder(links)
     digest = hashlib.sha256(os.fsencode(root)).hexdigest()
@@ -95,9 +96,9 @@ def own_folder(path: Path, setting: str = "TMPDIR") -> None:
     """Create a folder that only this user can enter, or check that an existing folder is private.
 
     If other users can read the folder but not write to it, their permissions are removed. Raise
-    UntrustedFolder if other users could write to it, since removing their permissions would not
-    remove the files that they wrote. The error names `setting`, the variable that moves the folder
-    elsewhere.
+    UntrustedFolder if other users could write to the folder, since removing their permissions would
+    not remove the files that they wrote. The error names `setting`, the variable that moves the
+    folder elsewhere.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -162,7 +163,7 @@ def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Pa
 
 def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
     """Return the folder for temporary files of an attempt's ranks on a node. Its name is short,
-    because `multiprocessing` creates sockets there."""
+    because `multiprocessing` creates sockets in this folder."""
     name = hashlib.sha256(f"{job_id}:{attempt}".encode()).hexdigest()[:8]
     return runtime_dir(deployment_id, node_id) / "tmp" / name
 

@@ -1,9 +1,9 @@
 """Quarantine of slots. A quarantined slot is not given to any job, because processes that ran in
 the slot still exist.
 
-The placement group of such a slot is not removed, so Ray shows the slot and its stuck GPU as in
-use, even after the service restarts. The records in this module contain the attempt, the time and
-the reason. The node's agent releases a slot once it is clean.
+The placement group of a quarantined slot is not removed, so Ray shows the slot and its stuck GPU as
+in use, even after the service restarts. The records in this module contain the attempt, the time
+and the reason. The node's agent releases a slot once it is clean.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any, Self
 PART_BYTES = 4 << 20
 """The size of each part of an update; the last part may be smaller."""
 ELEMENT_BYTES = 4
-"""Bytes per element of an update, which consists of little-endian float32 values without a
-header."""
+"""Number of bytes per element of an update. An update consists of little-endian float32 values
+without a header."""
 FORM = "form.json"
 MODEL = "model.safetensors"
 UPDATES = "updates"

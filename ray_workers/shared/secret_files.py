@@ -34,7 +34,7 @@ class SecretUnavailable(Exception):
 def read_secrets(
     folder: str | None, names: Iterable[str], owner: str | None = None
 ) -> dict[str, str]:
-    """Return the values by name, without a final newline. Raise SecretUnavailable."""
+    """Return the values, without a final newline, keyed by name. Raise SecretUnavailable."""
     return {name: _read(folder, name, owner) for name in names}
 
 
@@ -83,7 +83,7 @@ def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise SecretUnavailable(f"the secret {name} is not a regular file")
     if status.st_uid not in (0, os.getuid()):
-        raise SecretUnavailable(f"the secret {name} must belong to dray's user or root")
+        raise SecretUnavailable(f"the secret {name} must be owned by dray's user or root")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise SecretUnavailable(
             f"the secret {name} can be read by other users of this node: set the mode of its "
@@ -104,8 +104,8 @@ class Masker:
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
         self.longest = max(map(len, encoded), default=0)
-        """Length of the longest value in bytes. If text is truncated, this many bytes next to the
-        cut may contain part of a value."""
+        """Length of the longest value in bytes. If a string is truncated, up to this many bytes
+        next to the cut may be part of a value."""
 
     def may_go_on(self, text: str) -> bool:
         """Whether the text ends with the beginning of a value."""

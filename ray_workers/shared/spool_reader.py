@@ -16,8 +16,8 @@ from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders.removal import remove_tree
 
 MAX_DEPTH = 64
-"""Maximum nesting of a frame's JSON. More deeply nested JSON could be parsed on the node, but not
-passed on to the service."""
+"""Maximum nesting depth of a frame's JSON. More deeply nested JSON could be parsed on the node, but
+not passed on to the service."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?$)|([\[{\]}])')
 """Pattern for brackets outside of strings. The pattern also matches unterminated strings;
 otherwise, the search would restart at each quote in such a string."""
@@ -28,13 +28,14 @@ class SpoolRead:
     """New data from an attempt's spools on a node."""
 
     data: Mapping[str, bytes]
-    """Complete frames, by spool key."""
+    """Complete frames, keyed by spool key."""
     more: bool
     """Whether the limit was reached, so that more can be read immediately."""
 
 
 def spool_key(rank: int, incarnation: int, stream: str) -> str:
-    """Return the name of a spool within its attempt, which is also its key in a poll's cursor."""
+    """Return the name of a spool within its attempt. The name is also the key of the spool in a
+    poll's cursor."""
     return f"r{rank}.{incarnation}.{stream}"
 
 
@@ -45,7 +46,8 @@ def parse_key(key: str) -> tuple[int, int]:
 
 
 def stream_of(key: str) -> tuple[int, str]:
-    """Return the rank and the stream in a spool key, which all incarnations of a rank share."""
+    """Return the part of a spool key that all incarnations of a rank share: the rank and the
+    stream."""
     rank, _, stream = key.removeprefix("r").split(".")
     return int(rank), stream
 
@@ -153,7 +155,7 @@ def discard(directory: Path, before: int) -> None:
 def remove(directory: Path) -> None:
     """Delete a spool, or all spools of an attempt."""
     remove_tree(directory)
-    # Delete the job's folder with its last attempt.
+    # Delete the job's folder when the spools of its last attempt have been deleted.
     try:
         os.rmdir(directory.parent)  # noqa: PTH106
     except OSError:

@@ -1,5 +1,5 @@
-"""Injects the faults of drills, which users request for their own jobs, and reports the
-recovery."""
+"""Injects the faults of drills and reports the recovery. Users request drills for their own
+jobs."""
 
 from __future__ import annotations
 

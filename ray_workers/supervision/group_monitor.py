@@ -180,7 +180,7 @@ class GroupMonitor:
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
         """Return a future for the exit of each rank's latest process, even if the process has
-        exited."""
+        already exited."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
@@ -190,7 +190,7 @@ class GroupMonitor:
 
     @property
     def _recovers_in_place(self) -> bool:
-        """Whether the group can recover in place. A script must have called `train.prepare`."""
+        """Whether the group recovers in place. A script must have called `train.prepare`."""
         if not self._traits.recovers_in_place or not self._traits.is_script:
             return self._traits.recovers_in_place
         running = {(member.index, member.incarnation) for member in self._group.running}
@@ -249,7 +249,7 @@ class GroupMonitor:
         broke = broke if ranks else "the group was about to change its size"
         message = f"rank {through[0].rank} had exited with code 0 when {broke}"
         if not self._traits.is_script:
-            message += ": the result was stored, and all ranks were done"
+            message += ": the result was stored, and all ranks had finished"
             return Outcome.of(Cause.SUCCEEDED, message)
         has_trained = any(one.status.step or one.status.first_at for one in self._newest())
         if not ranks and not has_trained:
@@ -336,8 +336,8 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether the monitor can detect only stopped processes. True for a script that has not
-        called `train.prepare` and does not have to."""
+        """Whether the monitor can detect only suspended processes. True for a script that has not
+        called `train.prepare` and is not required to call it."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
         return self._traits.is_script and not is_elastic and not prepared

@@ -27,7 +27,7 @@ class CodeUnavailable(Exception):
 
 
 class CodeUnfetchable(Exception):
-    """The remote code of a job can't be fetched or used, and a retry would fail too."""
+    """The remote code of a job can't be fetched or used, and a retry would also fail."""
 
 
 class NodeClients:
@@ -70,8 +70,8 @@ class NodeClients:
     @property
     def was_one_silent(self) -> bool:
         """Whether an agent is unresponsive, or was unresponsive recently. When an unresponsive
-        agent is killed, the ranks on its node are killed too, so this can explain why ranks were
-        lost."""
+        agent is killed, the ranks on its node are also killed, so the death of the agent can
+        explain why ranks were lost."""
         return time.monotonic() - self._silent_at < self._limits.start_s
 
     def silent(self) -> tuple[SilentProcess, ...]:
@@ -136,12 +136,12 @@ class NodeClients:
         return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
-        """Return the CPU time and I/O that each running process has used so far, by rank and
+        """Return the CPU time and I/O that each running process has used so far, keyed by rank and
         incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
     async def refresh_speed(self) -> None:
-        """Measure how slow the machines are, unless a recent observation has done so. If no agent
+        """Measure how slow the machines are, unless they were measured recently. If no agent
         responds, the last known speed is kept."""
         if self._speed_is_older_than(self._timings.speed_limit_s):
             await self.observations()
@@ -190,7 +190,7 @@ class NodeClients:
     async def _answers(
         self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float | None = None
     ) -> dict[str, Any]:
-        """Return the responses by node id. Nodes that do not respond are omitted."""
+        """Return the responses, keyed by node id. Nodes that do not respond are omitted."""
         node_ids = list(asked)
         limit_s = self._timings.answer_limit_s if limit_s is None else limit_s
         calls = (self.ask(node_id, method, *arguments, limit_s=limit_s) for node_id in node_ids)

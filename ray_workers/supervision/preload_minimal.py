@@ -1,10 +1,10 @@
 """Prepares the embedded Ray's idle worker processes (`RAY_preload_python_modules`).
 
-The processes import the code of the actors in advance. They also prevent Ray from registering
-serializers that dray's actors do not need. Normally, when a worker unpacks its first argument, Ray
-registers serializers, for which it imports numpy, pyarrow, pydantic and starlette if they are
-installed. These imports would take a quarter of a second of CPU time and 50 MB for each actor of a
-job. On a shared cluster, the actors of other programs might need the serializers, so
+The processes import the code of the actors in advance, and prevent Ray from registering serializers
+that dray's actors do not need. Normally, when a worker unpacks its first argument, Ray registers
+serializers, for which it imports numpy, pyarrow, pydantic and starlette if they are installed.
+These imports would take a quarter of a second of CPU time and 50 MB for each actor of a job. On a
+shared cluster, the actors of other programs might need the serializers, so
 `ray_workers.supervision.preload` is used instead.
 
 Each process also starts its own session. Linux may divide CPU time among sessions

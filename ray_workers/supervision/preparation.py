@@ -63,7 +63,8 @@ class Preparation:
         return await self._restart_once(members, round_number)
 
     async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        # Include members that are still running, because their processes did not become ready.
+        # Treat a process that is still running as vanished, because it did not become ready in
+        # time.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
         try:
@@ -91,7 +92,7 @@ class Preparation:
         node_ids = [part.node_id for part in slices]
         await self._nodes.know(node_ids)
         await self._prepare(node_ids)
-        # The time is limited because a rank actor that is stopped while it is starting never
+        # Limit the time, because a rank actor that is suspended while it is starting never
         # responds.
         limit_s = self._timings.grow_limit_s + self._timings.replace_limit_s
         return await self._speed.within(limit_s, self._group.add(slices, round_number))

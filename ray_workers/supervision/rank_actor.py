@@ -87,7 +87,7 @@ class RankActor:
         address = own_address()
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
-        # An empty string hides all GPUs from a rank without a GPU, because they belong to other
+        # If the rank has no GPU, an empty string hides all GPUs, because the GPUs belong to other
         # jobs.
         visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
@@ -161,10 +161,10 @@ class RankActor:
         )
 
     async def ping(self) -> None:
-        """Return immediately, unless the actor's process is stopped."""
+        """Return immediately, unless the actor's process is suspended."""
 
     async def announce(self, assignment: RankAssignment) -> None:
-        """Announce to the process its rank in the next rendezvous round."""
+        """Notify the process of its rank in the next rendezvous round."""
         self._assignment = assignment
         # Read `self._assignment` when the page is written, so that the newest assignment is used if
         # several calls are waiting for the page.

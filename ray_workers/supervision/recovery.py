@@ -78,7 +78,7 @@ class RecoveryController:
         """Minimum number of workers that the group needs to train."""
         self.state = RecoveryState()
         self.workers_added = asyncio.Event()
-        """Set when newcomers have been assigned a rank, so that the monitor also waits for their
+        """Set when new members have been assigned a rank, so that the monitor also waits for their
         exits."""
         self.one_at_a_time = asyncio.Lock()
         """Held during each change of the group."""
@@ -97,11 +97,12 @@ class RecoveryController:
         """Continue without the lost members, or with new processes for them. Returns False if the
         group does not recover.
 
-        `lost` contains the members whose processes have exited. If `lost` is empty, the living
+        `lost` contains the members whose processes have exited. If `lost` is empty, the remaining
         ranks reconnect in another round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:
-            # Ask Ray only if a whole worker vanished, because Ray responds slowly.
+            # Query Ray only if a process vanished without an exit code, because Ray responds
+            # slowly.
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
@@ -290,8 +291,8 @@ class RecoveryController:
         first_at = max((rank.first_at for rank in ranks), default=0.0)
         if first_at < regrouping.began_at:  # the job has finished, or the other ranks did not stop
             first_at = time.time()
-        # No step is lost in a group with silos, which keep their part of an open round, or servers,
-        # which keep every gradient.
+        # A group with silos or servers loses no steps: silos keep their part of an open round, and
+        # servers keep every gradient.
         is_kept = bool(self._traits.state_holders)
         steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(
@@ -308,7 +309,8 @@ class RecoveryController:
     # Lost members that rejoin.
 
     async def _rejoin(self, member: Member) -> None:
-        """Start another process for a lost member, which joins a later round when it is ready."""
+        """Start a replacement process for a lost member; the process joins a later round when it is
+        ready."""
         self._rejoining.append(member)
         try:
             for _ in range(recovery_rules.MOST_STARTS):

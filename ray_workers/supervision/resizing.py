@@ -38,7 +38,7 @@ class Resizing:
         self._newest = 0
         """The number of the latest grant or recall."""
         self._is_releasing_rest = False
-        """Whether a task is running that releases slots whose processes have ended."""
+        """Whether a task that releases the slots of ended processes is running."""
 
     def grow(self, grant: Grant) -> None:
         """Add workers in the granted slots as soon as possible. A repeated grant is ignored."""

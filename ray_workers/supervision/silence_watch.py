@@ -1,8 +1,8 @@
-"""Kills rank actors and rendezvous stores whose processes are stopped but not dead.
+"""Kills rank actors and rendezvous stores whose processes are stopped, for example by SIGSTOP.
 
-A stopped rank actor neither forwards the output of its training process nor observes the process's
-exit, and a group whose rendezvous store is stopped can't form another round. Once such a process is
-killed, its loss is handled like any other loss. The supervisor itself is watched by
+A suspended rank actor neither forwards the output of its training process nor observes the
+process's exit, and a group whose rendezvous store is suspended can't form another round. Once such
+a process is killed, its loss is handled like any other loss. The supervisor itself is watched by
 `service.cluster.ray.driver`.
 """
 

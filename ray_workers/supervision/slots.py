@@ -1,4 +1,4 @@
-"""Reserves and releases the slots of an attempt, which are Ray placement groups."""
+"""Reserves and releases the slots of an attempt. Slots are Ray placement groups."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 
 BLOCK_LIMIT_S = 2.0
-"""Limit for Ray to reserve a fraction of a GPU that is only blocked, not used."""
+"""Time limit for Ray to reserve a fraction of a GPU that is only blocked, not used."""
 PROBE_LIMIT_S = 10.0
-"""Minimum limit for the actor that finds out which GPU Ray has chosen."""
+"""Minimum time limit for the actor that finds out which GPU Ray has chosen."""
 
 
 class SlotsUnavailable(Exception):
@@ -43,7 +43,7 @@ class Slots:
 
 
 class AttemptSlots:
-    """All slots of one attempt, including requested ones."""
+    """All slots of one attempt, including requested slots."""
 
     def __init__(self, spec: AttemptSpec, timings: Timings) -> None:
         self._spec = spec
@@ -72,8 +72,8 @@ class AttemptSlots:
         """Reserve slots for the workers of one slice, each on a different GPU of the node.
 
         Ray chooses the fullest GPU that has enough capacity, so it would put the second slot on the
-        same GPU as the first slot. Such a slot is released, and the rest of this GPU is temporarily
-        blocked, piece by piece, until Ray chooses another GPU.
+        same GPU as the first slot. The second slot is then released, and the rest of the GPU is
+        temporarily blocked, piece by piece, until Ray chooses another GPU.
         """
         kept: dict[str, Slots] = {}
         bundle = self._spec.bundle
@@ -160,6 +160,6 @@ class AttemptSlots:
             ray.kill(looks)
 
     async def release_slots(self, slots: Sequence[Slots]) -> None:
-        """Release slots in which nothing is running."""
+        """Release slots in which no process is running."""
         await placement_groups.release_slots([each.group for each in slots])
         self.held = [each for each in self.held if each not in slots]

@@ -130,7 +130,7 @@ class Supervisor:
         """Return new frames from all nodes, and the nodes that did not respond. Returns early when
         the phase changes.
 
-        `wait_s` is the time until the poll's deadline in seconds. Responses can arrive up to
+        `wait_s` is the time in seconds until the poll's deadline. Responses can arrive up to
         `poll_slack_s` later.
         """
         ended = self._phase is Phase.ENDED

@@ -48,7 +48,7 @@ class Member:
     """A worker: its slot, the actor that holds the slot, and the current process in it."""
 
     index: int
-    """The worker's number for the whole attempt, which is never reused."""
+    """The worker's number for the entire attempt. Numbers are never reused."""
     rank: int
     """The worker's current number in the group. The ranks of a group have no gaps."""
     local_rank: int
@@ -365,7 +365,7 @@ class WorkerGroup:
             )
             for member in members
         )
-        # Ignore errors: a member that has exited or does not respond is handled as the next loss.
+        # Ignore errors: a member that has exited or does not respond is treated as another loss.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:
@@ -421,7 +421,7 @@ class WorkerGroup:
 
         If processes can't be ended, the node's agent keeps their slots (`quarantine`). This method
         can be called again after a failure. The slots are released last, because other jobs can
-        then use them immediately.
+        use released slots immediately.
         """
         if not self._slots.num_ever:
             return  # without slots, there are no processes
@@ -441,7 +441,7 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """Kill rank actors, even stopped actors. Errors are only logged: a node might be gone."""
+    """Kill rank actors, including suspended ones. Errors are only logged: a node might be gone."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

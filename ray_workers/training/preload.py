@@ -1,5 +1,5 @@
-"""Imports all modules that training processes need in the parent process from which they are
-forked.
+"""Imports the modules that training processes need. The imports take place in the parent process
+from which training processes are forked.
 
 A fork copies only one thread and no CUDA context, so none of these modules may start a thread, use
 a GPU, or open a connection when imported. Each new process imports the modules that are not listed

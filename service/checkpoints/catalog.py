@@ -55,8 +55,8 @@ def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:
-    """Return the job's `counting_checkpoints`, and the one with the best value of the job's metric,
-    if any."""
+    """Return the job's `counting_checkpoints`, and the checkpoint with the best value of the job's
+    metric, if any."""
     rows = counting_checkpoints(session, job.id)
     return rows, best(rows, best_metric(job))
 

@@ -1,10 +1,10 @@
 """Starting a job from another job's checkpoint (`init_from`).
 
 The checkpoint is chosen when the job is submitted, so that the choice does not depend on how long
-the job waits. The other job can't be deleted before this job has ended, but it may replace its
-checkpoints (`checkpoint.keep`). If the chosen checkpoint was deleted, this job starts from the
-newest or best checkpoint that exists at the start. If `init_from` names a step, the ranks report
-instead that the checkpoint no longer exists.
+the job waits. The other job can't be deleted before this job has ended, but the other job may
+replace its checkpoints (`checkpoint.keep`). If the chosen checkpoint was deleted, this job starts
+from the newest or best checkpoint that exists at the start. If `init_from` names a step, the ranks
+report instead that the checkpoint no longer exists.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
         raise InitFromDiffers(
             f"can't continue from the full state of {source.id}: {found.pointer} {found.why}",
             pointer=found.pointer,
-            hint=f"change it, or {_TAKE_WEIGHTS}",
+            hint=f"change this field, or {_TAKE_WEIGHTS}",
         )
 
 

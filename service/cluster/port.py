@@ -49,10 +49,10 @@ class ClusterNode:
     """The node's Ray labels, such as `ray.io/market-type`, except for the label with the node's
     id."""
     is_starting: bool
-    """Whether the node is not accepted for the sole reason that it is still starting."""
+    """Whether the only reason for not accepting the node is that it is still starting."""
     is_released: bool
-    """Whether `Cluster.request_nodes` has removed dray's processes from the node. Such a node is
-    not accepted."""
+    """Whether `Cluster.request_nodes` has removed dray's processes from the node. If true, the node
+    is not accepted."""
     is_never_released: bool
     """Whether the node is the head, which Ray never removes, or a control node, on which
     supervisors run."""
@@ -116,8 +116,8 @@ class Cluster(Protocol):
         """
 
     async def send(self, ref: AttemptRef, command: Command) -> None:
-        """Send a command to an attempt. Does nothing if its supervisor is gone. `poll` reports the
-        effects. Idempotent: commands with the same `name` count as one command."""
+        """Send a command to an attempt. Does nothing if the attempt's supervisor is gone. `poll`
+        reports the effects. Idempotent: commands with the same `name` count as one command."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """Forget an attempt whose outcome the service has stored. Idempotent."""
@@ -135,7 +135,7 @@ class Cluster(Protocol):
         `bundles` contains pairs of a bundle and a count. A bundle fits only on nodes with its
         labels. Without bundles, Ray chooses the size of the cluster. The call also ends dray's own
         processes on the nodes in `released`, because Ray would otherwise never consider these nodes
-        idle. If a later call omits a node from `released`, dray's processes are started on it
+        idle. If a later call omits a node from `released`, dray's processes are started on the node
         again. Idempotent.
         """
 
@@ -145,8 +145,8 @@ class Cluster(Protocol):
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
         """Withdraw the owner's request to prepare `needs` on a node, because none of the owner's
-        jobs is waiting for them any longer. The preparation continues if jobs of other owners need
-        the same. Idempotent."""
+        jobs is waiting for them any longer. The preparation continues if jobs of other owners have
+        the same needs. Idempotent."""
 
     async def kept_jobs(self) -> list[str]:
         """Return the jobs that have a working directory on some node."""

@@ -77,7 +77,8 @@ class CodeUploads:
         """Describe code, and return it with the list of parts that are missing.
 
         If no part is missing, the code is complete. Idempotent. Raise BadUpload for an invalid path
-        or size, UploadTooLarge, and QuotaExceeded if the storage is full.
+        or size, UploadTooLarge if the upload is too large, and QuotaExceeded if the storage is
+        full.
         """
         total = self._check(files)
         identity = code_id(files)
@@ -212,7 +213,7 @@ class CodeUploads:
             refuse_if_full(session)
             if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
                 raise UploadTooLarge(
-                    "too many uploaded parts are not part of a completed upload",
+                    "too many uploaded parts do not belong to a completed upload",
                     hint="complete an upload with POST /v1/code, or wait: parts without code are "
                     "deleted an hour after they were uploaded",
                 )
@@ -266,7 +267,7 @@ class CodeUploads:
         except FileNotFoundError:
             raise StorageUnavailable(f"{key} is missing from the storage") from None
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise StorageUnavailable(f"{key} is damaged in the storage")
+            raise StorageUnavailable(f"the stored copy of {key} is damaged")
         return data
 
     async def sweep(self, now: datetime) -> int:

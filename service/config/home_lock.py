@@ -21,7 +21,7 @@ LOCK_NAME = "lock"
 
 
 class HomeInUse(StartRefused):
-    """Raised if another process is using the home."""
+    """Raised if another process is using the home directory."""
 
 
 class HomeUnusable(StartRefused):

@@ -19,9 +19,9 @@ SILO_LABEL = "dray.io/silo"
 node's agent reports the label if the silo's owner has set a data source. The owner can also add the
 label in Ray."""
 OPEN = "open to all jobs"
-"""A resource whose amount is 0 on nodes with a silo's data. Other nodes don't define the resource,
-and there it is unlimited. All workers except ranks of silos require the resource, but don't use any
-of it."""
+"""A resource whose amount is 0 on nodes with a silo's data. On other nodes, which don't define the
+resource, its amount is unlimited. All workers except ranks of silos require the resource, but don't
+use any of it."""
 NODE_LEVEL = "node"
 """The topology level at which each node is a separate domain."""
 MAX_NODES = 1000

@@ -1,4 +1,4 @@
-"""All settings of the service, which are read once at startup."""
+"""All settings of the service. They are read once, at startup."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65535)
     """Port to listen on; 0 selects a free port."""
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
-    The URL can contain a password, so it is never printed."""
+    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home
+    directory. The URL can contain a password, so it is never printed."""
     storage_url: str = ""
-    """URL for logs, checkpoints and artifacts; by default a folder in the home. For `s3://`, each
-    process uses the AWS variables in its environment."""
+    """URL for logs, checkpoints and artifacts; by default a folder in the home directory. For
+    `s3://`, each process uses the AWS variables in its environment."""
     ray_address: str = EMBEDDED
     """With `local`, the service runs the embedded Ray; with `host:port`, it joins a Ray cluster."""
     ray_token_file: Path | None = None
@@ -128,9 +128,9 @@ class Settings(BaseSettings):
     """Keys of Ray node labels that describe the topology, widest level first, such as
     `zone,rack,nvlink`. The workers of a job are placed close to each other in this topology."""
     silo_source: str | None = Field(None, repr=False)
-    """URL of a silo's data. Set it on the cluster node that belongs to the silo. A service with the
-    embedded Ray does not start with this setting, because its only node could then run only ranks
-    of silos."""
+    """URL of a silo's data, to be set on the cluster node that belongs to the silo. A service with
+    the embedded Ray does not start with this setting, because its only node could then run only
+    ranks of silos."""
     local_slots: int | None = Field(None, ge=1)
     """Number of one-CPU workers for which the embedded Ray has slots on a machine without a GPU.
     The default is the number of CPUs."""
@@ -164,9 +164,9 @@ class Settings(BaseSettings):
     ignored."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
-    """Address of the server for links in messages. The default is its host and port."""
+    """Address of the server for links in messages. The default is the server's host and port."""
     webhook_private_hosts: Hosts = None
-    """Private names, addresses and networks (CIDR) to which webhooks may send messages, also over
+    """Private names, addresses and networks (CIDR) to which webhooks may send messages, even over
     plain `http://`."""
 
     rank_env: VariableNames = ()
@@ -194,7 +194,7 @@ class Settings(BaseSettings):
 
     max_connections: int = Field(2048, ge=16)
     """Maximum number of concurrent requests, and of open connections. A low limit on open files
-    reduces both."""
+    reduces both maximums."""
     max_connections_per_client: int | None = Field(None, ge=1)
     """Maximum number of concurrent requests from one address. The default is half of
     `DRAY_MAX_CONNECTIONS`."""

@@ -107,7 +107,8 @@ class HomeTokenUnusable(StartRefused):
 
 
 def ensure(home: Path) -> str:
-    """Return the token in the home, and create the token if it is missing. Raise HomeTokenUnusable.
+    """Return the token in the home directory, and create the token if it is missing. Raise
+    HomeTokenUnusable.
 
     The file appears only when it is complete, and never replaces another file. If two services
     start at the same time, both use the token that was written first.

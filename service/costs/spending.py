@@ -45,8 +45,8 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """Return, by name of each queue whose budget is used up, the reason why none of its jobs
-        starts."""
+        """Return the reason why no job starts for each queue whose budget is used up, keyed by the
+        queue's name."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
@@ -70,7 +70,8 @@ def charge(
     """Store the cost of the attempt up to `until`.
 
     `prices` apply to the attempt's entire time; None if the deployment has no prices. A price
-    change therefore also affects the past time of live attempts, but not attempts that have ended.
+    change therefore also affects the cost of the past time of live attempts, but not the cost of
+    attempts that have ended.
     """
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:

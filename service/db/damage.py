@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from service.config.start_refusals import StartRefused, reason_of
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_WHAT_TO_DO = "restore the home folder from a backup, or move it away to start without its jobs"
+_WHAT_TO_DO = "restore the home folder from a backup, or move the folder away to start without jobs"
 
 
 class DatabaseUnusable(StartRefused):

@@ -26,12 +26,12 @@ VANISHED_HOST = {
     "tcp_user_timeout": "60000",
 }
 """Parameters of libpq that make a thread give up after about a minute if the database host has
-vanished from the network. Without them, the thread can wait for hours. The URL can set other
-values."""
+vanished from the network. Without these parameters, the thread can wait for hours. The URL can
+override their values."""
 
 
 def normalise_url(url: str) -> URL:
-    """Parse a URL of SQLite or PostgreSQL (with psycopg 3 as the driver). Raises ValueError for
+    """Parse a SQLite or PostgreSQL URL (with psycopg 3 as the driver). Raises ValueError for
     other databases."""
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]

@@ -1,10 +1,10 @@
 """Signals that wake waiting tasks in this process and, through PostgreSQL, in other processes.
 
-A signal means only that something about a topic might have changed; a task that is woken by a
-signal then reads the database. Every task also reads the database when its wait times out, so a
-lost signal causes a short delay but no error. A signal is sent after its transaction has been
-committed. Within the transaction, NOTIFY would need another round trip, and PostgreSQL serialises
-the commits of transactions that use NOTIFY.
+A signal means only that something about a topic might have changed. A task that is woken by a
+signal reads the database. Every task also reads the database when its wait times out, so a lost
+signal causes a short delay but no error. A signal is sent after its transaction has been committed.
+Within the transaction, NOTIFY would need another round trip, and PostgreSQL serialises the commits
+of transactions that use NOTIFY.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LAST_WORDS_S = 5.0
 example to send a last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
 """Pause between NOTIFY statements, in seconds. The topics of all transactions that commit during a
-pause are sent with the next statement."""
+pause are sent together in the next NOTIFY statement."""
 MAX_PAYLOAD = 7999
 """Maximum size of a NOTIFY message in PostgreSQL, in bytes."""
 LOOK_AGAIN_S = 5.0
@@ -84,8 +84,8 @@ class Subscription:
                 await self._event.wait()
         except TimeoutError:
             return False
-        # Assign this before calling `clear`. In the other order, a `wake` between the two
-        # statements would be lost.
+        # Assign `_is_woken` before calling `clear`. Otherwise, a `wake` between the two statements
+        # would be lost.
         self._is_woken = False
         self._event.clear()
         return True
@@ -112,8 +112,8 @@ class Subscription:
 
 
 class Signals:
-    """The topics of one process. Any thread can publish to them; tasks of event loops wait for
-    them."""
+    """The topics of one process. Any thread can publish to the topics; tasks of event loops wait
+    for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """Transactions on SQLite and PostgreSQL.
 
-`write` and `read` run a function of a Session as exactly one transaction, in a thread. After a lost
-connection or a deadlock, the function may be run again, even though the first commit might have
-succeeded. Therefore, every write must be a compare-and-set.
+`write` and `read` call a function with a Session, as exactly one transaction, in a thread. After a
+lost connection or a deadlock, the function may be run again, even though the first commit might
+have succeeded. Therefore, every write must be a compare-and-set.
 
 SQLite has one writing connection behind a lock, and only this connection checkpoints the
 write-ahead log; readers have separate, read-only connections. Each commit is synced to disk
@@ -156,7 +156,7 @@ class Database:
     async def look_up(self, work: Work[T]) -> T:
         """Like `read`, but for a single statement that looks up a row by its key.
 
-        On SQLite, such a statement is faster than a switch to another thread, so it runs in the
+        On SQLite, a look-up by key is faster than a switch to another thread, so it runs in the
         caller's thread, on a separate connection. Readers never wait for the writer.
         """
 
@@ -192,15 +192,15 @@ class Database:
         """Call `watcher` after each commit of this process, before the writer continues.
 
         The argument of `watcher` is the set of jobs about which responses might have changed: the
-        jobs passed to `touch`, and the jobs whose topics were passed to `notify`. The argument is
-        None if `touch` was not called and no job's topic was passed to `notify`, because any
-        response might have changed.
+        jobs passed to `touch`, and the jobs whose topics were passed to `notify`. If `touch` was
+        not called and no job's topic was passed to `notify`, the argument is None, which means that
+        any response might have changed.
         """
         self._watchers.append(watcher)
 
     def listen(self) -> None:
-        """Start publishing the signals of other processes until `close` is called (PostgreSQL
-        only)."""
+        """Start publishing the signals of other processes, and continue until `close` is called
+        (PostgreSQL only)."""
         if self._announcer is None or self._listener is not None:
             return
         self._listener = PostgresListener(self._conninfo, self.signals, own=self._announcer)
@@ -326,7 +326,7 @@ class Database:
                     raise
                 if self.is_sqlite or tried >= MAX_TRIES:
                     raise DatabaseUnavailable(
-                        "the database does not answer", hint="try again in a moment"
+                        "the database does not respond", hint="try again in a moment"
                     ) from error
                 logger.warning("retrying a transaction (%d): %s", tried, error.orig)
                 time.sleep(FIRST_PAUSE_S * 2**tried * random.uniform(0.5, 1.0))
@@ -340,8 +340,8 @@ class _Queued(Generic[T]):
         self.answer: Future[T] = Future()
 
     def is_wanted(self) -> bool:
-        """Return whether the caller is still waiting. From then on, a waiting caller can't cancel
-        the write."""
+        """Return whether the caller is still waiting. After this call returns True, the caller
+        can't cancel the write."""
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
 
     def settle(self, write: Callable[[Work[T]], T]) -> None:

@@ -38,8 +38,8 @@ class UtcDateTime(TypeDecorator[datetime]):
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        # This is faster than `process_result_value` for rows with many timestamps, most of which
-        # are None.
+        # A result processor is faster than `process_result_value` for rows with many timestamps,
+        # most of which are None.
         parsed = datetime.fromisoformat if dialect.name == "sqlite" else _in_utc
 
         def process(value: Any) -> datetime | None:

@@ -1,2 +1,2 @@
-"""Pure rules on plain data: states, retries, the scheduling policy, metric series. No I/O and no
-clock."""
+"""Pure rules on plain data: states, retries, the scheduling policy, metric series. The rules
+perform no I/O and read no clock."""

@@ -1,4 +1,4 @@
-"""Keys and values in the data of events that several modules use."""
+"""Keys and values that several modules use in the data of events."""
 
 from __future__ import annotations
 

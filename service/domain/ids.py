@@ -95,7 +95,7 @@ def ids_up_to(time: datetime) -> str:
 
 
 def last_id(prefix: str) -> str:
-    """Return an upper bound of all job and array ids with this prefix."""
+    """Return an upper bound for all job and array ids with this prefix."""
     longest = _JOB_ID_LENGTH - len("job-") + len(ARRAY_PREFIX)
     return prefix.ljust(longest, ALPHABET[-1])
 

@@ -56,12 +56,12 @@ SCHEDULER_ROUND = ServiceMetric(
 )
 REPLY_DELAY = ServiceMetric(
     "dray_reply_delay_seconds",
-    "Time that a reply with a running job's reports waited before it was stored.",
+    "Time from the arrival of a running job's reports until they were stored.",
     bounds=_SHORT,
 )
 JOB_WAIT = ServiceMetric(
     "dray_job_wait_seconds",
-    "Time from the submission of a job until it first claimed slots.",
+    "Time from the submission of a job until it first claims slots.",
     bounds=(1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 259200.0),
 )
 JOB_START = ServiceMetric(
@@ -71,7 +71,7 @@ JOB_START = ServiceMetric(
 )
 RECOVERY = ServiceMetric(
     "dray_recovery_seconds",
-    "Time from a fault until the group or the next attempt was training again.",
+    "Time from a fault until the group or the next attempt is training again.",
     "how",
     ("in_place", "restart"),
     bounds=_LONG,

@@ -21,10 +21,10 @@ MIN_INTERVALS = 4
 than `MIN_S` seconds."""
 MIN_S = 5.0
 SURE = 1.3
-"""Error of the mean step time, in standard deviations, that the range covers."""
+"""The range covers an error of the mean step time of this many standard deviations."""
 FEW = 4.0
-"""The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
-uncertain."""
+"""The error is multiplied by 1 + FEW / n for n intervals between marks, because the spread of a few
+intervals is uncertain."""
 MARGIN = 0.1
 """Each side of the range is widened by this fraction for every factor of two between the number of
 measured steps and the job's total number of steps. The margin covers evaluations, checkpoints and
@@ -34,7 +34,7 @@ MAX_TREND = 2.0
 
 
 FARTHEST_S = 365 * 86400.0
-"""Maximum remaining time, in seconds, for which an end is forecast."""
+"""Maximum remaining time, in seconds, for which the end of a job is forecast."""
 
 
 class Mark(NamedTuple):
@@ -77,7 +77,7 @@ def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
 
 def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     """Return the time from the latest mark to the last step, in seconds; None if there are not
-    enough measured paces.
+    enough marks.
 
     The range covers three estimates: the mean pace, with an error estimated from the spread of the
     paces; the pace of the newer half; and the pace that continues the trend from the older to the
@@ -90,8 +90,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # Extrapolate the trend from the middle of the newer half to the middle of the remaining steps.
-    # The unit of this distance is half the number of measured steps.
+    # Extrapolate the trend from the middle of the newer half of the measured steps to the middle of
+    # the remaining steps. Express this distance in units of half the number of measured steps.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(step_s * left for step_s in steps_s))

@@ -167,7 +167,8 @@ class Summary:
 
 
 def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
-    """Summarise at least one point. Infinities count as extremes, but NaN does not."""
+    """Summarise the points of a series, which must not be empty. Infinities count as extremes, but
+    NaN does not."""
     nan_at = _first_nan(values)
     if nan_at is None:
         low = values.index(min(values))
@@ -251,7 +252,7 @@ def pack_row(points: Mapping[Series, Points]) -> bytes:
 
 
 def unpack_row(row: bytes, rank: int | None = None) -> dict[Series, Points]:
-    """Return the points of a row, for all ranks or for one."""
+    """Return the points of a row, for all ranks or for one rank."""
     found: dict[Series, Points] = {}
     head, _, _ = row.partition(b"\n")
     at = len(head) + 1

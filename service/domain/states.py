@@ -1,8 +1,8 @@
 """The states of a job and the transitions between them, as one table.
 
 A (state, trigger) pair that is not in `TRANSITIONS` is rejected. Terminal states have no rows, so
-they are final. Each row lists the reason codes that are allowed for the transition, which appear in
-`Job.reason.code` and in the job's events.
+they are final. Each row lists the reason codes that are allowed for the transition. The codes
+appear in `Job.reason.code` and in the job's events.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ BEING_STOPPED = "; its processes are being stopped"
 
 
 def cancelled_by(actor: str, owner: str) -> str:
-    """Return the reason message of a cancelled job. `actor` is the user or admin who cancelled
-    it."""
+    """Return the reason message of a cancelled job. `actor` is the user or admin who cancelled the
+    job."""
     return f"cancelled by {'the user' if actor in (owner, ANONYMOUS) else actor}"
 
 
@@ -152,8 +152,8 @@ def cancelled_while_queued(by: str, attempt: int) -> str:
     """Return the reason message of a job that was cancelled while it was waiting. `by` is the
     result of `cancelled_by`, and `attempt` is the number of the job's last attempt, or 0."""
     if attempt:
-        return f"{by} while it waited for attempt {attempt + 1}"
-    return f"{by} before it started"
+        return f"{by} while the job waited for attempt {attempt + 1}"
+    return f"{by} before the job started"
 
 
 def once_stopped(message: str) -> str:

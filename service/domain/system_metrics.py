@@ -14,12 +14,13 @@ from itertools import pairwise
 from service.domain.series import Series
 
 RANKS_OF_ROW = 64
-"""Number of ranks that share rows. To read one rank, only the rows of these ranks are read."""
+"""Number of ranks that share rows. To read the metrics of one rank, only the rows of these ranks
+are read."""
 LONE_SAMPLES = 64
 """Number of samples that are first stored in separate rows, and then joined into one row."""
 MAX_SAMPLES = 1024
-"""Maximum number of samples stored for a job. If there are more, each pair of samples is replaced
-by its mean."""
+"""Maximum number of samples stored for a job. If this number is exceeded, each pair of samples is
+replaced by its mean."""
 SAMPLES_OF_ROW = 128
 
 
@@ -64,7 +65,7 @@ def pack(samples: SystemSamples) -> bytes:
 
 
 def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
-    """Return the samples of a row, for all ranks or for one."""
+    """Return the samples of a row, for all ranks or for one rank."""
     head, _, data = row.partition(b"\n")
     num_samples, alike = json.loads(head)
     times = struct.unpack_from(f"<{num_samples}q", data)
@@ -85,7 +86,8 @@ def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
 
 def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
     """Return all samples in the order of their times, regardless of the order of the parts, because
-    the clocks of attempts can differ. If several samples have the same time, the first is kept."""
+    the clocks of attempts can differ. If several samples have the same time, the first sample is
+    kept."""
     columns: dict[Series, list[float]] = {}
     times: list[int] = []
     for part in parts:

@@ -63,7 +63,7 @@ def new_secret() -> str:
 
 
 def message_id(webhook_id: str, number: int) -> str:
-    """Return the id of a message, which is the same for all delivery attempts."""
+    """Return the id of a message. The id is the same for all delivery attempts."""
     return f"{webhook_id}-{number}"
 
 

@@ -152,7 +152,7 @@ class ClientRounds:
     ) -> tuple[views.UpdateReceipt, bool]:
         """Pass the client's response in a phase of secure aggregation to the rank, like `send`.
 
-        In the phase masked_input, the response is the SHA-256 of the parts.
+        In the phase `masked_input`, the response is the SHA-256 of the parts.
         """
         at = await self._open_round(name, phase)
         path = round_files.answer_path(phase, at.client)

@@ -14,5 +14,5 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> str:
-    """Return the hash of a token, which is stored in the database."""
+    """Return the hash of a token, as stored in the database."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

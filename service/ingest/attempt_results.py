@@ -1,8 +1,9 @@
-"""Stores the replies of supervisors: each reply atomically, several attempts in one transaction.
+"""Stores the replies of supervisors. Each reply is stored atomically; one transaction can store the
+replies of several attempts.
 
-Two checks fence a reply. The attempt must be the job's live attempt, so replies from the supervisor
-of an abandoned attempt are ignored. The reply's cursor must be beyond the stored cursor, so a reply
-that arrives twice is stored once.
+A reply must pass two checks. The attempt must be the job's live attempt, so replies from the
+supervisor of an abandoned attempt are ignored. The reply's cursor must be beyond the stored cursor,
+so a reply that arrives twice is stored once.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Recorded:
     live: bool
     """Whether the attempt is still the job's live attempt, and must be polled again."""
     cursor: Mapping[str, int] = field(default_factory=dict)
-    """The reports up to this cursor are stored; the next poll continues after it."""
+    """The reports up to this cursor are stored; the next poll continues after this cursor."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class _Recorder:
     is_drilled: bool
     """Whether the job has drills that have not ended."""
     lacks_reports: bool
-    """Whether reports of an earlier reply of the attempt were omitted."""
+    """Whether reports were omitted from an earlier reply of the attempt."""
 
     def take(self, received: Received) -> Recorded:
         session, job, row, now, reply = self.session, self.job, self.row, self.now, received.reply
@@ -263,7 +264,8 @@ class _Recorder:
         )
 
     def _cancelled(self, outcome: Outcome) -> None:
-        """End a job that is being cancelled. The attempt keeps its own reason."""
+        """End a job that is being cancelled. The reason for the end of its attempt does not
+        change."""
         job = self.job
         is_stopped_early = job.reason_code == STOPPED_EARLY
         message = job.reason_message if is_stopped_early else once_stopped(job.reason_message)
@@ -320,7 +322,7 @@ class _Recorder:
         )
 
     def _fails_alike(self, message: str) -> bool:
-        """Whether the previous attempt ended with the same error of the user's code."""
+        """Whether the previous attempt ended with the same error in the user's code."""
         before = attempts_repository.get(self.session, self.job.id, self.row.attempt - 1)
         if before is None or before.reason_code != Cause.USER_ERROR:
             return False
@@ -381,8 +383,8 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 
 
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
-    """Return the running time that counts against max_runtime_s, excluding the time in which the
-    machine was suspended.
+    """Return the running time that counts against `max_runtime_s`, excluding the time during which
+    the machine was suspended.
 
     If no supervisor reported the running time, it is derived from the ledger, or from the wall time
     if the group changed its size.
@@ -415,7 +417,7 @@ def _retry_sentence(cause: Cause, retry: Retry) -> str:
         RetryBudget.INFRA: f"counted as a fault of {whose}",
         RetryBudget.FREE: "not counted",
     }[retry.budget]
-    return f"retried after {retry.delay_s:g} s at the earliest, {charged}"
+    return f"will be retried after at least {retry.delay_s:g} s, {charged}"
 
 
 def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Decodes the reports and times of frames, and counts refused frames.
 
 Frames come from processes that run a user's code. A frame that is malformed or out of bounds is
-refused and counted, and the job gets one event about it. The handler of a report checks whether the
-report may name its files: a file in another job's folder, for example, is refused.
+refused and counted, and one event about refused frames is added to the job. The handler of a report
+checks whether the report may name its files: a file in another job's folder, for example, is
+refused.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _CUT = "\n[... cut here: the stack is too long ...]\n"
 
 
 def bounded(report: HangReport, num_ranks: int) -> HangReport:
-    """Return the report to store, with at most `num_ranks` ranks, in order."""
+    """Return the report to store, with at most `num_ranks` ranks in rank order."""
     culprits = list(report.culprits)[:num_ranks]
     return replace(report, culprits=culprits, ranks=_bounded(report.ranks[:num_ranks], culprits))
 

@@ -107,8 +107,8 @@ class RankFrames:
         return stored
 
     def _take_run(self, frames: Sequence[Frame]) -> bool:
-        """Store frames of the same form together. If one of them is unusual, store nothing and
-        return False."""
+        """Store frames of the same form together. If one of the frames is unusual, store nothing
+        and return False."""
         run = metric_columns.run_of(frames, MAX_STEP)
         if run is None or not all(map(self._may_name, run.columns)):
             return False
@@ -209,8 +209,8 @@ class RankFrames:
             self._awaited_step = None
 
     def _note_times(self, steps: Sequence[int], frames: Sequence[Frame]) -> None:
-        """Store when rank 0 reported these steps. Rank 0 can report a step several times with
-        different metrics; the time of its first report is stored."""
+        """Store the times at which rank 0 reported these steps. Rank 0 can report a step several
+        times with different metrics; the time of its first report is stored."""
         times = [seconds_of(frame, self._now) for frame in frames]
         self._metrics.extend(TIMES, 0, steps, times, repeats=True)
 
@@ -219,8 +219,9 @@ class RankFrames:
         return frame.incarnation > 0 or self._attempt.generation > 0
 
     def _saw_step(self, step: int, frame: Frame, *, first: Frame, is_found: bool) -> None:
-        """Update the attempt's first step. `step` is the lowest of several steps, `frame` reported
-        this step, and `first` is the earliest of the frames that reported these steps."""
+        """Update the attempt's first step. `step` is the lowest of several reported steps, `frame`
+        is the frame that reported it, and `first` is the earliest frame that reported any of the
+        steps."""
         known = self._attempt.first_metric_step
         if is_found:
             # This series has just begun, but other series, such as the series of an earlier fold,

@@ -2,7 +2,7 @@
 loss before and after.
 
 Rank 0 reports everything except the loss after the resume, which is in the metrics of the first
-step. The event with the receipt is therefore added after that step, or when the attempt ends.
+step. Therefore, the event with the receipt is added after the first step, or when the attempt ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adds events to a job about nodes, and processes of its attempt, that do not respond."""
+"""Adds events to a job when a node or a process of its attempt does not respond."""
 
 from __future__ import annotations
 

@@ -19,13 +19,14 @@ CHANGED = 0.05
 change would not improve it."""
 LEAST_SECONDS = 1e-6
 SMOOTHING = 0.3
-"""The weight of a new time in the moving average for its size."""
+"""The weight of a new step time in the moving average for its size."""
 
 
 def noted(
     job: JobRow, attempt: AttemptRow, progress: Mapping[str, Any], batch: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """Return the job's `step_times` with the speed in rank 0's progress; None if nothing changes.
+    """Return the job's `step_times`, updated with the speed in rank 0's progress; None if nothing
+    changes.
 
     `batch` contains the last values of `OF_BATCH`. Only recipes have one batch size for the whole
     job. Nothing is stored while a group changes its size, because the number of workers of a step

@@ -1,4 +1,5 @@
-"""Use cases of arrays: many jobs of one document that are created and deleted together."""
+"""Operations on job arrays: groups of jobs that share one document and are created and deleted
+together."""
 
 from __future__ import annotations
 

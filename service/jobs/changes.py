@@ -30,7 +30,7 @@ NEXT_LOOK = "waits for the scheduler's next round"
 
 
 class JobChanges:
-    """Changes jobs, each in one transaction."""
+    """Changes jobs. Each change is one transaction."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
         self._database = database
@@ -127,7 +127,7 @@ class _JobChange:
 
     def _move_first(self) -> None:
         row = self._row
-        # Query the first rank, because jobs are also ordered by their remaining work, not only by
+        # Query the first rank, because jobs are ordered by their remaining work as well as by
         # submission.
         first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
         if first is not None and first <= row.rank:

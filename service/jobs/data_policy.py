@@ -34,7 +34,7 @@ because the worker checks it again."""
 MAX_PACKAGE_HOSTS = 20
 """Maximum number of package hosts of a job, since each look-up can take `LOOKUP_TIMEOUT_S`."""
 
-# A separate thread pool, so that look-ups that get no response block only these threads.
+# Use a separate thread pool, so that look-ups that get no response block only these threads.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
 
 

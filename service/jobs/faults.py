@@ -143,7 +143,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def slot_seconds(self) -> dict[str, float]:
-        """Return the slot-seconds of all jobs, including deleted jobs, by category."""
+        """Return the slot-seconds of all jobs, including deleted jobs, keyed by category."""
         return await self._database.read(repository.slot_seconds)
 
 

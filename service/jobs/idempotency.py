@@ -1,4 +1,4 @@
-"""Idempotency keys. A request with a key creates only one job or drill, no matter how often the
+"""Idempotency keys. A request with a key creates only one job or drill, regardless of how often the
 request is sent."""
 
 from __future__ import annotations
@@ -95,5 +95,5 @@ def _lock_number(owner: str, key: str) -> int:
 def _in_flight() -> IdempotencyInFlight:
     return IdempotencyInFlight(
         "a request with this Idempotency-Key is being processed",
-        hint="repeat the request in a moment to get the response to the first one",
+        hint="repeat the request in a moment to get the response to the first request",
     )

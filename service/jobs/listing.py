@@ -35,7 +35,8 @@ def scope(wanted: JobFilter) -> str:
 
 
 def can_match(wanted: JobFilter) -> bool:
-    """Return False if the filter has text that no row can contain, or two values for a label."""
+    """Return False if the filter contains a string that no row can contain, or two values for a
+    label."""
     if len(dict(wanted.labels)) < len(wanted.labels):
         return False
     words = (wanted.queue, wanted.owner, wanted.project, wanted.name, wanted.name_glob, wanted.text)
@@ -69,5 +70,5 @@ def position(wanted: JobFilter, cursor: str | None) -> str | None:
         return None
     job_id = decode_cursor(scope(wanted), cursor)
     if not isinstance(job_id, str) or not re.fullmatch(r"job-[0-9a-z]{1,60}", job_id):
-        raise BadCursor("the cursor does not come from this listing")
+        raise BadCursor("the cursor does not belong to this listing")
     return job_id

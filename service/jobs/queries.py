@@ -41,7 +41,7 @@ MAX_NAMED = 20
 
 
 class Queries:
-    """The queries. Each raises NotFound if the job does not exist."""
+    """The queries. Each query raises NotFound if the job does not exist."""
 
     def __init__(
         self, database: Database, storage: Storage, signals: Signals, settings: Settings
@@ -228,8 +228,8 @@ class Queries:
     async def checkpoint_file(
         self, job_id: str, step: int, path: str
     ) -> tuple[views.CheckpointFile, str]:
-        """Return a file of the checkpoint, and its storage key. Raises CheckpointNotFound if it is
-        missing."""
+        """Return a file of the checkpoint, and its storage key. Raises CheckpointNotFound if the
+        checkpoint or the file is missing."""
         row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
         return await in_storage_thread(catalog.locate, self._storage, row, path)
 
@@ -242,7 +242,8 @@ class Queries:
         return await self._database.read(work)
 
     async def artifact(self, job_id: str, artifact_id: str) -> tuple[views.Artifact, str]:
-        """Return the artifact and its storage URL. Raises ArtifactNotFound if it does not exist."""
+        """Return the artifact and its storage URL. Raises ArtifactNotFound if the artifact does not
+        exist."""
 
         def work(session: Session) -> tuple[views.Artifact, str]:
             found(session, job_id)
@@ -312,7 +313,8 @@ class Queries:
         return await self._database.read(work)
 
     async def decisions(self, *, before: int | None = None, limit: int = 100) -> views.DecisionPage:
-        """Return the newest stored rounds of the scheduler, or the rounds before a number."""
+        """Return the newest stored rounds of the scheduler, or the rounds with numbers below
+        `before`."""
         return await self._database.read(lambda s: decisions.page(s, before, limit))
 
     async def decision(self, number: int) -> views.ReplayedDecision:
@@ -329,7 +331,7 @@ class Queries:
         return await self._database.read(lambda s: cluster_view.cluster(s, self._settings))
 
     async def count_jobs(self) -> dict[JobState, int]:
-        """Return the number of jobs in each state, including 0."""
+        """Return the number of jobs in each state, including states without jobs."""
         counts = await self._database.read(repository.count_by_state)
         return {state: counts.get(state, 0) for state in JobState}
 
@@ -357,7 +359,7 @@ def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:
 
 
 def _must_exist(session: Session, job_id: str) -> JobState:
-    """Return the state of the job. Raises NotFound if it does not exist."""
+    """Return the state of the job. Raises NotFound if the job does not exist."""
     state = repository.state_of(session, job_id) if storable(job_id) else None
     if state is None:
         raise not_found(job_id)

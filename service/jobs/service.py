@@ -158,7 +158,7 @@ class Jobs:
         self, spec: JobSpec, *, owner: str = "default", project: str = "default"
     ) -> views.Explanation:
         """Return whether and when the job (for an array, its first job) would start if it were
-        submitted now, without storing anything. Raises the errors of `submit`."""
+        submitted now, without storing anything. Raises the same errors as `submit`."""
         prepared = await self._prepared(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)
@@ -166,8 +166,9 @@ class Jobs:
         def check(session: Session) -> None:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
-        # The checks of a submission take locks and count uses, so run them in a write transaction
-        # that is rolled back. Computing the result takes longer, but doesn't need the locks.
+        # The checks of a submission acquire locks and update usage counts, so run the checks in a
+        # write transaction that is rolled back. Computing the explanation takes longer, but doesn't
+        # need the locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:
@@ -222,7 +223,7 @@ class Jobs:
         return row, after
 
     async def get(self, job_id: str) -> views.Job:
-        """Return the job. Raises NotFound if it does not exist."""
+        """Return the job. Raises NotFound if the job does not exist."""
         return await self._database.read(
             lambda session: serializers.job(session, found(session, job_id))
         )
@@ -261,7 +262,7 @@ class Jobs:
     async def cancel(self, job_id: str, *, actor: str = ANONYMOUS) -> views.Job:
         """Ask the job to end, on behalf of `actor`. Idempotent.
 
-        Raises JobFinished if it succeeded or failed.
+        Raises JobFinished if the job succeeded or failed.
         """
         now = self._clock()
         moved = False
@@ -333,7 +334,7 @@ class Jobs:
     async def finish_deletions(self, before: datetime | None = None) -> int:
         """Complete interrupted deletions, and return their number.
 
-        With `before`, only deletions that began before this time are completed, since another
+        With `before`, only deletions that began before this time are completed, because another
         process may still be deleting. A job whose files can't be deleted now is skipped, and its
         deletion is retried later.
         """
@@ -355,7 +356,7 @@ class Jobs:
 
 
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
-    """Return the job's row. Raises NotFound if it does not exist, or is being deleted."""
+    """Return the job's row. Raises NotFound if the job does not exist, or is being deleted."""
     look = repository.lock if lock else repository.get
     row = look(session, job_id) if storable(job_id) else None
     if row is None or row.deleted_at is not None:

@@ -63,8 +63,8 @@ class StatusCache:
         return answer
 
     def _forget(self, changed: frozenset[str] | None) -> None:
-        """Drop the responses about the jobs that a commit changed. If `changed` is None, it is
-        unknown which jobs changed, and all responses are dropped."""
+        """Drop the cached responses about the jobs that a commit changed. If `changed` is None, it
+        is unknown which jobs changed, and all responses are dropped."""
         with self._lock:
             self._changes += 1
             if changed is None:

@@ -32,8 +32,8 @@ class Sweeps:
         return await self._database.read(lambda session: _view(session, sweep_id))
 
     async def trials(self, sweep_id: str, *, limit: int, cursor: str | None) -> views.TrialPage:
-        """Return trials by index, at most `limit` (1 to 500). Raises BadCursor for a cursor from
-        another listing."""
+        """Return at most `limit` (1 to 500) trials, in the order of their indices. Raises BadCursor
+        for a cursor from another listing."""
         limit = max(1, min(limit, MAX_TRIALS))
         after = _position(sweep_id, cursor)
         return await self._database.read(lambda session: _page(session, sweep_id, after, limit))
@@ -44,7 +44,7 @@ def _position(sweep_id: str, cursor: str | None) -> int:
         return -1
     index = decode_cursor(_scope(sweep_id), cursor)
     if not isinstance(index, int) or not 0 <= index < 2**63:
-        raise BadCursor("the cursor does not come from this listing")
+        raise BadCursor("the cursor does not belong to this listing")
     return index
 
 

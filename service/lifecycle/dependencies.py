@@ -1,8 +1,8 @@
 """Effects of a job's end on jobs that have not started: its dependents, and trials of its sweep.
 
 The effects are applied in the transaction in which the job ends, so the scheduler does not need to
-search for affected jobs. A submission prevents the jobs that it depends on from ending until it is
-stored (`hold`), so it can't miss the end of a job.
+search for affected jobs. While a job is being submitted, the jobs that it depends on are prevented
+from ending (`hold`), so that the new job can't miss the end of one of them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
 
 def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
     """Settle the dependencies on jobs that have just ended. If a job required the success of a job
-    that did not succeed, cancel the job, then the jobs that required its own success, and so on."""
+    that did not succeed, cancel the job, then cancel the jobs that required the success of the
+    cancelled job, and so on."""
     while ended:
         array_ids = {one.array_id for one in ended if one.array_id is not None}
         rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)
@@ -112,7 +113,7 @@ def end_unstarted(
     now: datetime,
     data: Mapping[str, Any],
 ) -> None:
-    """Cancel all jobs of an array that have had no attempt, for this reason."""
+    """Cancel, with this reason, all jobs of an array that have had no attempt."""
     ended = _end(session, [array_id], Trigger.CANCEL, code, message, now, data)
     resolve(session, ended, now)
 
@@ -159,7 +160,8 @@ def _end(
     now: datetime,
     data: Mapping[str, Any],
 ) -> list[Ended]:
-    """End jobs, and jobs of arrays, that have had no attempt: `transitions.move` in bulk."""
+    """End jobs, and jobs of arrays, that have had no attempt. A bulk version of
+    `transitions.move`."""
     state = transition(JobState.QUEUED, trigger, code)
     assert state is JobState.CANCELLED
     changed = arrays_repository.cancel_unstarted(

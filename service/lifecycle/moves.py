@@ -1,8 +1,8 @@
-"""Handles the consequences of every change of a job's state: counts ends, and writes messages for
-webhooks.
+"""Handles the consequences of every change of a job's state: counts ended jobs, and writes messages
+for webhooks.
 
 The messages are written in the transaction of the change, so that no message is lost. The loop
-`webhook_sender` sends them. Without webhooks, the only cost is one query at the end of the
+`webhook_sender` sends the messages. Without webhooks, the only cost is one query at the end of the
 transaction.
 """
 

@@ -40,7 +40,7 @@ def ask(
     actor: str | None = None,
 ) -> bool:
     """Ask an attempt to release its slots. The job must be locked. Return False if the attempt was
-    already asked; the first grace period then remains valid."""
+    already asked, in which case the first grace period remains valid."""
     if attempt.preempt_asked_at is not None:
         return False
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s
@@ -59,7 +59,8 @@ def ask(
 
 
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
-    """Ask the attempts on drained nodes to leave; return the number of attempts that were asked."""
+    """Ask the attempts on drained nodes to release their slots; return the number of attempts that
+    were asked."""
     touch(session)
     drained = {node.node_id: node for node in snapshot.nodes if node.drained_by is not None}
     asked = 0
@@ -88,7 +89,8 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
 def preempt_for(
     session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
 ) -> bool:
-    """Ask an attempt to leave for another job; return False if it no longer holds slots."""
+    """Ask an attempt to release its slots for another job; return False if it no longer holds
+    slots."""
     touch(session)
     seen = attempts_repository.get(session, job_id, attempt)
     if seen is None:

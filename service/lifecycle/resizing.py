@@ -124,8 +124,9 @@ def spare(
     they should be released.
 
     Only groups that recover in place can release slots, because they continue in the same
-    processes. Groups on GPUs can't recover in place. A script can also be asked if it has not
-    called `train.prepare`, because such calls are not recorded; it then keeps its slots.
+    processes. Groups on GPUs can't recover in place. A script can be asked even if it has not
+    called `train.prepare`, because these calls are not recorded. A script that has not called
+    `train.prepare` keeps its slots.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
@@ -137,8 +138,8 @@ def spare(
 
 
 def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
-    """Return for how many seconds an elastic group has trained with its global batch; 0 if the
-    batch can't be changed now."""
+    """Return the number of seconds for which an elastic group has trained with its global batch; 0
+    if the batch can't be changed now."""
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     since = attempt.batch_at or attempt.running_at
@@ -152,7 +153,7 @@ def change_batch(
     session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
 ) -> bool:
     """Let the group form again on its slots with this global batch size, using an empty grant.
-    Return False if that is no longer allowed."""
+    Return False if the group is no longer allowed to form again."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None:
@@ -216,7 +217,7 @@ def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
     """Whether the group has not responded to a recall within the time limit."""
     if attempt.recalled is None or attempt.preempt_asked_at is not None:
         return False
-    # Recalls that an older release stored have no time.
+    # If an older release stored the recall, `recalled_at` is None.
     return attempt.recalled_at is None or now - attempt.recalled_at >= rules.RECALL_LIMIT
 
 
@@ -237,8 +238,8 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         type_="recall_unanswered",
         code="recall_unanswered",
         message=(
-            f"did not release {workers(number)} within {limit_s:g} s of being asked: the job is "
-            "assumed to keep these slots, and may be asked to release all of them"
+            f"did not release {workers(number)} within {limit_s:g} s of the request: dray "
+            "assumes that the job keeps these slots, and may ask it to release all its slots"
         ),
         now=now,
         data={"recall": row.grants, "slices": as_rows(slices)},

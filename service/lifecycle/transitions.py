@@ -29,7 +29,7 @@ from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, moves
 
 KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
-"""Reasons of waiting jobs that could not start even if all slots were free."""
+"""Reasons why a job waits that would apply even if all slots were free."""
 
 
 class Ends:
@@ -41,7 +41,7 @@ class Ends:
         self._events: list[Mapping[str, Any]] = []
 
     def add(self, job: JobRow, before: JobState, event: Mapping[str, Any]) -> None:
-        """Add a job that has ended, whose state was `before`."""
+        """Record a job that has just ended, and its previous state `before`."""
         self._jobs.append((job, before))
         self._events.append(event)
 
@@ -197,8 +197,8 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
 
 
 def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
-    """Return the waits that `note_waiting` would store, so that a long queue need not be read in a
-    write transaction."""
+    """Return the elements of `waits` that `note_waiting` would store, so that a long queue need not
+    be read in a write transaction."""
     queued = planned_jobs.waiting_notes(session)
     return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
 
@@ -217,7 +217,7 @@ def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store the reason and the position of each waiting job; return the number of changed jobs.
 
-    Adds no events, since plans are made often, except for an exhausted budget, which blocks jobs
+    Because plans are made often, an event is added only for an exhausted budget, which blocks jobs
     for a long time. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}
@@ -272,7 +272,7 @@ def _add_stopped_events(session: Session, messages: Mapping[str, str], now: date
 
 
 def _kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
-    """Return the columns of a job that could not start now even if all slots were free."""
+    """Return the columns to set for a job that could not start now even if all slots were free."""
     return {"kept_back_s": job.kept_back_s, "kept_back_since": job.kept_back_since or now}
 
 

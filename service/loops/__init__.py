@@ -1,1 +1,2 @@
-"""The service's background loops: read, decide, apply. Only one process at a time runs them."""
+"""The service's background loops: read, decide, apply. Only one process at a time runs the
+loops."""

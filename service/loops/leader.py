@@ -1,5 +1,5 @@
-"""Elects the process that runs the loops. Of the processes that share a database, only one runs
-them at a time.
+"""Elects the process that runs the loops. Only one of the processes that share a database runs the
+loops at a time.
 
 With PostgreSQL, every process that could run the loops requests the lease. The process that gets
 the lease runs the loops until a renewal or a write finds that the lease is lost. With SQLite there
@@ -111,8 +111,8 @@ class Leader:
             raise
 
     def _left_s(self, session: Session) -> float:
-        """Return the seconds until another process's lease expires, unless that process renews
-        it."""
+        """Return the number of seconds until another process's lease expires, unless that process
+        renews the lease."""
         found, now = repository.get(session), self._database.time(session)
         if found is None or self._taken(found, now) is not None:
             self.other = None
@@ -132,7 +132,7 @@ class Leader:
         until the lease is taken.
 
         Writes under an expired lease are aborted, because their process might be suspended in the
-        middle of a write. If that process is alive, it detects that it has lost the lease.
+        middle of a write. If a suspended process continues, it detects that it has lost the lease.
         """
         touch(session)
         if self._taken(repository.get(session), self._database.time(session)) is None:
@@ -172,7 +172,7 @@ class Leader:
                 logger.warning("can't renew the lease of the loops: %s", error)
 
     async def _renew(self) -> bool:
-        """Renew the lease. Returns False if it was lost."""
+        """Renew the lease. Returns False if the lease was lost."""
         if self.lease is None:
             return True  # no other process can run the loops
         lease = self.lease

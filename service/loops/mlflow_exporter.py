@@ -105,7 +105,7 @@ class MlflowExporter:
 
     async def _export_from(self, waiting: Iterator[str], now: Mapping[str, Any]) -> bool:
         """Export one part of each job in `waiting`, which several tasks share. Returns whether any
-        of the jobs has more parts."""
+        of the jobs has more parts to export."""
         has_more = False
         for job_id in waiting:
             try:
@@ -121,7 +121,7 @@ class MlflowExporter:
         return has_more
 
     async def _export(self, job_id: str) -> bool:
-        """Export the next part of the job. Returns whether the job has more."""
+        """Export the next part of the job. Returns whether the job has more data to export."""
         part = await self._database.read(lambda s, _: next_part(s, job_id))
         if part is None:
             return False
@@ -168,7 +168,7 @@ class MlflowExporter:
         return await self._mlflow.call(method, *arguments, limit_s=limit_s)
 
     async def _note_failure(self, job_id: str, error: Exception) -> None:
-        """Log and store the failure. Raises if the database doesn't respond."""
+        """Log and store the failure. Raises an exception if the database doesn't respond."""
         why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
         is_known = isinstance(error, MlflowAway | MlflowRefused)
         logger.warning(

@@ -28,8 +28,8 @@ from service.telemetry import refused_logs
 logger = logging.getLogger(__name__)
 
 MOST_SHARE = 0.02
-"""Maximum share of the time that is spent measuring the storage, since a measurement can read many
-rows."""
+"""Maximum share of the time that is spent measuring the storage, because a measurement can read
+many rows."""
 BATCH = 100
 """Maximum number of jobs that one rule deletes in one round."""
 
@@ -97,8 +97,8 @@ class Retention:
         return self._clock() if self._clock else await self._database.read(self._database.time)
 
     async def _store_refused_logs(self) -> None:
-        """Move the refused logs of the next jobs to the storage, until the storage refuses a log
-        again."""
+        """Move the refused logs of up to BATCH jobs to the storage, until the storage refuses a log
+        again. Each call continues after the last job of the previous call."""
         after = self._tried_log_of
         found = await self._database.read(
             lambda s: chunks_repository.jobs_with_refused_chunks(s, after, BATCH)

@@ -48,12 +48,12 @@ from service.loops.shared.timings import LoopTimings, rest_after
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 32
-"""Maximum number of messages that are sent concurrently, each of a different webhook."""
+"""Maximum number of messages that are sent concurrently, each to a different webhook."""
 MAX_PER_BATCH = 10
 """Maximum number of messages of a webhook in one turn."""
 MAX_BATCH_S = 10.0
-"""Seconds after which a turn sends no further messages, so that a slow receiver can't delay other
-webhooks."""
+"""Seconds after which no further messages are sent in a webhook's turn, so that a slow receiver
+can't delay other webhooks."""
 KEPT_FOR = timedelta(days=7)
 KEPT_OF_A_WEBHOOK = 500
 """Maximum number of settled messages that are kept for each webhook. The newest messages are kept,
@@ -102,13 +102,13 @@ class WebhookSender:
         self._post = post
         self._chance = chance
         self._serving: dict[str, asyncio.Task[None]] = {}
-        """The task that is sending messages, by webhook."""
+        """The tasks that are sending messages, keyed by webhook."""
         self._last_served: dict[str, float] = {}
         """The time at which each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}
-        """Time, by the same clock, until which a webhook pauses after a failure in this process.
-        Without this pause, the message would be sent again immediately if the database can't store
-        the response."""
+        """The time on the event loop's clock until which a webhook pauses after a failure in this
+        process. Without this pause, the message would be sent again immediately if the database
+        can't store the response."""
         self._sweep_at = 0.0
         """The time at which old messages will next be deleted, by the same clock."""
 
@@ -279,8 +279,8 @@ class WebhookSender:
         if why is not None and hook.disabled_at is None:
             self._disable(session, hook, row.job_id, *why, now)
         elif row.next_try_at is None and not repository.num_waiting(session, [hook.id]):
-            # Reset the failures now: the next message might be days away, and its failure must not
-            # count as part of this series.
+            # Reset the failures now, because the next message might be sent days later, and a
+            # failure of that message must not count as part of the current series of failures.
             hook.failures, hook.failing_since, hook.paused_until = 0, None, None
         return False
 

@@ -22,7 +22,7 @@ from service.nodes import quarantine
 KIND = "accelerator_type:"
 """Prefix of the Ray resource that states the kind of a node's GPUs."""
 WITHOUT_BF16 = frozenset({"K80", "M60", "P4", "P100", "V100", "T4"})
-"""GPUs with a compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
+"""GPUs with a compute capability below 8.0, identified by Ray's names (`ray.util.accelerators`)."""
 
 
 def store(
@@ -102,9 +102,9 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 def _unless_refused(
     session: Session, nodes: tuple[policy.Node, ...]
 ) -> tuple[policy.Node, ...] | None:
-    """Return `nodes`, or None if it is unknown what jobs can use: if there are no nodes, or if all
-    of them accept only ranks of silos, but the cluster has other nodes, which are refused at the
-    moment."""
+    """Return `nodes`, or None if it is unknown which nodes jobs can use, because there are no
+    nodes, or because all nodes accept only ranks of silos while other nodes of the cluster are
+    currently refused."""
     if any(is_open(node.total) for node in nodes):
         return nodes
     refused = (row for row in repository.nodes(session) if row.alive and not row.accepted)

@@ -70,7 +70,7 @@ def add_events(
     for key in old.keys() - new.keys():
         node = hostnames.get(key[0])
         end = f"on {node} have ended" if node else "vanished with their node"
-        message = f"the processes left in {_slots(old[key]['slots'])} {end}"
+        message = f"the processes that were left on {_slots(old[key]['slots'])} {end}"
         _add_event(session, key, RELEASED, message, old[key], now)
 
 

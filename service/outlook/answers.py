@@ -1,8 +1,9 @@
 """Determine which changes would make a job start sooner, and when a job would start if it were
 submitted now.
 
-Any process can do this, based on the situation from which the latest forecast was made. The process
-that runs the loops stores this situation every few seconds (`service.loops.scheduling.forecaster`).
+Any process can use this module, which reads the situation from which the latest forecast was made.
+The process that runs the loops stores this situation every few seconds
+(`service.loops.scheduling.forecaster`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ FOR_SLOTS = frozenset(
         *("queue_limit", "user_limit"),
     }
 )
-"""Reasons for waiting of jobs that might start immediately in another queue, with fewer resources,
-or with a higher priority."""
+"""Reasons why jobs wait although they might start immediately in another queue, with fewer
+resources, or with a higher priority."""
 MAX_KEPT = 4096
 
 
@@ -59,7 +60,7 @@ class _Newest:
     """None if the situation was written by another release, whose process is still running the
     loops."""
     answers: dict[tuple[Any, ...], list[Counterfactual]] = field(default_factory=dict)
-    """Cached answers, by job and all its changeable fields."""
+    """Cached answers, keyed by the job and all of its fields that can change."""
 
 
 class Answers:
@@ -103,7 +104,7 @@ class Answers:
         self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
     ) -> views.Explanation:
         """Return the explanation that the job of `row` would have if it were submitted now. `after`
-        contains the jobs and arrays for which it would wait."""
+        contains the jobs and arrays for which the job would wait."""
         newest = self._current(session, now)
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
@@ -207,7 +208,7 @@ def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
 
 
 def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would accept one more job of this owner."""
+    """Whether the queue would accept one more job from this owner."""
     bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most

@@ -36,7 +36,7 @@ def encode(situation: Situation) -> bytes:
 
 
 def decode(data: bytes) -> Situation:
-    """Decode a situation. Raises Unreadable if another release wrote it."""
+    """Decode a situation. Raises Unreadable if another release wrote the data."""
     return _situation(_unpacked(data))
 
 
@@ -59,7 +59,7 @@ def _as_document(decision: policy.Decision) -> dict[str, Any]:
 
 
 def decode_record(data: bytes) -> tuple[Situation, list[policy.Decision], datetime]:
-    """Decode a round. Raises Unreadable if another release wrote it."""
+    """Decode a round. Raises Unreadable if the round was written by another release."""
     found = _unpacked(data)
     try:
         decisions = [

@@ -115,7 +115,7 @@ def forget(session: Session, now: datetime) -> None:
 
 
 def page(session: Session, before: int | None, limit: int) -> views.DecisionPage:
-    """Return the latest stored rounds, or the rounds before a number."""
+    """Return the latest stored rounds, or the rounds with numbers below `before`."""
     rows = repository.newest(session, before, limit)
     return views.DecisionPage(
         items=[

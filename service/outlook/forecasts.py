@@ -81,8 +81,8 @@ def facts(session: Session, earlier: Runs | None = None) -> Facts:
 def situation(
     snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float], now: datetime
 ) -> Situation:
-    """Return the initial situation of a simulation. `ran_s` contains the run times of live
-    attempts, by job."""
+    """Return the initial situation of a simulation. `ran_s` contains the run time of the live
+    attempt of each job."""
     by_id = {job.id: job for job in known.jobs}
     last = len(by_id) + 1
 
@@ -175,7 +175,7 @@ class Forecasts:
         ends_: Mapping[str, Expected],
         now: datetime,
     ) -> list[Mapping[Key, Expected]]:
-        """Return the forecasts to store, in chunks. Each chunk is for one transaction."""
+        """Return the forecasts to store, in chunks. Each chunk is stored in one transaction."""
         assert self._stored is not None, "`load` comes first"
         found: dict[Key, Expected] = {}
         stored: dict[Key, Expected] = {}

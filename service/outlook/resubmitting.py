@@ -15,7 +15,8 @@ from service.domain.scheduling.policy import WaitingJob
 from service.outlook.step_times import Kind, Runs
 
 NEWEST_SEQ = 2**63 - 1
-"""Sequence number of a job that has not been submitted, which would be the last in the queue."""
+"""Sequence number of a job that has not been submitted; such a job would be the last in the
+queue."""
 FIELDS = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker", "memory": "memory_bytes"}
 
 
@@ -27,8 +28,8 @@ class Resubmission:
     earlier: Runs
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        # Skip jobs of an array, which have no separate document that could be changed, and jobs
-        # with silos, whose ranks are pinned to nodes.
+        # Skip jobs of arrays, because they have no document of their own that could be changed.
+        # Skip jobs with silos, because their ranks are pinned to nodes.
         if self.row.array_id is not None or job.request.homes:
             return None
         spec = self._checked(change)

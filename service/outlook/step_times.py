@@ -22,7 +22,7 @@ MAX_RUNS = 2000
 
 
 def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
-    """Return the unfinished elastic jobs that can save their state, by id.
+    """Return the unfinished elastic jobs that can save their state, keyed by id.
 
     Similar jobs of one owner share their reports: if a job has not yet run at a size, the reports
     of the other jobs at this size are used.
@@ -73,11 +73,11 @@ class Kind(NamedTuple):
 
 
 Runs = Mapping[Kind, Sequence[float]]
-"""Run times in seconds of each kind's succeeded jobs, newest last."""
+"""Run times, in seconds, of the successful jobs of each kind, newest last."""
 
 
 class EarlierRuns:
-    """A cache of the run times of earlier jobs, which is valid for `FRESH_FOR`."""
+    """Caches the run times of earlier jobs for `FRESH_FOR`."""
 
     def __init__(self) -> None:
         self._read_at: datetime | None = None

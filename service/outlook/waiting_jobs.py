@@ -18,8 +18,8 @@ def waiting_job(
 ) -> policy.WaitingJob:
     """Return the job of a row. The row can also describe a job that has not been submitted.
 
-    `job` is the row, or its columns of `planned_jobs.in_state`; `after` contains the job's
-    dependencies.
+    `job` is the job's row, or the columns that `planned_jobs.in_state` returns. `after` contains
+    the job's dependencies.
     """
     limit, limit_s = job.array_max_running, job.max_runtime_s
     return policy.WaitingJob(

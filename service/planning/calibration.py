@@ -16,7 +16,7 @@ from service.telemetry import metric_reader
 
 STEP_TIME = "perf/step_time_s"
 LOOKED_AT, COUNTED = 50, 5
-"""Number of latest succeeded jobs to examine, and number of jobs whose steps are read."""
+"""Number of the latest successful jobs to examine, and number of jobs whose steps are read."""
 LEAST_STEPS = 20
 """Shorter jobs are ignored, because half of their steps would be warm-up."""
 SAMPLED_STEPS = 500
@@ -95,7 +95,7 @@ def _speed(
     step_s = statistics.median(seconds)
     if expected.send_s < step_s / 2 and expected.compute_s >= enough:
         return ideal_s / (step_s - expected.send_s)
-    # Send and launch times are not measured. If they dominate the step, the speed can't be derived
-    # from the remaining time, and the total step time gives only a lower bound.
+    # Send and launch times are not measured. If these times dominate the step, the speed can't be
+    # derived from the remaining time, and the total step time gives only a lower bound.
     at_least = ideal_s / step_s
     return at_least if at_least > machine.flops_per_s else None

@@ -146,7 +146,7 @@ def _sync_choice(
         shapes = shapes_of(spec)
     except Unknown as unknown:
         return choose_sync(
-            spec, f"no other kind of sync can be compared with all-reduce: {unknown}"
+            spec, f"can't compare all-reduce with the other kinds of sync: {unknown}"
         )
     facts = facts_of(spec, shapes, machine, around.speeds, around.nodes, is_measured=is_measured)
     return choose_sync(spec, facts)
@@ -242,7 +242,7 @@ def _plan(
 
 def _no_way(spec: JobSpec) -> NotPlannable:
     return NotPlannable(
-        f"no sizes of {', '.join(spec.parallel.auto)} multiply to {spec.resources.num_workers} "
+        f"no sizes of {', '.join(spec.parallel.auto)} result in {spec.resources.num_workers} "
         "workers, given the sizes of the other axes",
         pointer="/parallel",
         hint="leave more axes to the planner, or specify other sizes",

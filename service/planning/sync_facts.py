@@ -23,13 +23,13 @@ from service.planning.model.sync_costs import RankSpeeds, Work
 from service.telemetry import metric_reader
 
 LOOKED_AT, COUNTED = 50, 3
-"""Number of latest succeeded jobs to examine, and number of jobs whose speeds are read."""
+"""Number of the latest successful jobs to examine, and number of jobs whose speeds are read."""
 MOST_RANKS = 64
 """Maximum number of ranks of a job whose speeds are read."""
 LEAST_STEPS = 10
 SAMPLED_STEPS = 100
 LEAST_COMPUTE_S = 1e-3
-"""Minimum computing time of a step. Even the smallest models spend this time in Python and the
+"""Minimum computing time of a step. Even the smallest models spend this much time in Python and the
 optimizer."""
 SPOT = label_resources({"ray.io/market-type": "spot"})
 
@@ -47,9 +47,9 @@ def facts_of(
     bandwidth of `machine` was given in the request."""
     num_workers = spec.resources.num_workers
     if num_workers == 1:
-        return "a single worker has no other worker to keep in sync with"
+        return "a single worker does not need to be synchronised"
     if spec.is_divided:
-        return f"the ranks divide one model: {name_of(spec.parallel, num_workers)}"
+        return f"the model is divided among the ranks: {name_of(spec.parallel, num_workers)}"
     bandwidth, network = machine.bandwidth_bytes_per_s, machine.source
     if is_measured:
         network = "as given in the request"
@@ -90,7 +90,8 @@ def nodes_for(session: Session, spec: JobSpec) -> Nodes:
 
 
 def speeds_of(session: Session, spec: JobSpec) -> RankSpeeds:
-    """Return the speeds of the recent job of the same recipe whose ranks differ the least.
+    """Find the recent job of the same recipe whose ranks differ the least in speed, and return its
+    ranks' speeds.
 
     A few jobs are compared, so that a rank that was slow only once has no effect.
     """

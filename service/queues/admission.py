@@ -31,7 +31,7 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
     if never is not None:
         hint = (
             "choose another queue, or request fewer resources; "
-            f"`dray queue show {name}` shows its rules"
+            f"`dray queue show {name}` shows the queue's rules"
         )
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
     _refuse_if_full(session, queue, owner, num_jobs)
@@ -39,10 +39,10 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
 
 
 def locked(session: Session, name: str) -> Queue:
-    """Lock and return the queue. Raise UnknownQueue if it does not exist.
+    """Lock and return the queue. Raise UnknownQueue if the queue does not exist.
 
     Until this transaction ends, no other transaction can delete or change the queue. If the queue
-    limits the number of waiting jobs, no other transaction can add jobs to it either.
+    limits the number of waiting jobs, no other transaction can add jobs to the queue either.
     """
     found = repository.lock(session, name)
     if found is None:
@@ -75,12 +75,12 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         whose = "" if of is None else f" of {of}"
         wait = f"1 job{whose} waits" if number == 1 else f"{number} jobs{whose} wait"
         most_of = (
-            "which is the maximum that"
+            f"which is the maximum that {words}"
             if number == most
-            else f"and {num_jobs} more would exceed the maximum of {most} that"
+            else f"and {num_jobs} more would exceed the maximum of {most} that {words}"
         )
         raise QueueFull(
-            f"{wait} in the queue {queue.name!r}, {most_of} {words}",
+            f"{wait} in the queue {queue.name!r}, {most_of}",
             pointer="/queue",
             hint=(
                 "submit fewer jobs, or choose another queue"
@@ -104,8 +104,8 @@ def refuse_priority(queue: Queue, priority: int) -> None:
 def of_users(
     session: Session, queues: Iterable[Queue], only: str | None = None
 ) -> dict[str, list[views.QueueUser]]:
-    """Return the users whose jobs wait or hold slots, by queue. If `only` is given, return only the
-    users of this queue."""
+    """Return the users whose jobs wait or hold slots, keyed by queue. If `only` is given, return
+    only the users of this queue."""
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)

@@ -53,7 +53,7 @@ class Queues:
         return views.QueuePage(items=items)
 
     async def get(self, name: str) -> views.Queue:
-        """Return a queue. Raise QueueNotFound if it does not exist."""
+        """Return a queue. Raises QueueNotFound if the queue does not exist."""
         return await self._database.read(lambda session: _view(session, name, self._prices_now()))
 
     async def put(self, name: str, rules: QueueRequest, *, actor: str = ANONYMOUS) -> views.Queue:
@@ -75,7 +75,8 @@ class Queues:
         create: bool = False,
         actor: str = ANONYMOUS,
     ) -> views.Queue:
-        """Change the given rules. Raise QueueNotFound, or InvalidQueue like `put`.
+        """Change the given rules. Raises QueueNotFound, and raises InvalidQueue in the same cases
+        as `put`.
 
         If `create` is true, create the queue if it does not exist.
         """
@@ -92,8 +93,8 @@ class Queues:
         return view
 
     async def delete(self, name: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete the queue. Raise QueueNotFound, and QueueInUse if it is the default queue or has
-        unfinished jobs."""
+        """Delete the queue. Raises QueueNotFound if the queue does not exist, and QueueInUse if the
+        queue is the default queue or has unfinished jobs."""
 
         def work(session: Session) -> None:
             _locked(session, name)

@@ -51,8 +51,7 @@ class BackupMetadata:
     """Revision of the schema. An older schema is upgraded when the service starts."""
     storage_url: str
     has_files: bool
-    """Whether the archive contains the storage's files, which is the case only if the storage is a
-    folder."""
+    """Whether the archive contains the storage's files; true only if the storage is a folder."""
     database_sha256: str
     num_jobs: int
     num_files: int
@@ -168,9 +167,9 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 
 
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
-    """Add the files under the key, and return their SHA-256 hashes by key.
+    """Add the files under the key, and return a mapping from file keys to SHA-256 hashes.
 
-    Skip links, pipes and sockets, and hidden files, which are still being written.
+    Skip links, pipes, sockets, and hidden files. Hidden files are still being written.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):
@@ -282,7 +281,7 @@ def _move_urls(database: Path, old: str, new: str) -> None:
 
 
 def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
-    """Whether the table has the column. Backups from older versions of dray may lack it."""
+    """Whether the table has the column. Backups from older versions of dray may lack columns."""
     rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
     return any(name == column for (name,) in rows)
 

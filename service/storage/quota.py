@@ -1,4 +1,4 @@
-"""Measurement of storage use, and refusal of jobs when the storage is full."""
+"""Measures storage use, and refuses jobs when the storage is full."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StorageWatch:
 
     async def full_folders(self) -> str | None:
         """Describe the service's folders that can't store a file, regardless of limits. Return None
-        if all of them can."""
+        if every folder can."""
         found = [await in_storage_thread(why_full, folder) for folder in self._folders]
         return "; ".join(why for why in found if why) or None
 

@@ -1,11 +1,11 @@
 """Files that must be in the storage when a transaction commits. The files are written before the
 commit.
 
-A slow storage must not block SQLite's only writer. Therefore such a transaction runs twice. The
-first run determines which files are needed, and is rolled back. Then the files are written, and the
-second run stores the rows that name them. If there is no second run, for example because the
-service was killed, the files remain without rows. Such files are replaced when the transaction runs
-again, and deleted with the folder of their job.
+A slow storage must not block SQLite's only writer. Therefore a transaction that needs files runs
+twice. The first run determines which files are needed, and is rolled back. Then the files are
+written, and the second run stores the rows that name them. If there is no second run, for example
+because the service was killed, the files remain without rows. Such files are replaced when the
+transaction runs again, and deleted with the folder of their job.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class StagedFiles:
             self._missing[key] = data
 
     def check(self) -> None:
-        """End a run of the transaction. Raise FilesMissing if the run required files that are not
-        written yet."""
+        """End a run of the transaction. Raise FilesMissing if the run required files that have not
+        been written yet."""
         if self._missing:
             raise FilesMissing(f"{len(self._missing)} files are not written yet")
 

@@ -56,7 +56,7 @@ class BadKey(ValueError):
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raise BadKey unless it is a plain relative path."""
+    """Return the key. Raise BadKey unless the key is a plain relative path."""
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
         raise BadKey(f"{key!r} is not a plain relative path")
@@ -109,11 +109,12 @@ class Storage:
             raise BadKey(f"{key!r} can't be resolved") from error
         owner = self._folder.joinpath(*key.split("/")[:2])
         if not path.is_relative_to(owner):
-            raise BadKey(f"{key!r} leads outside its owner's folder in the storage")
+            raise BadKey(f"{key!r} is outside its owner's folder in the storage")
         return path
 
     def write_bytes(self, key: str, data: bytes) -> None:
-        """Write or replace an object atomically. In a folder, the object survives a power failure.
+        """Write or replace an object atomically. If the storage is a folder, the object survives a
+        power failure.
 
         Raise FolderSpoilt if the storage accepts files, but not at this key.
         """
@@ -168,7 +169,7 @@ class Storage:
             ) from error
 
     def size_bytes(self, key: str) -> int:
-        """Return the size of the object. Raise FileNotFoundError if it does not exist."""
+        """Return the size of the object. Raise FileNotFoundError if the object does not exist."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -280,7 +281,8 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open a regular file. Raise FileNotFoundError for anything else, since a pipe could block."""
+    """Open a regular file. Raise FileNotFoundError for anything else, because a pipe could
+    block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

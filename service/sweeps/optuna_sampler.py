@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 MAX_EARLIER = 1000
 """Maximum number of trials in the study."""
 NUM_BEST = 200
-"""Number of these trials that are chosen for their values; the rest are the newest trials."""
+"""Number of the study's trials that are chosen for their good values. The remaining trials are the
+newest ones."""
 
 
 class TrialOutcome(StrEnum):

@@ -18,12 +18,13 @@ from service.domain.sweeps.sampling import values_of
 from service.sweeps import optuna_sampler
 
 NUM_TRIED = 16
-"""Number of random trials to check if the sweep's parameters are chosen later."""
+"""Number of random trials whose documents are checked if the sampler chooses the parameters only
+when trials start."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a sweep, by index."""
+    """The trials of a sweep, in the order of their indices."""
 
     sweep: Sweep
     base: Mapping[str, Any]

@@ -14,11 +14,11 @@ from service.db.repositories.telemetry import chunks, open_chunks, recent_metric
 from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
-"""Minimum interval between two times at which summaries are stored. Storing them with each reply
-would cost more than storing the points."""
+"""Minimum interval between two times at which summaries are stored. Storing the summaries with each
+reply would cost more than storing the points."""
 MAX_STREAMS = 400_000
-"""Maximum number of series and logs in the cache. If there are more, the attempts that were stored
-least recently are removed."""
+"""Maximum number of series and logs in the cache. If this number is exceeded, the attempts that
+were stored least recently are removed."""
 
 
 @dataclass
@@ -39,15 +39,15 @@ class KnownAttempt:
 
     last_steps: dict[Series, int] = field(default_factory=dict)
     num_rows: int = 0
-    """Number of rows of the attempt in `recent_metrics`. Together they contain `num_bytes` of
-    points."""
+    """Number of rows of the attempt in `recent_metrics`. Together, the rows contain `num_bytes`
+    bytes of points."""
     num_bytes: int = 0
     logs: dict[int, OpenLog] = field(default_factory=dict)
     """Open logs by rank."""
     num_lone_samples: int = 0
     """Number of samples of the system metrics that are stored in rows with a single sample."""
     mean_of: int = 1
-    """The number of samples that are averaged into one, according to the latest join."""
+    """The number of original samples that the latest join averaged into one."""
     summaries: dict[str, Summary] = field(default_factory=dict)
     """Summaries, by key, of the points of rank 0 that may be missing in the stored summaries."""
     summarised_at: datetime | None = None
@@ -80,7 +80,8 @@ class KnownAttempts:
     def take(
         self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]
     ) -> KnownAttempt:
-        """Remove and return the facts of an attempt with this stored cursor; `keep` stores them."""
+        """Remove and return the facts of an attempt whose stored cursor is `cursor`. `keep` stores
+        the facts again."""
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams

@@ -4,7 +4,7 @@ The last chunks of each rank are in SQL. A full chunk is written to storage befo
 changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
 folder is damaged remains in SQL (`service.telemetry.refused_logs`).
 
-Of the lines beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
+Beyond a job's log limit, only the newest lines of each rank are kept, in a chunk that
 remains in SQL and from which the oldest lines are dropped. The chunk's first line states how many
 lines are left out.
 """
@@ -32,7 +32,7 @@ CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
 """Maximum size of the newest lines that a rank keeps beyond the limit."""
 MAX_CHUNKS = 32
-"""Maximum number of consecutive open chunks. If there are more, they are joined."""
+"""Maximum number of consecutive open chunks. If there are more chunks, they are joined."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LogStore:
     """Collects the lines of one reply, then appends them to the open chunks.
 
     The lines of each reply become a new chunk of a known log, because appending to a chunk would
-    write all of its text again. When there are `MAX_CHUNKS`, the chunks are joined.
+    rewrite the entire chunk. When there are `MAX_CHUNKS`, the chunks are joined.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class LogStore:
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
         self._refusal: StorageUnavailable | None = None
-        """The error that caused a chunk to remain in SQL. Later chunks are then not written to
-        storage either."""
+        """The error that caused a chunk to remain in SQL. After such an error, no further chunks
+        are written to storage."""
 
     def add(self, line: LogLine) -> None:
         self._lines.setdefault(line.rank, []).append(line)
@@ -91,7 +91,8 @@ class LogStore:
         """Join the open chunks of each rank, and add a note about missing lines to the end of its
         log.
 
-        `lost` is the number of lines that never arrived, by rank; None if the number is unknown.
+        `lost` maps each rank to the number of its lines that never arrived; None if the number is
+        unknown.
         """
         split = {rank for rank, log in self._known.items() if log.num_chunks > 1}
         last = self._last_chunks({*lost, *split})
@@ -116,7 +117,7 @@ class LogStore:
         refused_logs.report_dropped(self._session, self._job, self._now)
 
     def _last_chunks(self, ranks: Collection[int]) -> dict[int, LogChunkRow]:
-        """Return the newest chunk of each of the ranks, joined with the open chunks before it."""
+        """Return the newest chunk of each rank, joined with the open chunks that precede it."""
         if not ranks:
             return {}
         attempt = self._attempt.attempt
@@ -237,7 +238,7 @@ class LogStore:
     def _open(
         self, rank: int, before: LogChunkRow | None, entries: list[str], *, is_tail: bool
     ) -> tuple[LogChunkRow, list[str]]:
-        """Close the rank's last chunk, and return a new chunk after it."""
+        """Close the rank's last chunk, and return a new chunk that follows this chunk."""
         if before is not None and _is_open(before):
             self._close(before, entries)
         chunk = LogChunkRow(
@@ -276,7 +277,7 @@ class LogStore:
         chunk.text, chunk.refused_at = text, self._now
 
     def _bound_refused(self) -> None:
-        """Report once that chunks were refused, and drop the oldest chunks if they exceed the
+        """Report once that chunks were refused, and drop the oldest chunks if the chunks exceed the
         limit."""
         if self._refusal is not None:
             refused_logs.bound(self._session, self._job, self._refusal, self._now)

@@ -63,7 +63,8 @@ def read(
     until_step: int = NO_END,
     max_points: int,
 ) -> dict[str, Points]:
-    """Read at most `max_points` of each series, from the steps after `after_step` to `until_step`.
+    """Read at most `max_points` points of each series, from the steps after `after_step` up to
+    `until_step`.
 
     `TIMES` is read only if `keys` contains it.
     """
@@ -94,9 +95,9 @@ def read_in_order(
 ) -> tuple[dict[str, Points], int | None]:
     """Read every point of each series after `after_step`, up to a common last step.
 
-    The last step is chosen so that no series has more than `max_points`. Returns the series and
-    this step, or None for the step if there are no more points up to `until_step`. No more chunks
-    are read than needed, however long the series are.
+    The last step is chosen so that no series has more than `max_points` points. Returns the series
+    and this step, or None for the step if there are no more points up to `until_step`. No more
+    chunks are read than needed, however long the series are.
     """
     pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}
@@ -120,7 +121,7 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """Return the first pieces, as many as are needed for `max_points`."""
+    """Return as many of the first pieces as are needed for `max_points`."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
@@ -253,7 +254,7 @@ def as_view(
     """Build the answer. For a live job, `next_step` is chosen so that the next call returns the
     newest step again, because some of its series may not have been reported yet.
 
-    `end` is the step up to which the response is complete, if there are more points.
+    If there are more points, `end` is the step up to which the response is complete.
     """
     newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
     next_step = max(after_step, newest - 1) if live else newest
@@ -278,8 +279,8 @@ def _counting(
     """Return the chunks of a series that contain valid steps, ordered by step.
 
     `first` is the first step of each series in each attempt except the first attempt. An attempt
-    that reports the step at which it resumed also replaces this step. An attempt whose start is
-    unknown replaces only steps of the series that it has.
+    that reports a value for the step from which it resumed also replaces the earlier value of this
+    step. An attempt whose start is unknown replaces only steps of the series that it has.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():

@@ -1,7 +1,7 @@
-"""Writes metrics into rows of recent points, and moves them from there into chunks.
+"""Writes metrics into rows of recent points, and later moves the points into chunks.
 
 The steps of a series increase. If an attempt reports a step again, the first value is kept. After
-an in-place recovery, the second value is the same anyway.
+an in-place recovery, the second value equals the first value.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ MAX_KEYS = 1000
 """Maximum number of metric names of one job. Any further names are refused, and an event is
 added."""
 MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
-"""Maximum number of rows and bytes of an attempt in `recent_metrics`. When one of them is reached,
-the points are moved to chunks."""
+"""Maximum number of rows and bytes of an attempt in `recent_metrics`. When either maximum is
+reached, the points are moved to chunks."""
 
 
 class MetricStore:
     """Collects the points of one reply, then stores them.
 
     Points of known series become one row. The points of many rows are moved to chunks together,
-    because appending to a chunk rewrites all of it. The first points of a series, and large numbers
-    of points, are written to chunks directly.
+    because appending to a chunk rewrites the entire chunk. The first points of a series, and large
+    numbers of points, are written to chunks directly.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Log chunks that the storage refuses, for example because a job has damaged its folder there.
+"""Log chunks that the storage refuses, for example because a job has damaged its folder in the
+storage.
 
 These chunks are closed but remain in SQL until the storage accepts them. If a job's refused chunks
-exceed `MAX_BYTES`, the oldest are dropped. A line in the log and an event at the attempt's end
-state how many bytes were dropped from each rank's log.
+exceed `MAX_BYTES`, the oldest chunks are dropped. A line in the log and an event at the attempt's
+end state how many bytes were dropped from each rank's log.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _end(chunk: LogChunkRow) -> tuple[int, int, int]:
 
 def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
     """Replace the chunk's lines with a note about the bytes that were dropped from this chunk and
-    before it."""
+    from earlier chunks."""
     assert chunk.text is not None
     seconds = json.loads(chunk.text[: chunk.text.index("\n")])[0]
     chunk.dropped_bytes = dropped_before + chunk.size_bytes

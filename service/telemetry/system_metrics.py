@@ -1,4 +1,5 @@
-"""Stores samples of jobs' system metrics, later averages them, and reads series from both.
+"""Stores samples of jobs' system metrics, later averages them, and reads series from the samples
+and the averages.
 
 System metrics are stored separately from the metrics that ranks report. System metrics are recorded
 over time instead of steps, so no attempt replaces values of another attempt, and the number of

@@ -47,7 +47,7 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
     if len(rows) == 1:
         raise NotComparable(
             f"{rows[0].id} is a single job without a baseline",
-            hint="name another job, or pin a baseline of its experiment: "
+            hint="specify another job, or pin a baseline of the experiment: "
             "dray experiment baseline EXPERIMENT JOB",
         )
     ids = [row.id for row in rows]
@@ -100,8 +100,8 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
         spec = documents.checked(row.spec).spec
     except documents.DocumentRefused:
         return None
-    # `sync` describes only ranks with complete copies of the model. For example, it does not apply
-    # if the model is divided.
+    # `sync` describes only ranks with complete copies of the model. For example, `sync` does not
+    # apply if the model is divided.
     has_copies = spec.recipe is not None and not spec.is_divided and spec.federated is None
     if spec.resources.num_workers == 1 or not has_copies:
         return None

@@ -75,9 +75,9 @@ class Tracking:
             before = _annotations(session, row)
             if revision is not None and before.revision != revision:
                 raise AnnotationsChanged(
-                    f"tags and notes of {job_id} have changed: "
-                    f"their revision is now {before.revision}",
-                    hint="read them again, and apply your change to the current tags and notes",
+                    f"the tags and notes of {job_id} have changed and are now at revision "
+                    f"{before.revision}",
+                    hint="read the current tags and notes again, and apply your change to them",
                 )
             tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
             if len(tags) > MAX_TAGS:

@@ -1,1 +1,1 @@
-"""Webhooks: managing them, and sending messages to addresses that users have named."""
+"""Webhooks: managing webhooks, and sending messages to the addresses that users have specified."""

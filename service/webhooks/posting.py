@@ -40,7 +40,7 @@ MAX_RECEIVED_BYTES = 256 * 1024
 send any number of interim responses (100 Continue), each of which the service's event loop would
 read."""
 
-# A separate thread pool, because lookups of unresolvable host names can block all threads of a
+# Use a separate thread pool, because lookups of unresolvable host names can block all threads of a
 # pool.
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="webhook-dns")
 
@@ -68,7 +68,7 @@ class _Resolver(AbstractResolver):
 
 
 class _BoundedSocket(socket.socket):
-    """A socket that appears closed after `MAX_RECEIVED_BYTES`."""
+    """A socket that appears closed after `MAX_RECEIVED_BYTES` bytes."""
 
     _left = MAX_RECEIVED_BYTES
 
@@ -92,8 +92,8 @@ def _bounded(info: AddressInfo, *, make: Callable[[AddressInfo], socket.socket])
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], private_hosts: AllowedHosts
 ) -> Answer:
-    """Return the receiver's response, or the reason why there is none. Network errors are not
-    raised."""
+    """Return the receiver's response, or the reason why there is no response. Network errors are
+    not raised."""
     began = time.monotonic()
     status, text, error = None, "", None
     try:

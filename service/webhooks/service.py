@@ -54,7 +54,8 @@ class Webhooks:
         self._clock = clock or database.clock
 
     async def create(self, wanted: WebhookRequest, *, owner: str) -> views.Webhook:
-        """Create a webhook and return it with its secret, which later responses do not contain.
+        """Create a webhook and return it with its secret. Later responses do not contain the
+        secret.
 
         Raise WebhookUrlForbidden if the service must not connect to the address, UnknownQueue, or
         TooManyWebhooks.
@@ -166,7 +167,7 @@ class Webhooks:
             if row.disabled_at is not None:
                 raise WebhookDisabled(
                     f"the webhook {webhook_id} is disabled: {row.disabled_message}",
-                    hint=f"`dray webhook enable {webhook_id}` enables it",
+                    hint=f"`dray webhook enable {webhook_id}` enables the webhook",
                 )
             row.paused_until = None
             message = WebhookDeliveryRow(

@@ -59,8 +59,8 @@ async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath)
 async def put(
     request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
 ) -> Response:
-    """Create a queue, or replace all rules of a queue. Only admins can do this. In the response,
-    `warnings` lists the rules that the cluster currently can't satisfy."""
+    """Create a queue, or replace all rules of a queue; only for admins. In the response, `warnings`
+    lists the rules that the cluster currently can't satisfy."""
     limit_bytes = context.runtime.settings.max_body_bytes
     rules, _document = await body.read_as(QueueRequest, request, limit_bytes)
     return fresh(await queues.put(name, rules, actor=actor), 200)
@@ -86,9 +86,9 @@ async def change(
     name: QueueOfPath,
     query: Annotated[ChangeQuery, QueryParameters()],
 ) -> Response:
-    """Change some of a queue's rules. Only admins can do this. The body is a merge patch (RFC
-    7396), sent as `application/json`: null resets a rule to its default, or removes a resource or a
-    user's weight."""
+    """Change some of a queue's rules, which only admins are allowed to do. The body is a merge
+    patch (RFC 7396), sent as `application/json`: null resets a rule to its default, or removes a
+    resource or a user's weight."""
     limit_bytes = context.runtime.settings.max_body_bytes
     changes, _document = await body.read_as(QueueChangeRequest, request, limit_bytes)
     return fresh(await queues.change(name, changes, create=query.create, actor=actor), 200)

@@ -20,7 +20,7 @@ class Liveness(View):
 class Readiness(View):
     status: str
     checks: dict[str, str]
-    """The state of each part of the service, which is `ok` or a description of the problem."""
+    """The state of each part of the service: either `ok` or a description of the problem."""
 
 
 @router.get("/healthz", operation_id="get_liveness", response_model=Liveness)

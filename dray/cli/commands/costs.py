@@ -35,7 +35,7 @@ def costs(
         str | None, typer.Option(metavar="TIME", help="End of the period (default: now).")
     ] = None,
     prices: Annotated[
-        bool, typer.Option("--prices", help="Show the prices of resources instead.")
+        bool, typer.Option("--prices", help="Show the prices of resources instead of costs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

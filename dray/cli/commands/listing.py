@@ -48,7 +48,9 @@ def list_jobs(
     each: Annotated[
         bool, typer.Option("--each", help="List each job of an array on a separate line.")
     ] = False,
-    owner: Annotated[str | None, typer.Option(help="Only this owner's jobs; @me is you.")] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Only this owner's jobs; @me means you.")
+    ] = None,
     project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
     since: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""The command that shows metrics of jobs as a table, a chart, CSV, or point by point."""
+"""The command that shows metrics of jobs as a table, a chart, CSV, or a list of points."""
 
 from __future__ import annotations
 
@@ -56,21 +56,21 @@ def metrics(
     """Show, draw or print the metrics of one or several jobs."""
     draw = plot or together or log
     if sum((as_json, as_csv, draw)) > 1:
-        raise typer.BadParameter("use only one of --json, --csv and the options that draw charts")
+        raise typer.BadParameter("--json, --csv and the chart options can't be combined")
     if follow and (draw or max_points):
         raise typer.BadParameter(
             "can't be combined with --max-points or an option that draws charts",
             param_hint="--follow",
         )
     if follow and len(jobs) > 1:
-        raise typer.BadParameter("works for a single job only", param_hint="--follow")
+        raise typer.BadParameter("can only be used with a single job", param_hint="--follow")
     is_part = after_step is not None or until_step is not None
     if is_part and (follow or system):
         wrong = "can't be combined with --follow or --system"
         raise typer.BadParameter(wrong, param_hint="--after-step, --until-step")
     if system and (follow or len(jobs) > 1):
         raise typer.BadParameter(
-            "works for a single job only, and not with --follow", param_hint="--system"
+            "can only be used with a single job, and not with --follow", param_hint="--system"
         )
     from dray.filters import MAX_POINTS
 

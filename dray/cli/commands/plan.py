@@ -81,7 +81,7 @@ def _show(found: Plan) -> None:
 
 
 def show_sync(found: SyncPlan) -> None:
-    """Write the ways to keep the copies in sync, and the choice of `sync: auto`."""
+    """Write the ways to keep the model copies in sync, and the way that `sync: auto` chooses."""
     from dray.cli.display.output import number, size, write_text
     from dray.cli.display.tables import table
 

@@ -47,7 +47,7 @@ def list_queues(as_json: AsJson = False) -> None:
 
 @group.command("show")
 def show_queue(name: Name, as_json: AsJson = False) -> None:
-    """Show the rules of a queue, and its jobs by user."""
+    """Show the rules of a queue, and its jobs grouped by user."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -83,9 +83,7 @@ def set_queue(
     ] = None,
     limit: Annotated[
         list[str] | None,
-        _named_option(
-            AMOUNT, "Maximum resources of the queue's running jobs: GPU=8, memory=64GiB."
-        ),
+        _named_option(AMOUNT, "Maximum resources of the queue's running jobs, such as GPU=8."),
     ] = None,
     user_limit: Annotated[
         list[str] | None, _named_option(AMOUNT, "Maximum resources of each user's running jobs.")
@@ -217,7 +215,7 @@ def move(
     Several jobs are moved to the front in the given order.
     """
     if queue is None and not first:
-        raise typer.BadParameter("give a destination: --queue QUEUE, --first, or both")
+        raise typer.BadParameter("specify a destination: --queue QUEUE, --first, or both")
     order = jobs[::-1] if first else jobs
     _each(order, as_json, lambda client, job_id: client.move(job_id, queue, first=first))
 
@@ -319,7 +317,7 @@ def _waiting(queue: Queue) -> str:
 
 
 def _limits(amounts: dict[str, float], running: int | None, queued: int | None) -> str | None:
-    """Return text such as `8 GPU, 10 running, 100 waiting`."""
+    """Return a string such as `8 GPU, 10 running, 100 waiting`."""
     parts = [] if not amounts else [_amounts(amounts)]
     parts += [] if running is None else [f"{running} running"]
     parts += [] if queued is None else [f"{queued} waiting"]
@@ -327,7 +325,7 @@ def _limits(amounts: dict[str, float], running: int | None, queued: int | None) 
 
 
 def _amounts(amounts: dict[str, float]) -> str | None:
-    """Return text such as `8 GPU, 64.0 GiB of memory`."""
+    """Return a string such as `8 GPU, 64.0 GiB of memory`."""
     from dray.cli.display.output import size
 
     parts = [

@@ -88,7 +88,7 @@ def _event_line(event: Event) -> str:
 
 @app.command()
 def explain(job_id: JobId, as_json: AsJson = False) -> None:
-    """Explain why a job is in its state."""
+    """Explain why a job is in its current state."""
     from dray.cli.display.output import write_json
 
     with connect() as client:

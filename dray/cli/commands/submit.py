@@ -39,8 +39,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="JOB",
-            help="Submit this job's document again; arguments after -- replace its arguments of "
-            "the same name.",
+            help="Resubmit this job's document; arguments after -- replace the document's "
+            "arguments of the same name.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -199,7 +199,7 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add to the document the jobs that this job waits for. References to jobs are resolved as in
+    """Add the jobs that this job waits for to the document. References to jobs are resolved as in
     other commands."""
     if others:
         found = [
@@ -255,13 +255,11 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
         return document
     if found.without is not None:
         warn(
-            f"{found.without}: using the packages from {found.source} without the lock file's "
-            "versions"
+            f"{found.without}: installing the packages listed in {found.source}, but not the "
+            "versions of the lock file"
         )
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
-    warn(
-        f"{count} from {found.source} will be installed for the job (--no-packages to install none)"
-    )
+    warn(f"{count} from {found.source} will be installed, unless --no-packages is given")
     return {**document, "environment": {**environment, "requirements": found.requirements}}
 
 
@@ -358,7 +356,7 @@ def _with_git(
         raise typer.BadParameter("--git uploads no files: remove --code and --include")
     script = document.get("script")
     if not isinstance(script, dict):
-        raise typer.BadParameter("--git requires a script: name the program after --")
+        raise typer.BadParameter("--git requires a script: specify a program after --")
     return {**document, "script": {**script, "code": {"git": git, "commit": commit}}}
 
 
@@ -368,7 +366,7 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     from dray.documents import load_document
 
     if not words:
-        raise typer.BadParameter("name a job document, or a program after --")
+        raise typer.BadParameter("specify a job document, or a program after --")
     first, *rest = words
     if first == MODULE:
         if not rest:

@@ -66,7 +66,7 @@ def submit_sweep(
         raise SpecError(
             f"{file} has no sweep",
             pointer="/sweep",
-            hint="name a metric, parameters and a number of trials; see docs/guides/sweeps.md",
+            hint="specify a metric, parameters and a number of trials; see docs/guides/sweeps.md",
         )
     packed = packed_folder(document, file, code, [])
     with connect() as client:

@@ -31,7 +31,9 @@ def tensorboard(
     port: Annotated[int, typer.Option(help="TensorBoard's port.", min=0, max=65535)] = 6006,
     serve: Annotated[
         bool,
-        typer.Option(help="Start TensorBoard, or only write the event files until the jobs end."),
+        typer.Option(
+            help="Start TensorBoard. Otherwise, only write event files until the jobs end."
+        ),
     ] = True,
 ) -> None:
     """Write the metrics of jobs to event files while the jobs run, and show them in TensorBoard.

@@ -222,7 +222,7 @@ def pin_baseline(
 ) -> None:
     """Pin the job with which the other jobs of an experiment are compared."""
     if (job is None) != none:
-        raise typer.BadParameter("name a job or use --none", param_hint="JOB")
+        raise typer.BadParameter("specify a job, or use --none", param_hint="JOB")
     with connect() as client:
         found = client.pin_baseline(name, None if job is None else client.resolve(job))
     _show_experiment(found, as_json)
@@ -269,7 +269,9 @@ def annotate(
     untag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Remove this tag.")] = None,
     notes: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Replace the notes, in Markdown; - for stdin."),
+        typer.Option(
+            metavar="TEXT", help="Replace the notes with this Markdown text (- for stdin)."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -196,7 +196,7 @@ def _show(hook: Webhook) -> None:
 
 
 def _filter(hook: Webhook) -> str:
-    """Return text such as `SUCCEEDED, FAILED in night with team=vision`."""
+    """Return a string such as `SUCCEEDED, FAILED in night with team=vision`."""
     queue = f" in {hook.queue}" if hook.queue else ""
     labels = ", ".join(f"{key}={value}" for key, value in hook.labels.items())
     return ", ".join(hook.states) + queue + (f" with {labels}" if labels else "")

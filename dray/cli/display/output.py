@@ -50,8 +50,8 @@ def write_text(text: str, *, indent: str = "") -> None:
 
 
 def write_drawn(line: str) -> None:
-    """Write a line unchanged. The caller must first remove control characters from text of other
-    origin."""
+    """Write a line unchanged. The caller must first remove control characters from text that dray
+    did not create."""
     _emit(line)
 
 
@@ -78,7 +78,7 @@ def warn(text: str) -> None:
 
 
 def _inert(document: str) -> str:
-    """Replace control characters in JSON with escapes, which does not change its meaning."""
+    """Replace control characters in JSON with escapes. The meaning of the JSON does not change."""
     return re.sub(
         f"[\x7f-\x9f\u2028\u2029{DIRECTION}]",
         lambda match: f"\\u{ord(match[0]):04x}",
@@ -243,7 +243,7 @@ def local(moment: datetime) -> str:
 
 
 def goodput(job: views.Job) -> str | None:
-    """Return text such as `93.6% of 44.0 slot-seconds useful: starting 1.1; recovered once`."""
+    """Return a string such as `93.6% of 44.0 slot-seconds useful: starting 1.1; recovered once`."""
     parts = []
     if job.goodput is not None:
         used = job.goodput
@@ -265,7 +265,7 @@ def goodput(job: views.Job) -> str | None:
 
 
 def cost(spent: views.Cost) -> str:
-    """Return text such as `12.50 EUR: useful 11.20, wasted 1.30`."""
+    """Return a string such as `12.50 EUR: useful 11.20, wasted 1.30`."""
     parts = [("useful", spent.useful), ("wasted", spent.wasted), ("unreported", spent.unreported)]
     divided = ", ".join(f"{name} {amount:,.2f}" for name, amount in parts if amount >= 0.005)
     whole = money(spent.total, spent.currency)

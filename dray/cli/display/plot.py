@@ -16,7 +16,7 @@ from dray.cli.display.output import number
 Value = float | str
 """A metric value in the API's format, in which NaN and infinities are strings."""
 Span = tuple[str, int | None]
-"""Text, and the number of the series that sets its colour."""
+"""A text, and the number of the series that determines its colour."""
 Line = list[Span]
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -59,7 +59,7 @@ class _Axes:
         return (step - self.first_step) / span * (dots - 1) if span else (dots - 1) / 2
 
     def row(self, value: float, dots: int) -> float:
-        """Return the row of a value, in dots from the top."""
+        """Return the row of a value, counted in dots from the top."""
         # Halve both values before subtracting, since the difference of two finite numbers can
         # overflow.
         span = self.high / 2 - self.low / 2
@@ -165,7 +165,7 @@ class _Canvas:
         self._owners: dict[tuple[int, int], set[int]] = {}
 
     def draw(self, owner: int, points: Sequence[tuple[float, float]]) -> None:
-        """Connect points by straight lines. Points are (x, y) in dots from the upper left."""
+        """Connect points with straight lines. Points are (x, y) in dots from the upper left."""
         previous = points[0]
         for point in points:
             (x0, y0), (x1, y1) = previous, point

@@ -21,7 +21,7 @@ LEAST = 16
 """Minimum width of a flexible column."""
 
 _TIME_OF_AN_ID = len("job-") + 10
-"""Characters of an id that encode its creation time, to the millisecond."""
+"""Number of characters of an id that encode its creation time, to the millisecond."""
 
 _COLOUR_OF_STATE = {
     **dict.fromkeys(("SUCCEEDED", "ready"), terminal.GREEN),
@@ -131,7 +131,7 @@ def listing(
 
 def shortened(text: str, width: int) -> str:
     """Shorten `text` to at most `width` columns, with an ellipsis in place of the last words. A
-    single word is shortened in the middle, since similar names often differ only at the end."""
+    single word is shortened in the middle, because similar names often differ only at the end."""
     if display_width(text) <= width:
         return text
     ellipsis = "…" if terminal.has_unicode() else "~"

@@ -53,7 +53,8 @@ def starting_document(
     lines = [
         f"# yaml-language-server: $schema={schema}",
         f"# A job document for dray: {kind}.",
-        "# `dray submit FILE --dry-run` checks it, `dray submit FILE` submits it.",
+        "# `dray submit FILE --dry-run` checks the document, and `dray submit FILE` submits the "
+        "job.",
         "",
         *_lines(fields, "", known, everything=everything),
     ]

@@ -19,7 +19,7 @@ def check(spec: JobSpec) -> None:
     if isinstance(spec.sync, AutoSync) and continues:
         raise wrong(
             "/sync",
-            "must not be auto with init_from.take everything: use the same sync as the job that "
+            "must not be auto if init_from.take is everything: use the same sync as the job that "
             "this job continues",
         )
     if spec.copies_differ:
@@ -53,7 +53,7 @@ def check(spec: JobSpec) -> None:
     if compression.name == "topk" and optimizer.nesterov:
         raise wrong(
             "/train/optimizer/nesterov",
-            "can't be combined with topk, which applies the momentum itself: set it to false",
+            "must be false with topk, because topk applies the momentum itself",
         )
     if compression.name == "topk" and optimizer.name == "lars":
         raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
@@ -77,7 +77,8 @@ def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
         )
     if train.precision == "fp16":
         raise wrong(
-            "/train/precision", f"must be fp32 or bf16 {chosen}, which does not scale the loss"
+            "/train/precision",
+            f"must be fp32 or bf16 {chosen}: parameter servers do not scale the loss",
         )
     if train.ema is not None:
         raise wrong(
@@ -133,7 +134,7 @@ def _check_asynchronous(spec: JobSpec, sync: Gossip) -> None:
 def _check_differing_copies(spec: JobSpec) -> None:
     assert spec.sync is not None
     chosen = "sync.every above 1" if spec.takes_local_steps else f"sync.kind {spec.sync.kind}"
-    why = f"with {chosen}, the weights of the ranks differ between averages"
+    why = f"with {chosen}, the ranks' weights differ until they are averaged"
     if spec.elastic is not None:
         raise wrong("/elastic", f"must be unset: {why}, so the group can't change its size")
     if spec.train.ema is not None:

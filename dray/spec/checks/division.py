@@ -75,7 +75,7 @@ def _check_divided_script(spec: JobSpec, script: Script) -> None:
                 "is only for recipes: train.prepare() supports parallel.shard and parallel.tensor",
             )
     if script.framework != "torch" or script.roles:
-        raise wrong("/parallel", "is only for scripts with `framework: torch` and without roles")
+        raise wrong("/parallel", "requires a script with `framework: torch` and no roles")
     if spec.parallel.zero != 3:
         raise wrong("/parallel/zero", "must be 3 for a script: train.prepare() uses FSDP2")
     for name in ("param_dtype", "reduce_dtype"):
@@ -122,6 +122,6 @@ def check_balance(spec: JobSpec) -> None:
     if spec.compression is not None or spec.copies_differ or has_servers:
         raise wrong(
             "/parallel/balance",
-            "must be `even` with sync.compression and sync.every, and with sync.kind other than "
-            "all_reduce",
+            "must be `even` with sync.compression, with sync.every above 1, and with kinds of sync "
+            "other than all_reduce",
         )

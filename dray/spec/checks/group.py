@@ -20,9 +20,7 @@ def check_gpus(spec: JobSpec) -> None:
         )
     if accepts and share in (0, 1):
         at = "/resources/share_gpus"
-        raise wrong(
-            at, "is only for a fraction of a GPU: set gpus_per_worker to a value such as 0.5"
-        )
+        raise wrong(at, "requires a fraction of a GPU: set gpus_per_worker to a value such as 0.5")
 
 
 def check_roles(spec: JobSpec) -> None:

@@ -36,7 +36,7 @@ def check_noise(spec: JobSpec) -> None:
         return
     at = "/train/measure_noise"
     if spec.script is not None:
-        raise wrong(at, "is only for recipes: a script measures its own gradients")
+        raise wrong(at, "is only for recipes: a script must measure its gradients itself")
     if spec.resources.num_workers == 1:
         raise wrong(
             at,
@@ -44,7 +44,9 @@ def check_noise(spec: JobSpec) -> None:
             "gradients of workers",
         )
     if spec.is_divided or spec.parallel.auto:
-        raise wrong(at, "is only for data parallelism, where each worker has the complete model")
+        raise wrong(
+            at, "only applies to data parallelism, where each worker has the complete model"
+        )
     if spec.is_exact or spec.parallel.balance != "even" or spec.sync is not None:
         raise wrong(
             at,
@@ -78,7 +80,7 @@ def check_batch_range(spec: JobSpec) -> None:
     if spec.elastic is None or not spec.elastic.by_speed:
         raise wrong(
             at,
-            "requires elastic with by_speed, because the batch size changes with the group's size",
+            "requires elastic.by_speed, because the batch size changes with the group's size",
         )
     if not spec.train.measure_noise:
         raise wrong(
@@ -98,11 +100,11 @@ def check_imported(spec: JobSpec) -> None:
     if not isinstance(spec.model, Imported):
         return
     if spec.elastic is not None:
-        raise wrong("/elastic", "is only for dray's own models, which every node has")
+        raise wrong("/elastic", "is only for dray's own models, because every node has their code")
     if spec.parallel.shard > 1 and spec.parallel.zero != 1:
         raise wrong(
             "/parallel/zero",
-            "must be 1 for a model of your own, because dray does not know its blocks and can't "
+            "must be 1 for a custom model, because dray does not know the model's blocks and can't "
             "shard it",
         )
     if spec.init_from is not None:
@@ -153,10 +155,12 @@ def check_optimizer_state(spec: JobSpec) -> None:
     if optimizer.name == "adafactor":
         raise wrong(at, "is not useful with adafactor, whose state is small: leave it out")
     if optimizer.name == "sgd" and not optimizer.momentum:
-        raise wrong(at, "is not useful with sgd without momentum, which has no state: leave it out")
+        raise wrong(
+            at, "has no effect on sgd with a momentum of 0, which has no state: leave it out"
+        )
     compression = spec.compression
     if optimizer.name == "sgd" and compression is not None and compression.name == "topk":
-        raise wrong(at, "is not useful with topk, which stores the momentum itself: leave it out")
+        raise wrong(at, "has no effect with topk, because topk stores the momentum: leave it out")
     if spec.parallel.shard > 1 and spec.parallel.zero == 1:
         raise wrong(at, "requires parallel.zero 2 or 3: torch manages the state of ZeRO 1 itself")
     if optimizer.offload and not resources.gpus_per_worker:

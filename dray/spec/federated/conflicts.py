@@ -25,9 +25,9 @@ AT = "/federated"
 def refuse(given: Federated) -> None:
     """Raise a validation error for the first conflict."""
     if given.silos is None:
-        refuse_set(given, AT, ("metrics",), "is only for silos: leave it out")
+        refuse_set(given, AT, ("metrics",), "only applies to silos: leave it out")
         if given.http is None:
-            refuse_set(given, AT, ("deadline_s",), "is only for silos and http: leave it out")
+            refuse_set(given, AT, ("deadline_s",), "only applies to silos and http: leave it out")
     else:
         _check_silos(given, given.silos)
     if given.clients_per_round > given.clients:
@@ -71,7 +71,7 @@ def _check_silos(given: Federated, silos: list[Silo]) -> None:
 
 
 def _check_real_clients(given: Federated, option: str) -> None:
-    message = f"is only for simulations, and must be unset with {option}"
+    message = f"only applies to simulations, and must be unset with {option}"
     refuse_set(given, AT, SIMULATED, f"{message}, whose clients are real")
     message += " in this version: the noise is derived from the job's seed, which the clients know"
     refuse_set(given, AT, ("privacy",), message)
@@ -109,7 +109,8 @@ def _check_updates(given: Federated, aggregator: Aggregator) -> None:
     if takes_nearest and aggregator.keep > (most := chosen - aggregator.malicious):
         raise wrong(
             "/federated/aggregator/keep",
-            f"must be at most {most}, which is clients_per_round minus the malicious clients",
+            f"must be at most {most}, which is clients_per_round minus the number of malicious "
+            "clients",
         )
     if given.algorithm == "scaffold" and aggregator.name != "mean":
         raise wrong(
@@ -154,8 +155,8 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if given.aggregator.name != "mean":
         raise wrong(
             "/federated/aggregator/name",
-            f"must be mean with secure_aggregation: {given.aggregator.name} needs each update, "
-            "and the server has only their sum",
+            f"must be mean with secure_aggregation: {given.aggregator.name} needs each "
+            "client's update, but the server receives only the sum of the updates",
         )
     if given.algorithm == "scaffold":
         raise wrong(
@@ -176,7 +177,7 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if secure.bits == 32 and given.max_update_norm > MAX_NORM_IN_32_BITS:
         raise wrong(
             "/federated/max_update_norm",
-            f"must be {MAX_NORM_IN_32_BITS:g} or less with secure_aggregation.bits of 32, "
+            f"must be {MAX_NORM_IN_32_BITS:g} or less if secure_aggregation.bits is 32, "
             "because a larger norm causes more rounding: set it close to the norm of your "
             "updates",
         )

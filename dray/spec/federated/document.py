@@ -66,10 +66,10 @@ class Federated(Document):
     """silos: metrics that a silo is allowed to send with its update, such as `val/loss` on its own
     validation samples. The owner of the silo's node can allow fewer."""
     deadline_s: Annotated[Number, Field(ge=1.0, le=7 * 24 * 3600.0)] | None = None
-    """silos, http: seconds after which a round ends, provided that it has `quorum` updates.
-    A round with fewer updates ends as soon as it has `quorum` updates; over HTTP, all clients can
-    join it after the deadline. If unset, a round with silos waits for all connected silos, and the
-    deadline over HTTP is 600 s."""
+    """silos, http: seconds after which a round ends, provided that it has `quorum` updates. A round
+    with fewer updates ends as soon as it has `quorum` updates; over HTTP, all clients can join it
+    after the deadline. If unset, a round with silos waits for all connected silos, and a round over
+    HTTP has a deadline of 600 s."""
     rounds: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
     """Number of rounds."""
     local_epochs: Annotated[Int, Field(ge=1, le=1000)] = 1

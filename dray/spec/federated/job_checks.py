@@ -24,7 +24,7 @@ INSTEAD: dict[str, str] = {
     "micro_batch_size": "federated.batch_size",
     "eval_every_epochs": "federated.evaluate_every",
 }
-"""Maps options of `train` that federated jobs don't use to the options to use instead."""
+"""For each option of `train` that federated jobs don't use, the option to use instead."""
 
 
 def with_num_workers(document: Any) -> Any:
@@ -46,7 +46,7 @@ def check(document: JobSpec) -> None:
     if federated is None:
         return
     if document.script is not None:
-        raise wrong("/federated", "is only for recipes: a script trains its own clients")
+        raise wrong("/federated", "is only for recipes: a script must train its clients itself")
     _check_group(document)
     if federated.silos is not None:
         _check_silos(document, len(federated.silos))
@@ -56,7 +56,7 @@ def check(document: JobSpec) -> None:
         raise wrong(
             "/resources/num_workers",
             f"is {num_workers}, but must be at most federated.clients_per_round, which is "
-            f"{federated.clients_per_round}: other workers would be idle",
+            f"{federated.clients_per_round}: additional workers would be idle",
         )
     _check_train(document.train, federated)
     assert document.recipe is not None
@@ -93,7 +93,7 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
             "/resources/gpus_per_worker",
             f"must be 0 {chosen} in this version: a group on GPUs can't recover in place",
         )
-    message = f"must be unset {chosen}, which determine the nodes"
+    message = f"must be unset {chosen}, because the silos determine the nodes"
     refuse_set(resources, "/resources", ("required_topology",), message)
     if isinstance(document.model, Imported):
         raise wrong(
@@ -113,10 +113,10 @@ def _check_outside(document: JobSpec) -> None:
     if (num_workers := document.resources.num_workers) != 1:
         raise wrong(
             "/resources/num_workers",
-            f"is {num_workers}, but must be 1 with federated.http, whose only rank aggregates "
-            "the updates",
+            f"is {num_workers}, but must be 1 with federated.http: only one rank is needed to "
+            "aggregate the updates",
         )
-    message = "must be unset with federated.http, whose only rank aggregates the updates"
+    message = "must be unset with federated.http: only one rank is needed to aggregate the updates"
     refuse_set(document, "", ("elastic",), message)
     if document.recipe not in HTTP_RECIPES:
         known = " and ".join(HTTP_RECIPES)
@@ -134,7 +134,7 @@ def _check_train(train: Train, federated: Federated) -> None:
         message = f"must be unset with federated: use {INSTEAD[name]} instead"
         refuse_set(train, "/train", (name,), message)
     unsupported = ("lr_scaling", "recompute", "compile", "measure_noise")
-    refuse_set(train, "/train", unsupported, "must be unset with federated in this version")
+    refuse_set(train, "/train", unsupported, "can't be combined with federated in this version")
     if train.precision == "fp16":
         raise wrong("/train/precision", "must be fp32 or bf16 with federated")
     message = "must be unset with federated: clients keep no optimizer state between rounds"
@@ -143,5 +143,6 @@ def _check_train(train: Train, federated: Federated) -> None:
     if federated.algorithm == "scaffold" and not plain:
         raise wrong(
             "/train/optimizer/name",
-            "must be sgd without momentum with scaffold, whose corrections assume plain sgd",
+            "must be sgd with a momentum of 0, because the corrections of scaffold assume "
+            "plain sgd",
         )

@@ -163,8 +163,8 @@ class Silo(Document):
     """Ray labels that the silo's node must have."""
     source: SourceUrl | None = None
     """URL from which the silo's node reads its data. The other options of `data` also apply to this
-    data. Only the rank of this silo receives the URL. The stored and displayed job document does
-    not contain it. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
+    data. Only the rank of this silo receives the URL, which is removed from the stored and
+    displayed job document. If unset, the node's owner sets the URL with DRAY_SILO_SOURCE."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
     """Maximum weight of the silo, in samples. If the silo reports more samples, its weight is
     limited to this number."""
@@ -188,9 +188,9 @@ class SecureAggregation(Document):
 
     threshold: Annotated[Number, Field(gt=0.5, le=1.0)] = 0.6
     """Fraction of a round's clients (but at least three clients) that must participate until the
-    round ends; otherwise the round does not count. Fewer clients than this can't reveal another
-    client's update, even if they collude with the server."""
+    round ends; otherwise the round does not count. A smaller group of clients can't reveal another
+    client's update, even if the group colludes with the server."""
     bits: Literal[32, 64] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
-    coarsely, especially for a large `max_update_norm`, which must then be at most 100. The job's
-    log contains the rounding error."""
+    coarsely, especially for a large `max_update_norm`. With 32 bits, `max_update_norm` must be at
+    most 100. The job's log contains the rounding error."""

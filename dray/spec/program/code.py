@@ -18,7 +18,7 @@ from pydantic import (
 from dray.spec.fields import CodeId, Document, PlainText, Sha256, wrong
 from dray.spec.training.data import SourceUrl
 
-# curl and Python must parse the same host, since Python checks the host and curl connects to it.
+# Python checks the host and curl connects to it, so both must extract the same host from the URL.
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 
 

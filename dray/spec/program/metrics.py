@@ -58,8 +58,8 @@ class Metric(Document):
     """Regular expression (RE2) that is searched for in each line of the output. The expression has
     one group, which matches the value."""
     step: Pattern | None = None
-    """Regular expression with one group, which matches the step in the same line or an earlier
-    line. If unset, the values are numbered from 1."""
+    """Regular expression whose one group matches the step, in the same line or in an earlier line.
+    If unset, the values are numbered from 1."""
     source: Source | None = None
     """Logger from which metrics are read: `tensorboard` and `csv` read files in the job's
     directory, `transformers` reads the output of its Trainer. If no entry has a source,
@@ -72,7 +72,7 @@ class Metric(Document):
         if self.source is not None:
             if self.name is not None or self.pattern is not None or self.step is not None:
                 raise ValueError(
-                    "has a source, which defines its own names: omit name, pattern and step"
+                    "has a source, and the source names its metrics: omit name, pattern and step"
                 )
         elif self.name is None or self.pattern is None:
             raise ValueError("requires a name and a pattern, or a source")

@@ -42,7 +42,7 @@ class ResNet(Document):
     depth: Literal[8, 14, 20, 32, 44, 56] = 20
     """Number of layers: 6 n + 2, with n blocks in each of the three stages."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 16
-    """Number of channels in the first stage. Each further stage has twice as many."""
+    """Number of channels in the first stage. Each further stage has twice as many channels."""
 
     @property
     def num_blocks(self) -> int:
@@ -101,7 +101,7 @@ class Unet(Document):
     name: Literal["unet"] = "unet"
     """Selects this model."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 32
-    """Number of channels on the first level. Each lower level has twice as many."""
+    """Number of channels on the first level. Each lower level has twice as many channels."""
     depth: Annotated[Int, Field(ge=1, le=8)] = 4
     """Number of times the image size is halved. The sides of an image must have at least 2**(depth
     + 1) pixels."""

@@ -122,7 +122,8 @@ class Options:
         if form == "csv" and data.decimal == data.known_delimiter:
             raise wrong(
                 "/data/decimal",
-                "is a comma, like data.delimiter: set data.delimiter to something else, such as ;",
+                "is a comma, but data.delimiter is also a comma: set data.delimiter to another "
+                "character, such as ;",
             )
         if form == "csv" and data.numbers.thousands == data.decimal:
             raise wrong("/data/numbers/thousands", "must differ from data.decimal")

@@ -20,7 +20,7 @@ MXNET_ROLES: Final = ("scheduler", "server", "worker")
 
 
 class Role(Document):
-    """A group of a script's ranks, which can have its own command."""
+    """A group of a script's ranks. A role can have its own command."""
 
     num_workers: Annotated[Int, Field(ge=1)] = 1
     """Number of ranks with this role."""
@@ -112,14 +112,14 @@ def check(framework: Framework, roles: Roles) -> None:
     if roles and all(role.resources for role in roles.values()):
         raise wrong(
             "/script/roles",
-            "all have their own resources, so none would use the job's resources: omit the "
+            "all roles have their own resources, so none would use the job's resources: omit the "
             "resources of one role, and set the job's resources to what this role needs",
         )
     if roles and all(serves(roles, name) for name in roles):
         raise wrong(
             "/script/roles",
-            "all serve, so the job would never end: set `serves: false` for one role, or add a "
-            "worker",
+            "all roles serve other roles, so the job would never end: set `serves: false` for "
+            "one role, or add a worker",
         )
     if framework == "tensorflow":
         _refuse_others(roles, TENSORFLOW_ROLES, framework)

@@ -16,7 +16,7 @@ _Text = Annotated[PlainText, StringConstraints(max_length=MAX_CHARS)]
 Parameter = StrictBool | Int | Number | _Text
 
 LEAST_HANG_LIMIT_S = 10
-"""The supervisor checks every 5 s, so the shortest time that it can measure is two intervals."""
+"""The supervisor checks every 5 s, so the shortest measurable time is two intervals."""
 
 
 def _measurable(limit_s: int) -> int:
@@ -46,7 +46,7 @@ class Script(Document):
         dict[Annotated[_Text, StringConstraints(min_length=1)], Parameter],
         Field(max_length=MAX_PARAMETERS),
     ] = {}
-    """Parameters, by name, for comparing jobs, in addition to the parameters in `args`. These
+    """Parameters, keyed by name, for comparing jobs, in addition to the parameters in `args`. These
     parameters are not passed to the program. `submit_function` stores the function's arguments
     here."""
     code: Code | None = None
@@ -54,16 +54,17 @@ class Script(Document):
     the code. In a document file, the value can also be a folder such as `.`, which the client
     uploads when the job is submitted. If unset, the program must exist on the workers' machines."""
     framework: Framework = "torch"
-    """Framework that determines how the ranks find each other. With `none`, they form no group."""
+    """Framework that determines how the ranks find each other. With `none`, the ranks form no
+    group."""
     roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}
     """Roles of the ranks, such as `ps` and `worker`, which can have different commands. Ranks are
     numbered role by role. If unset, all ranks run the same command. `resources.num_workers` is the
     total number of ranks of all roles, and can be omitted."""
     hang_limit_s: Annotated[Seconds, AfterValidator(_measurable)] | None = None
     """Number of seconds (at least 10), or a time such as `30m`. A script that reports is restarted
-    if it reports nothing for this time. A script that never reports is restarted if it does nothing
-    for this time. If unset, a script is restarted when it shows two signs of a hang for 15
-    minutes."""
+    when it has reported nothing for this long. A script that never reports is restarted when it has
+    done nothing for this long. If unset, a script is restarted when it shows two signs of a hang
+    for 15 minutes."""
 
     guesses: StrictBool = True
     """Whether to guess metrics from the output of rank 0, such as `loss=0.12`, if the script

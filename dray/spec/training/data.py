@@ -95,8 +95,8 @@ class Numbers(Document):
     """How numbers are written in the file, in addition to `decimal`."""
 
     thousands: Literal[",", ".", " ", "'", "_"] | None = None
-    """Separator between groups of digits. With ",", 1,163.74 is read as 1163.74. A space also
-    matches non-breaking spaces."""
+    """Separator between groups of digits. For example, with the separator ",", the string
+    "1,163.74" is read as 1163.74. A space also matches non-breaking spaces."""
     units: Annotated[
         list[Annotated[PlainText, StringConstraints(pattern=_UNIT)]], Field(max_length=20)
     ] = []
@@ -143,8 +143,8 @@ class Data(Document):
     indicator: like mean, but with an additional 0/1 column; missing categories become a separate
     category."""
     missing_columns: Annotated[dict[ColumnName, Missing], Field(max_length=10_000)] = {}
-    """Exceptions to `missing` for individual columns. For the target column, only error and drop
-    are supported."""
+    """Exceptions to `missing` for individual columns. For the target column, only `error` and
+    `drop` are supported."""
     classes: Annotated[list[ColumnName], Field(min_length=2, max_length=255)] | None = None
     """Names of the classes of mask pixels. The position of a name in the list is the pixel value of
     the class; the first class, with the pixel value 0, is the background. By default, the classes

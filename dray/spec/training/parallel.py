@@ -60,7 +60,7 @@ class Parallel(Document):
     (arXiv:2104.04473). zero_bubble: weight gradients are computed in the remaining idle time
     (arXiv:2401.10241)."""
     stages_per_rank: Annotated[Int, Field(ge=1, le=64)] = 1
-    """Number of pipeline stages on each rank, for the schedules interleaved and zero_bubble."""
+    """Number of pipeline stages on each rank, for the schedules `interleaved` and `zero_bubble`."""
     context: Divisor = 1
     """Number of ranks among which each sequence and the attention heads are divided
     (DeepSpeed-Ulysses, arXiv:2309.14509). The parameters are also sharded across these ranks. For
@@ -117,14 +117,15 @@ class Parallel(Document):
                 )
         if num_workers % self.num_parts:
             if len(used) == 1:
-                what = f"is {self.num_parts}, which does not divide"
+                what = f"is {self.num_parts}"
             else:
                 product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in used)
-                what = f"makes the product {self.num_parts} ({product}), which does not divide"
+                what = f"makes the product {self.num_parts} ({product})"
             enough = -(-num_workers // self.num_parts) * self.num_parts
             message = (
-                f"{what} resources.num_workers ({num_workers}): set num_workers to {enough}, or "
-                f"{used[-1]} to {_nearest_divisors(num_workers, self.num_parts)}"
+                f"{what}, which does not divide resources.num_workers ({num_workers}): set "
+                f"num_workers to {enough}, or {used[-1]} to "
+                f"{_nearest_divisors(num_workers, self.num_parts)}"
             )
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
@@ -146,16 +147,17 @@ class Parallel(Document):
             raise wrong("/parallel/zero", message)
         if self.zero != 3 and not self.is_sharded:
             raise wrong(
-                "/parallel/zero", "requires parallel.shard above 1: zero selects what is sharded"
+                "/parallel/zero",
+                "requires parallel.shard above 1, because `zero` selects what is sharded",
             )
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:
-            raise wrong("/parallel/schedule", "is only for parallel.pipeline above 1")
+            raise wrong("/parallel/schedule", "only applies to parallel.pipeline above 1")
         if self.stages_per_rank > 1 and not is_pipeline:
-            raise wrong("/parallel/stages_per_rank", "is only for parallel.pipeline above 1")
+            raise wrong("/parallel/stages_per_rank", "only applies to parallel.pipeline above 1")
         if self.stages_per_rank > 1 and self.schedule not in ("interleaved", "zero_bubble"):
             message = (
-                f"is only for the schedules interleaved and zero_bubble, not for {self.schedule}"
+                f"only applies to the schedules interleaved and zero_bubble, not to {self.schedule}"
             )
             raise wrong("/parallel/stages_per_rank", message)
 
@@ -185,9 +187,9 @@ class Parallel(Document):
             product = "pipeline x stages_per_rank" if self.stages_per_rank > 1 else "pipeline"
             message = (
                 f"makes {stages} stages, but the model has only {most} {what}: {product} must be "
-                f"{most}"
+                f"{most} or less"
             )
-            raise wrong("/parallel/pipeline", f"{message} or less")
+            raise wrong("/parallel/pipeline", message)
 
     def _check_parts_of_layers(self, model: Gpt) -> None:
         among = self.tensor * self.context

@@ -89,7 +89,7 @@ class AllReduce(SyncKind):
     every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
     """Number of independent optimizer steps after which the ranks average their weights (local SGD,
     arXiv:1805.09767). The ranks also average their weights before each evaluation and each
-    checkpoint. If 1, gradients are exchanged in every step instead."""
+    checkpoint. If 1, the ranks exchange gradients in every step instead."""
     outer: Outer | None = None
     """Outer optimizer, for `every` above 1. If unset, the ranks continue with the mean of their
     weights."""
@@ -140,8 +140,8 @@ class Gossip(SyncKind):
     step, at distances 1, 2, 4 and so on in turn (arXiv:2110.13363). random: one random rank per
     step. complete: all other ranks. custom: the ranks given in `edges`."""
     edges: Annotated[list[Edge], Field(min_length=1, max_length=MAX_EDGES)] | None = None
-    """custom: pairs of neighbours, such as `[[0, 1], [1, 2]]`. With sgp, the first rank of a pair
-    sends to the second."""
+    """custom: pairs of neighbours, such as `[[0, 1], [1, 2]]`. With `sgp`, the first rank of a pair
+    sends to the second rank."""
 
     @property
     def copies_differ(self) -> bool:
@@ -184,8 +184,8 @@ class Gossip(SyncKind):
             if max(one, other) >= num_workers:
                 raise wrong(
                     f"/sync/edges/{number}",
-                    f"names rank {max(one, other)}, but ranks are 0 to {num_workers - 1}: change "
-                    "the edge, or resources.num_workers",
+                    f"names rank {max(one, other)}, but the ranks are 0 to {num_workers - 1}: "
+                    "change the edge, or resources.num_workers",
                 )
             if one == other:
                 raise wrong(
@@ -236,7 +236,8 @@ class Correction(Document):
         is_changed = self.strength != type(self).model_fields["strength"].default
         if self.name != "delay_compensation" and is_changed:
             raise wrong(
-                "/sync/correction/strength", "only applies to delay_compensation: leave it out"
+                "/sync/correction/strength",
+                "only applies to delay_compensation: leave this field out",
             )
         return self
 
@@ -249,8 +250,8 @@ class ParameterServer(SyncKind):
     kind: Literal["parameter_server"] = "parameter_server"
     """Selects this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of servers, which are included in `resources.num_workers`. Must not exceed the number
-    of workers."""
+    """Number of servers. The servers are included in `resources.num_workers`. Must not exceed the
+    number of workers."""
     server_resources: RoleResources | None = None
     """Resources of each server. If unset, a server has the resources of a worker. Required if
     workers have GPUs, because servers have none."""
@@ -263,7 +264,7 @@ class ParameterServer(SyncKind):
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
     """bounded: a worker begins a step only if it is at most this many steps ahead of the slowest
     worker, so it can be one step further ahead at the end of the step. The staleness of an update
-    can be larger."""
+    can exceed this value."""
     correction: Correction | None = None
     """asynchronous, bounded: correction of stale updates. If unset, stale updates are not
     corrected."""

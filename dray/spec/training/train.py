@@ -40,7 +40,7 @@ class Optimizer(Document):
     bf16 halves the memory; values are rounded stochastically, so that small changes accumulate."""
     offload: StrictBool = False
     """Whether the optimizer state is kept in host memory and copied to the GPU in parts during each
-    step. This is slower, and is meant for models that would not fit otherwise."""
+    step. Offloading is slower, and is meant for models that would not fit otherwise."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -93,7 +93,8 @@ class Schedule(Document):
 
 
 class Ema(Document):
-    """An exponential moving average of the weights, which is evaluated and saved as the result."""
+    """An exponential moving average of the weights. The average is evaluated and saved as the
+    result."""
 
     decay: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.999
     """Fraction of the average that is kept in each optimizer step."""
@@ -148,7 +149,7 @@ class Train(Document):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that are recomputed in the backward pass to save memory. full: all activations
     except the inputs of each block (arXiv:1604.06174). selective: all activations except the
-    results of matrix products and attention. For gpt, resnet and unet."""
+    results of matrix products and attention. Supported for `gpt`, `resnet` and `unet`."""
     compile: StrictBool = False
     """Whether to compile the model with torch.compile. Requires a C++ compiler on the nodes."""
     max_grad_norm: Annotated[Number, Field(gt=0.0)] | None = None

@@ -51,7 +51,7 @@ class TensorConnection:
 
     def prove(self, secret: bytes, *, is_server: bool) -> None:
         """Make both ends prove that they know the secret. Raises ConnectionLost if the other end
-        does not know it."""
+        does not know the secret."""
         self._socket.settimeout(PROOF_LIMIT_S)
         mine, other = (b"server", b"worker") if is_server else (b"worker", b"server")
         nonce = secrets.token_bytes(NONCE_BYTES)

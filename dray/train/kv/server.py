@@ -15,7 +15,7 @@ from dray.train.kv.shard import Answers, KeyValueShard, KVError
 
 
 def key_of(server: int) -> str:
-    """Return the key under which the attempt's store has a server's address and secret."""
+    """Return the key under which the attempt's store contains a server's address and secret."""
     return f"dray-kv-server-{server}"
 
 

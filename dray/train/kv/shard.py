@@ -67,8 +67,8 @@ class KeyValueShard:
         pushed = self._pushed.setdefault(key, {})
         if worker in pushed:
             raise KVError(
-                f"{key!r} was pushed twice before all workers had pushed it once: pull it after "
-                "each push"
+                f"{key!r} was pushed twice before all workers had pushed it once: pull the key "
+                "after each push"
             )
         pushed[worker] = gradient
         self._num_pushed[key, worker] += 1
@@ -83,7 +83,7 @@ class KeyValueShard:
         return self._answers()
 
     def pull(self, worker: int, key: str, rows: Tensor | None = None) -> Answers:
-        """Pull the value of a key. rows: the rows to return; None for all."""
+        """Pull the value of a key. rows: the rows to return; None for all rows."""
         self._value(key)
         self._waiting.append((worker, key, rows))
         return self._answers()
@@ -112,7 +112,7 @@ class KeyValueShard:
         try:
             return self._values[key]
         except KeyError:
-            raise KVError(f"{key!r} has no value: call init() for it first") from None
+            raise KVError(f"{key!r} has no value: call init() with this key first") from None
 
     @torch.no_grad()
     def _apply(self, key: str, gradient: Tensor) -> None:

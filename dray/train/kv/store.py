@@ -85,8 +85,8 @@ class KVStore:
         return self._num_workers
 
     def init(self, key: str, value: Tensor) -> None:
-        """Set a key to worker 0's value. All workers must call this; each call waits for the calls
-        of the other workers."""
+        """Set a key to worker 0's value. All workers must call this method; each call waits for the
+        calls of the other workers."""
         self._shapes[key] = value.shape
         if self._rank == 0:
             table = _checked(value).reshape(self._table(key))
@@ -97,7 +97,8 @@ class KVStore:
 
     def push(self, key: str, gradient: Tensor) -> None:
         """Send the servers a gradient or, if no optimizer is set, a new value. A sparse tensor,
-        such as the gradient of an embedding with `sparse=True`, changes only its own rows."""
+        such as the gradient of an embedding with `sparse=True`, changes only the rows that it
+        contains."""
         shape = self._shape(key)
         if gradient.shape != shape:
             raise KVError(
@@ -158,8 +159,8 @@ class KVStore:
 
     def set_optimizer(self, name: str, **options: Any) -> None:
         """Make the servers apply pushes as gradients, with torch's `sgd`, `adam`, `adamw` or
-        `adagrad` and its options, such as `lr=0.1`. All workers must call this; each call waits for
-        the calls of the other workers."""
+        `adagrad` and its options, such as `lr=0.1`. All workers must call this method; each call
+        waits for the calls of the other workers."""
         if self._rank == 0:
             header = {"op": "optimizer", "name": name, "options": options}
             self._ask([header] * len(self._connections))
@@ -181,7 +182,7 @@ class KVStore:
             raise KVError(f"unknown gradient compression {kind!r}: use 2bit or fp16")
 
     def barrier(self) -> None:
-        """Wait until all workers have called this."""
+        """Wait until all workers have called this method."""
         self._connections[0].send({"op": "barrier"})
         _checked_answer(self._connections[0])
 
@@ -207,7 +208,7 @@ class KVStore:
         try:
             return self._shapes[key]
         except KeyError:
-            raise KVError(f"{key!r} has no value: call init() with it first") from None
+            raise KVError(f"{key!r} has no value: call init() with this key first") from None
 
     def _table(self, key: str) -> list[int]:
         """Return the shape of a key's value as a table of rows; a single number has one row."""

@@ -82,7 +82,8 @@ class Anchor:
     watched: list[tuple[Tensor, int]] = field(default_factory=list)
     """Tensors that are not copied, and their versions."""
     uses_unkept: bool = False
-    """Whether the script has used gradients from before the anchor, which are not kept."""
+    """Whether the script has used gradients from before the anchor; these gradients are not
+    kept."""
 
     is_handed_over: bool = False
     """Whether another process has started from this anchor."""

@@ -84,14 +84,16 @@ class BatchState:
         last step."""
         self._keeps_gradients: bool | None = None
         """Whether gradients are kept with each batch, because the script accumulates them. None
-        until the script uses or replaces gradients of an earlier batch for the first time. Until
-        then, gradients are kept in host memory, because a checkpoint might need them."""
+        until the script uses or replaces gradients of an earlier batch for the first time. While
+        the value is None, gradients are kept in host memory, because a checkpoint might need
+        them."""
         self._has_replaced = False
         """Whether the script has replaced gradients of an earlier batch."""
         self._has_misled = False
         """Whether a new process was given a state that turned out to be incomplete."""
         self.incomplete_step: int | None = None
-        """The newest step whose saved state, if any, turned out to be incomplete."""
+        """The newest step whose saved state turned out to be incomplete; None if there is no such
+        step."""
         self._stale: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Each gradient that was computed before the anchor, with its version, keyed by the
         parameter's id. Gradients that are known to be needed are omitted. The reference is weak,
@@ -198,9 +200,9 @@ class BatchState:
             self._has_misled = self._has_misled or self._anchor.is_handed_over
 
     def _watch_gradients(self) -> None:
-        """Detect the use of earlier gradients if this session exchanges none, because checkpoints
-        can need them. A hook takes a few microseconds, so only two parameters of each optimizer get
-        one."""
+        """If this session exchanges no gradients, detect whether earlier gradients are used,
+        because checkpoints may need them. A hook takes a few microseconds, so only two parameters
+        of each optimizer get one."""
         for optimizer in self.optimizers:
             parameters = parameters_of([optimizer])
             hook_gradients((parameters[0], parameters[-1]), self._hooked, self._look_for_stale)
@@ -271,8 +273,8 @@ class BatchState:
             has_gradients=state.get("has_gradients", []),
         )
         self._restore(self._anchor)
-        # Restore again before the next batch, because the script may change these values while it
-        # skips completed epochs.
+        # Restore the anchor again before the next batch, because the script may change the restored
+        # values while it skips completed epochs.
         self._must_restore = True
 
     def _renew_anchor(self) -> None:
@@ -322,7 +324,7 @@ class BatchState:
         )
 
     def _restore(self, anchor: Anchor) -> None:
-        """Undo the changes since the batch began, as far as the old values were kept."""
+        """Undo those changes since the batch began for which the old values were kept."""
         for number, kept in anchor.kept.items():
             set_weights(kept.weights, parameters_of([self.optimizers[number]]))
             self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
@@ -383,7 +385,7 @@ def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
 
 
 def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Convert a saved state of an older release, which had one model and tracked further
+    """Convert a saved state of an older release, which had one model and tracked additional
     optimizers, to the current format. names: names of the tracked objects that are optimizers."""
     if "models" in state:
         return state

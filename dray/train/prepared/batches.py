@@ -32,7 +32,7 @@ class BatchShare(NamedTuple):
     num_global: int
     """Number of samples in the global batch."""
     is_empty: bool
-    """Whether the sample is a neighbour's and does not count."""
+    """Whether the sample belongs to a neighbour's share, and therefore does not count."""
 
     @property
     def num_counted(self) -> int:
@@ -113,7 +113,7 @@ class BatchPlan:
         self._epoch = epoch
 
     def _sampled(self, epoch: int, seed: int) -> list[list[int]]:
-        """Return the batches that a user-defined sampler draws, which are the same on every
+        """Return the batches that a user-defined sampler draws. The batches are the same on every
         rank."""
         loader = self._loader
         for sampler in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):

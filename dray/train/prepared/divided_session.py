@@ -72,7 +72,7 @@ class DividedSession(TrainingSession):
         self._hook()
 
     def _hook_gradients(self) -> None:
-        """Exchange nothing, because torch does."""
+        """Don't exchange gradients, because torch exchanges them."""
         self._watch_gradients()
 
     @contextmanager

@@ -232,8 +232,8 @@ def whole(value: Any) -> Any:
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor, if it has the shape of a divided parameter. Every
-    rank must have the whole tensor."""
+    """Return this rank's part of a whole tensor, if the tensor has the shape of a divided
+    parameter. Every rank must have the whole tensor."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(

@@ -50,7 +50,7 @@ class GradientExchange:
         self.add_others(others)
 
     def add(self, model: nn.Module) -> None:
-        """Exchange the gradients of another model too."""
+        """Also exchange the gradients of another model."""
         self._prepared.append((model, dict(model.named_parameters())))
         for module in model.modules():
             self._registries += [module._parameters, module._modules]
@@ -188,8 +188,8 @@ class GradientExchange:
     def gradients(
         self, chosen: Iterable[Tensor] | None = None, *, in_host_memory: bool = False
     ) -> list[Tensor | None]:
-        """Return copies of the gradients of all parameters, or of the chosen ones. The entries of
-        other parameters, and of parameters without a gradient, are None."""
+        """Return copies of the gradients of all parameters, or only of the `chosen` parameters. The
+        entry of a parameter that is not chosen or has no gradient is None."""
         ids = None if chosen is None else set(map(id, chosen))
         return [
             p.grad.to("cpu" if in_host_memory else p.grad.device, copy=True)
@@ -368,9 +368,9 @@ class SampleCount:
 
     def __init__(self) -> None:
         self._at_hand = (0, 0)
-        """Samples of the current batch, on this rank and on all ranks."""
+        """Numbers of samples in the current batch, on this rank and on all ranks."""
         self._counted = self._num_global = 0
-        """Samples of the batches in the next exchange, on this rank and on all ranks."""
+        """Numbers of samples in the batches of the next exchange, on this rank and on all ranks."""
         self._is_counted = False
         """Whether the current batch had a backward pass, so that the next exchange includes the
         batch."""

@@ -42,7 +42,7 @@ class Group(Protocol):
 
     @property
     def may_grow(self) -> bool:
-        """Whether ranks can join a group of one."""
+        """Whether other ranks can join a group that has only one rank."""
 
     def join(self) -> None:
         """Form the group or, after `follow`, the next group."""
@@ -170,7 +170,8 @@ class TorchrunGroup(SoloGroup):
 
 
 def group_of_environment() -> Group:
-    """Return torchrun's group if its variables are set, otherwise a group of this process alone."""
+    """Return torchrun's group if torchrun's variables are set, otherwise a group that consists only
+    of this process."""
     return TorchrunGroup() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else SoloGroup()
 
 

@@ -43,7 +43,7 @@ def hook_steps(
         stepped()
         return result
 
-    # Set the attributes that torch's schedulers set on an optimizer step when they wrap it.
+    # Copy the attributes that torch's LR schedulers set on `optimizer.step` when they wrap it.
     for name in ("_wrapped_by_lr_sched", "_with_counter"):
         if hasattr(step, name):
             setattr(counted_step, name, True)

@@ -40,7 +40,7 @@ class PreparedLoader:
         return self._plan.num_batches(self._session.position.epoch)
 
     def skip_to(self, epoch: int) -> None:
-        """Make the next iteration yield the batches of this epoch."""
+        """Make the next iteration over the loader yield the batches of this epoch."""
         self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:

@@ -2,8 +2,8 @@
 training continues.
 
 Once a state has been handed over to a new process, each exchange verifies that the ranks' weights
-are equal, and a copy is written only after an exchange has verified it. This ensures that no
-checkpoint contains a state that differs between ranks.
+are equal, and a copy is written only after an exchange has verified it. Therefore no checkpoint
+contains a state that differs between ranks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def ask(self) -> None:
-        """Request a save at the next batch."""
+        """Make the next call of `at_batch` save the state."""
         self._is_asked = True
 
     def at_batch(self) -> None:

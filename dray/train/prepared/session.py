@@ -9,7 +9,7 @@ computes its own gradients of the batch, uses these results in place of its firs
 meets the other ranks in the next operation. In this operation, the ranks compare digests of their
 weights and optimizer states before they exchange anything. From then on, each exchange contains a
 sample of the weights, and the ranks compare digests again at the end: if a program depends on
-something that was not handed over, its weights can begin to differ much later. In that case the
+something that was not handed over, its weights can begin to differ much later. If they differ, the
 group ends, and the job resumes from its checkpoint.
 """
 
@@ -54,7 +54,7 @@ class TrainingSession(BatchState):
         self.total_steps: int | None = None
         """Number of steps after which the loader ends; None if the script decides."""
         self.is_skipping = False
-        """Whether the script is running through completed epochs."""
+        """Whether the script is repeating completed epochs without training."""
         self.is_void = False
         """Whether the batch must be handed out again, because its division has changed."""
         self.has_begun = False
@@ -65,7 +65,7 @@ class TrainingSession(BatchState):
         """Whether this rank is in an operation."""
         self._count = SampleCount()
         self._loaded_as: tuple[int, int] | None = None
-        """(rank, world size) with which the current batch was divided."""
+        """The rank and world size that were used to divide the current batch."""
         self._steps_of = [0] * len(self.optimizers)
         """Number of steps of each optimizer since the batch began."""
         self._must_compare = False
@@ -442,8 +442,8 @@ class TrainingSession(BatchState):
             raise ValueError(
                 f"the script ended before it reached epoch {self.position.epoch}, the current "
                 "epoch of the job: prepare() restored the training state, but the loop must "
-                "still iterate over the loader once for each epoch, starting with the first. "
-                "Completed epochs are empty. Use train.epochs(n), or range(n)"
+                "still iterate over the loader once for each epoch from the first on (the loader "
+                "yields no batches in completed epochs). Use train.epochs(n), or range(n)"
             )
         self.group.enter(LoopPhase.FINISH, self.steps)
         self._must_compare |= self.verifies

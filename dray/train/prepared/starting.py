@@ -39,14 +39,14 @@ def session_of(
     seed: int | None,
     broadcast_buffers: bool,
 ) -> TrainingSession:
-    """Create a session. If the arguments divide the model, this function is a collective, which
-    joins the group. Otherwise, the function does not join the group, because the number of ranks
-    can still change."""
+    """Create a session. If the arguments divide the model, this function is a collective operation
+    that joins the group. Otherwise, the function does not join the group, because the number of
+    ranks can still change."""
     named = None if wanted.blocks is None else division.blocks_named(models[0], wanted.blocks)
     if named is None and (wanted.recompute or wanted.compile_blocks):
         raise ValueError(
-            "recompute and compile_blocks need the model's blocks: name them, for example "
-            "blocks='layers.*'"
+            "recompute and compile_blocks require blocks, the names of the model's blocks, such as "
+            "'layers.*'"
         )
     axes = _axes_of(wanted, is_blocked=named is not None)
     blocks = named or ()
@@ -75,6 +75,6 @@ def _axes_of(wanted: DivisionRequest, *, is_blocked: bool) -> division.Axes | No
     )
     if axes.shard > 1 and not is_blocked:
         raise ValueError(
-            "shard above 1 needs the model's blocks: name them, for example blocks='layers.*'"
+            "shard above 1 requires blocks, the names of the model's blocks, such as 'layers.*'"
         )
     return axes

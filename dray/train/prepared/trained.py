@@ -1,4 +1,4 @@
-"""The models and optimizers of a prepared script. Each rank has a copy of them."""
+"""The models and optimizers of a prepared script, of which each rank has a copy."""
 
 from __future__ import annotations
 

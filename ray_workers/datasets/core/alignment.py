@@ -73,7 +73,8 @@ def tokens_like(public: Tokens, own: Tokens) -> Tokens:
 def _refuse_other(what: str, public: Any, own: Any) -> None:
     if public != own:
         raise DataError(
-            f"a silo's data must match data.source, where the {what} {public}, not {own}"
+            f"a silo's data must match data.source: the {what} {public} in data.source, but "
+            f"{own} in the silo's data"
         )
 
 

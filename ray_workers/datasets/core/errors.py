@@ -117,11 +117,11 @@ class Budget:
         self._left_bytes = limit_bytes
 
     def spend_member(self) -> None:
-        """Account for the minimum disk space of an archive member."""
+        """Count the minimum disk space of an archive member towards the limit."""
         self.spend(MEMBER_BYTES)
 
     def spend(self, size_bytes: int) -> None:
-        """Account for written bytes. Raises DataError if the limit is exceeded."""
+        """Count written bytes towards the limit. Raises DataError if the limit is exceeded."""
         self._left_bytes -= size_bytes
         if self._left_bytes < 0:
             raise broken(

@@ -57,7 +57,7 @@ class MaskedImages:
     fingerprint: str
     """SHA-256 of the content in hexadecimal."""
     is_validation: npt.NDArray[np.bool_] | None = None
-    """(N,), if folders define a split; otherwise None."""
+    """Shape (N,) if folders define a split; otherwise None."""
     num_left_out: int = 0
     """Number of images in test folders."""
 

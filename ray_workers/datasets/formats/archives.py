@@ -25,7 +25,8 @@ _PACKINGS = {
 }
 """First bytes of files in unsupported compression formats."""
 EXTENSION_BYTES = 1 << 20
-"""Maximum size of a tar archive's extended header. Such a header is read into memory as a whole."""
+"""Maximum size of a tar archive's extended header, because the entire header is read into
+memory."""
 _READ_WHOLE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -39,8 +40,8 @@ def plain_file(shop: Workshop) -> tuple[Path, str]:
 
 
 def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
-    """Return the file itself or, if it is gzip, `target` with the decompressed content. Raises
-    DataError."""
+    """Return the file itself or, if it is a gzip file, `target` with the decompressed content.
+    Raises DataError."""
     with open(file.path, "rb") as source:
         begins = source.read(10)
     for packing, pattern in _PACKINGS.items():
@@ -79,9 +80,10 @@ def unpack_archive(
 
 
 def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
-    """Write all files of a tar archive to `folder`. Returns their paths, one per member. File modes
-    are not kept, except for the owner's execute permission. Raises DataError if the file is not a
-    tar archive, or if a member is a link or a device or would be written outside the folder."""
+    """Write all files of a tar archive to `folder`. Returns the paths of the files, one per member.
+    File modes are not kept, except for the owner's execute permission. Raises DataError if the file
+    is not a tar archive, or if a member is a link or a device or would be written outside the
+    folder."""
     with (
         reading(file.location, "is not a tar archive, or is incomplete"),
         tarfile.open(file.path, "r:*", tarinfo=_Member) as members,

@@ -13,7 +13,7 @@ from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.formats.prepared import Workshop
 
 WHITE = 255
-"""Value of white. In masks that contain only this value and 0, it represents class 1."""
+"""Value of white. In masks that contain only 0 and this value, white represents class 1."""
 BLOCK_BYTES = 8 << 20
 
 

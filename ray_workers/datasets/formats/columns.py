@@ -44,23 +44,23 @@ MISSING = (
 )
 """Notations for missing values, in lower case: pandas' notations, `?` and `-`."""
 EMPTY = ("",)
-"""Notations for missing values among names. Words are not included, because `none`, for example,
-can be a name."""
+"""Strings that represent missing values in a column of names. Words are not included, because
+`none`, for example, can be a name."""
 NO_CODE = -1
 """Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
-"""float64 represents all integers up to this one exactly."""
+"""The largest integer up to which float64 represents all integers exactly."""
 LARGE = 1e15
 """A number well below the limit up to which float64 represents all integers."""
 BASE_BITS = 32
 """Bases are multiples of 2**BASE_BITS, so that files with similar numbers have the same base."""
 MAX_BAD_SHARE = 0.1
-"""Maximum fraction of texts in a column of numbers. A column with a larger fraction is a category
-column."""
+"""Maximum fraction of the values in a numeric column that may be text. A column with a larger
+fraction is a category column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
-"""Maximum number of distinct numbers that can be categories. If there are more, they are probably
+"""Maximum number of distinct numbers that can be categories. More distinct numbers are probably
 measurements."""
 _TRUTH = ("true", "false")
 
@@ -93,14 +93,14 @@ class Column:
     missing: Missing = "error"
     """How missing values are handled."""
     is_target: bool = False
-    """Whether texts are treated as names even if they are dates or words such as `none`."""
+    """Whether all strings are treated as names, including dates and words such as `none`."""
     style: NumberStyle = PLAIN
     """Notation of numbers in text."""
     num_rows: int = 0
     num_numbers: int = 0
-    """Number of texts that are numbers."""
+    """Number of strings that are numbers."""
     num_texts: int = 0
-    """Number of texts that are not numbers."""
+    """Number of strings that are not numbers."""
     has_values: bool = False
     could_be_numbers: bool = True
     could_be_truth: bool = True
@@ -119,7 +119,7 @@ class Column:
 
     @property
     def base(self) -> int:
-        """The offset to subtract from every value, which is known once all rows have been seen. The
+        """The offset to subtract from every value; known once all rows have been seen. The
         offset is 0 unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
@@ -231,11 +231,11 @@ class Column:
 
     @property
     def hint(self) -> str:
-        """Advice on options, if the texts of the column were probably meant to be numbers."""
+        """Advice on options, if the strings in the column were probably meant to be numbers."""
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raise DataError if all but a few cells of the column contain measurements. Must be called
+        """Raise DataError if almost all cells of the column contain measurements. Must be called
         after all names, or more names than the limit, have been collected."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:
@@ -280,7 +280,7 @@ class Column:
             )
 
     def names_of(self, batch: Any) -> Any:
-        """Return the values as names, in an Arrow array of text."""
+        """Return the values as names, in an Arrow array of strings."""
         import pyarrow as pa
 
         if _is_text(batch):
@@ -325,8 +325,8 @@ class Column:
         return found
 
     def collect(self, batch: Any, limit: int, file: TableFile, advice: str) -> None:
-        """Collect the names that occur. Raises DataError with the advice if there are more than
-        `limit`."""
+        """Collect the names that occur. Raises DataError with `advice` if there are more than
+        `limit` names."""
         import pyarrow.compute as pc
 
         self.values.update(pc.unique(pc.drop_null(self.names_of(batch))).to_pylist())
@@ -343,7 +343,7 @@ class Column:
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:
-    """Sort integers by value, and all other names by characters."""
+    """Sort integers by value, and all other names as strings."""
     if all(name.removeprefix("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

@@ -33,8 +33,8 @@ def parts_of(microseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def microseconds_of(value: Any) -> int:
-    """Return the microseconds since 1970 of an ISO 8601 string, or of a date or time of Python,
-    numpy or pandas. Values without a time zone are in UTC. Raises ValueError for anything else."""
+    """Return the microseconds since 1970 of an ISO 8601 string, or of a Python, NumPy or pandas
+    date or time. Values without a time zone are in UTC. Raises ValueError for anything else."""
     if isinstance(value, np.datetime64):
         return int(value.astype("datetime64[us]").astype(np.int64))
     if isinstance(value, str):

@@ -37,7 +37,8 @@ _ROLES = {
     **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), SplitName.TEST),
 }
 _EVALUATION = ("eval", "evaluation")
-"""Names that mean validation or, if another folder is for validation, test."""
+"""Names of folders that contain the validation split or, if another folder contains the validation
+split, the test split."""
 
 NONE: Mapping[str, Any] = {"is_divided": False, "num_left_out": 0}
 """The metadata that `read` expects for a set that is not split by folders."""
@@ -77,8 +78,8 @@ def kept(every: Sequence[SplitFile]) -> list[SplitFile]:
 
 
 def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
-    """Record which of the kept files are for validation, if folders define this. Returns the split
-    as JSON data for `read`."""
+    """Record which of the kept files are for validation, if folders define the split. Returns the
+    split as JSON data for `read`."""
     flags = np.array([member.role is SplitName.VALIDATION for member in kept(every)])
     if flags.any():
         with ArrayWriter(shop.output, "is_validation", (), np.bool_, shop.budget) as written:
@@ -87,8 +88,8 @@ def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
 
 
 def read(prepared: Prepared) -> tuple[npt.NDArray[np.bool_] | None, int]:
-    """Return (whether each image is for validation, or None without a split; number of ignored
-    images)."""
+    """Return two values: whether each image is for validation (None without a split), and the
+    number of ignored images."""
     division = prepared.meta.get("division", NONE)
     flags = np.array(prepared.array("is_validation")) if division["is_divided"] else None
     return flags, division["num_left_out"]
@@ -120,9 +121,9 @@ def refuse_like_names(names: Iterable[str], location: str) -> None:
 
 
 def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
-    """Raise DataError if the set is not split, and its folders look like a split or have the same
-    subfolders, as `train2017` and `val2017` or two sites do. Either level of folders could then be
-    the classes."""
+    """Raise DataError if the set is not split although its folders look like a split, such as
+    `train2017` and `val2017`, or have the same subfolders, such as the folders of two sites. In
+    these cases, either level of folders could be the classes."""
     paths = [member.parts for member in every if member.role is None]
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
     for parts in paths:
@@ -142,9 +143,9 @@ def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
         return
     raise broken(
         location,
-        f"{lead}, so the class folders could be on either level: it has {_found(paths)}. Use one "
-        "folder without subfolders for each class, or only the folders train and val, each with "
-        "one subfolder for each class",
+        f"{lead}, so the class folders could be on either level: the folder contains "
+        f"{_found(paths)}. Use one folder without subfolders for each class, or only the "
+        "folders train and val, each with one subfolder for each class",
     )
 
 
@@ -171,8 +172,8 @@ def _roles_at(level: int, paths: Sequence[Parts], location: str) -> Mapping[str,
 
 
 def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """Return whether the upper folders are a split; None if they could also be classes. `named` are
-    the folders whose names are used for splits."""
+    """Return whether the top-level folders are a split; None if they could also be classes. `named`
+    contains the folders whose names are used for splits."""
     if not named:
         return False
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
@@ -199,7 +200,7 @@ def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def is_division(named: Set[str]) -> bool:
-    """Whether these names of parts form a split."""
+    """Whether folders with these names form a split."""
     return len(named) > 1 and SplitName.TRAINING in resolved(named).values()
 
 
@@ -219,14 +220,15 @@ def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
 def _refuse(paths: Sequence[Parts], location: str) -> NoReturn:
     raise broken(
         location,
-        "has folders that are named like the parts of a split but do not form a split: it has "
-        f"{_found(paths)}. A split consists only of folders such as train and val, each with one "
-        "folder for each class. Use other names for classes",
+        "has folders that are named like the parts of a split but do not form a split: the "
+        f"folder contains {_found(paths)}. A split consists only of folders such as train and val, "
+        "each with one folder for each class. Use other names for classes",
     )
 
 
 def _found(paths: Sequence[Parts]) -> str:
-    """Return the upper two levels of folders, with the number of images directly in each folder."""
+    """Return a description of the top two levels of folders, with the number of images directly in
+    each folder."""
     tops: dict[str, list[Parts]] = {}
     for parts in paths:
         tops.setdefault(parts[0] if len(parts) > 1 else ".", []).append(parts[1:])

@@ -25,8 +25,8 @@ GREY_MODES = ("1", "L", "LA", "La")
 DEEP_MODES = ("F", "I", "I;16", "I;16B", "I;16L", "I;16N")
 WHITE = 255.0
 IMAGES_VERSION = 4
-"""Part of the cache key of all image sets. Change it whenever the decoded pixels or the accepted
-folders change."""
+"""Part of the cache key of all image sets. Change this version whenever the decoded pixels or the
+accepted folders change."""
 _DEEP_RAW = re.compile(r";1[26]|;32")
 """Pattern of Pillow's names for layouts with more than 8 bits."""
 
@@ -150,7 +150,7 @@ def _refuse_deep(image: Any, location: str) -> None:
 
 def _on_white(image: Any, location: str) -> Any:
     """Return the image on a white background. Raises DataError if nothing would be visible, because
-    all such images would be equal."""
+    all invisible images would be equal."""
     from PIL import Image
 
     if not image.has_transparency_data:

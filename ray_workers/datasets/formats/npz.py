@@ -148,7 +148,7 @@ def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, 
 
 def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, str]]:
     """Return (inputs, target, names of both arrays). The arrays are memory-mapped from files.
-    Raises DataError if they don't match."""
+    Raises DataError if the arrays don't match."""
     (file,) = shop.files
     wanted = (data.features[0] if data.features else DEFAULT_INPUTS, data.target or DEFAULT_TARGET)
     with (

@@ -20,7 +20,7 @@ MAX_DIGITS = 17
 MAX_WHOLE_DIGITS = 15
 """float64 represents all integers with up to this many digits."""
 MAX_LENGTH = 1_000
-"""Maximum length of a text that is treated as a number."""
+"""Maximum length of a string that is treated as a number."""
 _CURRENCIES = "$€£¥"
 _THOUSANDS = (",", ".", " ", "'")
 _SPACES = " \u00a0\u202f"
@@ -46,8 +46,8 @@ class NumberStyle:
         return cls(data.decimal, data.numbers.thousands, tuple(data.numbers.units))
 
     def value_of(self, text: str) -> Exact:
-        """Return the number in a text. The result is an int or a Decimal if a float would lose
-        digits. Raises ValueError if the text is not a number."""
+        """Return the number in a string. The result is an int or a Decimal if a float would lose
+        digits. Raises ValueError if the string is not a number."""
         plain = text.strip()
         for pattern, instead in self._units:
             plain = re.sub(pattern, instead, plain)
@@ -63,8 +63,8 @@ class NumberStyle:
         return _exact(plain)
 
     def plain(self, texts: Any) -> tuple[Any, Any]:
-        """Return (plain texts, whether each is a number) for an Arrow array of texts without
-        surrounding spaces. Equivalent to `value_of` for a column."""
+        """Return (plain strings, whether each string is a number) for an Arrow array of strings
+        without surrounding spaces. Equivalent to `value_of` for a column."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -118,14 +118,14 @@ class NumberStyle:
         if not ways:
             return ""
         first, *others = ways
-        hint = f"; {first._options(self)} reads it as a number"
+        hint = f"; to read this value as a number, set {first._options(self)}"
         # A comma before three digits can be a decimal or a thousands separator.
         if others and others[0].value_of(text) != first.value_of(text):
-            hint += f", and {others[0]._options(self)} as a number with thousands separators"
+            hint += f"; if it has thousands separators, set {others[0]._options(self)}"
         return hint
 
     def _near(self, text: str) -> Iterator[NumberStyle]:
-        """Yield other styles, most likely first."""
+        """Yield alternative number styles, most likely first."""
         core = text.strip()
         found = [core[-1]] if core[-1:] == "%" else []
         found += [mark for mark in _CURRENCIES if mark in core]

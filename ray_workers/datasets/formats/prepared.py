@@ -24,7 +24,7 @@ from ray_workers.datasets.sources.source import Content, Source, SourceFile, loc
 from ray_workers.shared.node_needs import DataPolicy
 
 FORMAT_VERSION = 1
-"""Part of every cache key. Change it whenever the output of a build changes."""
+"""Part of every cache key. Change this value whenever the output of a build changes."""
 _META = "meta.json"
 
 

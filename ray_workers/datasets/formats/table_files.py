@@ -65,7 +65,8 @@ class CsvFile:
             at = self.names.index("") + 1
             raise broken(
                 self.location,
-                f"column {at} has no name: name it in the header, or list data.features without it",
+                f"column {at} has no name: add a name to the header, or list data.features without "
+                "the column",
             )
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -141,8 +142,8 @@ class CsvFile:
             raise self._explained(error) from None
 
     def _records(self, more: Iterable[str] = ()) -> Iterator[tuple[int, list[str]]]:
-        """Yield (number of the first line, fields) of the header and of each row. more: lines to
-        append to the file's own lines."""
+        """Yield a tuple (number of its first line, fields) for the header and for each row. more:
+        lines to read after the end of the file."""
         csv.field_size_limit(BLOCK_BYTES)
         with open(self._path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(itertools.chain(file, more), delimiter=self._delimiter)
@@ -195,8 +196,8 @@ class ParquetFile:
 
         self.location = location
         with reading(location, "is not a Parquet file, or is incomplete"):
-            # Without these options, columns would be read one row group at a time, and a file may
-            # consist of a single row group.
+            # By default, pyarrow would read columns one row group at a time, and a file may consist
+            # of a single row group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
             self.names = tuple(self._schema.names)
@@ -214,7 +215,7 @@ class ParquetFile:
                 continue
             readable = "numbers, text and dates can be read"
             if is_date_type(kind):
-                readable = "numbers and text can be a target or a category"
+                readable = "numbers and text can be targets or categories"
             raise broken(
                 self.location,
                 f"the column {shortened(name)} has the type {kind}, but only {readable}; leave "

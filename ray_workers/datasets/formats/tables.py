@@ -27,11 +27,12 @@ from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
 TABLE_VERSION = 5
-"""Part of the cache key of every table. Change it whenever the files of a table change."""
+"""Part of the cache key of every table. Change this version whenever the files of a table
+change."""
 Rows = npt.NDArray[np.int64]
 
-_NO_IDENTIFIERS = "if it identifies rows, leave it out of data.features"
-_NO_MEASUREMENTS = "if it is a number to predict, use the recipe tabular_regression"
+_NO_IDENTIFIERS = "if the column identifies rows, leave it out of data.features"
+_NO_MEASUREMENTS = "to predict a number, use the recipe tabular_regression"
 
 
 def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
@@ -154,7 +155,8 @@ class _Building:
         return [self.target, *self.features]
 
     def _chosen(self) -> tuple[str, list[str]]:
-        """Return the names of (target, features). Raises DataError if they don't exist."""
+        """Return the names of (target, features). Raises DataError if one of these columns doesn't
+        exist."""
         names, location, target = self.file.names, self.file.location, self.data.target
         assert target is not None, "the job document requires it"
         if target not in names:
@@ -189,14 +191,14 @@ class _Building:
             row, value = self.target.first_text or (0, "")
             raise broken(
                 self.file.where(row),
-                f"the target {shortened(self.target.name)} is {shortened(value)}, not a number, "
-                "but regression predicts numbers; to predict names, use "
+                f"the target {shortened(self.target.name)} is {shortened(value)}, which is not "
+                "a number; regression predicts numbers, so to predict names, use "
                 f"tabular_classification{self.target.hint}",
             )
 
     def _find_bases_again(self, columns: Sequence[Column]) -> None:
         """Determine the bases again without the values of dropped rows. A base that is far from the
-        remaining values would cause float64 to round them."""
+        remaining values would cause float64 to round these values."""
         wide = [column for column in columns if column.is_wide]
         if not wide or not self._dropping:
             return
@@ -354,8 +356,8 @@ class _Building:
             first_row += len(is_kept)
 
     def _finite(self, column: Column, values: Any, rows: Rows) -> npt.NDArray[np.float64]:
-        """Return (n,) values minus the column's base, with NaN for null. Raises DataError for the
-        first value outside the range of float32, because the model computes in float32."""
+        """Return the (n,) values minus the column's base, with NaN for nulls. Raises DataError for
+        the first value outside the range of float32, because the model computes in float32."""
         found = column.relative_of(values)
         is_known = values.is_valid().to_numpy(zero_copy_only=False)
         bad = np.flatnonzero(~(np.abs(found) <= MAX_FLOAT32) & is_known)

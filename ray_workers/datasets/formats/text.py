@@ -22,7 +22,7 @@ from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
 TEXT_VERSION = 3
-"""Part of the cache key of every text. Change it whenever the tokens change."""
+"""Part of the cache key of every text. Change this version whenever the tokens change."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
 NUM_BYTES = 256
@@ -98,9 +98,9 @@ def _part_of(name: str) -> str:
 
 
 def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
-    """Yield the text of the files in pieces. A newline is added to files of a folder that don't end
-    with one. Pieces end at newlines if there are any nearby, so that a tokenizer gets complete
-    lines. The pieces are the same on every node."""
+    """Yield the text of the files in pieces. A newline is appended to each file of a folder that
+    doesn't end with one. Pieces end at newlines if there are any nearby, so that a tokenizer gets
+    complete lines. The pieces are the same on every node."""
     for file in files:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
         rest, last = "", "\n"

@@ -33,7 +33,8 @@ def images(name: str) -> Images:
 
 @lru_cache
 def table(name: str, *, classifies: bool) -> Table:
-    """Return a table of numbers. `diabetes` is for regression; the others have classes."""
+    """Return a table of numbers. The data set `diabetes` is for regression; all other data sets
+    have classes."""
     bunch = _load(name)
     numeric = np.ascontiguousarray(bunch.data, dtype=np.float64)
     target = bunch.target.astype(np.int64 if classifies else np.float64)

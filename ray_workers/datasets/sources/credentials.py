@@ -85,7 +85,7 @@ def headers_for(url: str, options: Options) -> dict[str, str]:
 
 def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
     if status.st_uid not in (0, os.getuid()):
-        raise DataError(f"the credentials {name!r} must belong to dray's user or root")
+        raise DataError(f"the credentials {name!r} must be owned by dray's user or root")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise DataError(
             f"the credentials {name!r} can be read by other users of this node: their file must "

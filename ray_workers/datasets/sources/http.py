@@ -100,8 +100,8 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def _asked(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        # Request the file as it is stored, because the hash is computed from it, and because a
-        # small response must not be decompressed to a large file.
+        # Request the file without a content encoding, because the hash is computed from the stored
+        # file, and because a small response must not be decompressed to a large file.
         headers = {"Accept-Encoding": "identity"}
         if URL(url).origin() == URL(self._url).origin():
             headers |= self._headers
@@ -116,8 +116,8 @@ class HttpOrigin:
             yield response
 
     def _next(self, url: str, location: str | None) -> str:
-        """Return the target of a redirect. Raises DataError if it is not a web URL, or if it leads
-        from https to http.
+        """Return the target of a redirect. Raises DataError if the target is not a web URL, or if
+        the redirect leads from https to http.
 
         Certain characters are treated as a slash by some programs and as part of the host name by
         others. Such characters are rejected, because the checked host might differ from the host of

@@ -86,8 +86,8 @@ class LocalOrigin:
         return Listed(name, status.st_size, version, path)
 
     def _allowed(self, path: Path, location: str) -> Path:
-        """Return the path with its links resolved. Raises DataError if it is outside the allowed
-        roots."""
+        """Return the path with its links resolved. Raises DataError if the path is outside the
+        allowed roots."""
         try:
             real = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:  # ValueError if the name contains NUL

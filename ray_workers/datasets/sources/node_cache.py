@@ -36,7 +36,7 @@ _held: dict[Path, int] = {}
 
 
 class NodeCache:
-    """The cache of a node, which several processes use at the same time."""
+    """The cache of a node. Several processes can use the cache at the same time."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = root
@@ -52,8 +52,8 @@ class NodeCache:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Wait for the lock of a source and hold it. Only one process on the node can hold the lock
-        at a time."""
+        """Acquire the lock of a source, and wait if necessary. Only one process on the node can
+        hold the lock at a time."""
         path = self.root / "locks" / _digest(name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -177,7 +177,7 @@ def _open_locked(path: Path, how: int) -> int | None:
         return None
     try:
         fcntl.flock(fd, how)
-        # The entry might have been removed or replaced while waiting.
+        # The entry might have been removed or replaced while this process waited for the lock.
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
     except (BlockingIOError, FileNotFoundError):
@@ -192,7 +192,7 @@ def _remove_if_idle(path: Path) -> bool:
         return False
     try:
         if path.is_dir():
-            # Rename the entry first, so that no process finds it half deleted.
+            # Rename the entry first, so that no process finds a partially deleted entry.
             doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

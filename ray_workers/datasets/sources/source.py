@@ -149,7 +149,7 @@ class Source:
         return Content(tuple(map(self._hash, listing.files)), listing.is_folder)
 
     def _hash(self, file: Listed) -> Hashed:
-        """Hash a local file, which is not copied."""
+        """Hash a local file without copying it."""
         digest = HashingSink()
         self._origin.fetch(file, digest)
         return (file.name, digest.sha256, digest.size_bytes)

@@ -96,7 +96,7 @@ class Build:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Hold the lock of this key, which is released when the process exits. If another process
-        still holds the lock after half of the build limit, continue without it, because that
+        still holds the lock after half of the build limit, continue without the lock, because that
         process may be suspended."""
         with (self.root / f".lock-{self.key}").open("w") as lock:
             patience = time.monotonic() + self.policy.build_limit_s / 2
@@ -241,8 +241,8 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Return by how many bytes the installer's cache has grown since this build first measured
-        it. Packages are linked from this cache."""
+        """Return the number of bytes by which the installer's cache has grown since this build
+        first measured it. Packages are linked from this cache."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size

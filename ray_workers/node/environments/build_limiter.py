@@ -19,8 +19,8 @@ BUILDS_OF_A_USER: Final = 2
 
 
 class BuildLimiter:
-    """The wanted builds of a node, keyed by the build's key. Use this in only one event loop,
-    except for `is_wanted`, which can be called from any thread."""
+    """The wanted builds of a node, keyed by the build's key. Use each instance in only one event
+    loop, except for `is_wanted`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._wanted = WantedWork()
@@ -46,7 +46,7 @@ class BuildLimiter:
             return None
         if self._number_of(owner) >= BUILDS_OF_A_USER:
             return (
-                f"waits for one of its user's {BUILDS_OF_A_USER} running builds on this node to "
+                f"waits for one of the user's {BUILDS_OF_A_USER} running builds on this node to "
                 "finish"
             )
         if len(self._running) < BUILDS_AT_A_TIME:

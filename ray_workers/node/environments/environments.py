@@ -33,15 +33,16 @@ class Environments:
         self._root = root
         self._builds = SharedWork()
         self._limiter = BuildLimiter()
-        # A separate thread pool, so that long builds don't delay the agent's other background work.
+        # Use a separate thread pool, so that long builds don't delay the agent's other background
+        # work.
         self._threads = ThreadPoolExecutor(BUILDS_AT_A_TIME, thread_name_prefix="build")
         self._clearing: asyncio.Future[None] | None = None
 
     async def prepare(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> NodeEnvironment:
-        """Return the state of this environment on the node. Start building it if necessary.
-        Idempotent.
+        """Return the state of this environment on the node. Start building the environment if
+        necessary. Idempotent.
 
         keeps_all: whether the node's packages must not be replaced, as for recipes.
         """
@@ -74,8 +75,8 @@ class Environments:
     async def forget(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> None:
-        """Record that no job of this owner still needs the environment. If no other owner's job
-        needs it, the build is stopped, with all processes that it has started. Idempotent."""
+        """Record that none of this owner's jobs needs the environment any more. If no other owner's
+        job needs it, the build is stopped, with all processes that it has started. Idempotent."""
         key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
         self._limiter.forget(key, policy.owner)
 

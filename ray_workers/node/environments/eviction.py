@@ -47,7 +47,8 @@ def evict(root: Path, limit_bytes: int) -> None:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove the folders of builds whose builder is gone, and end their processes. Blocks."""
+    """Remove the folders of builds whose builder has exited, and end the processes of these builds.
+    Blocks."""
     records = (read_record(path) for path in entries(root) if path.suffix == ".json")
     finished = {record.folder for record in records if record is not None}
     for path in entries(root):
@@ -83,7 +84,7 @@ def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     except BlockingIOError:
         return False
     else:
-        # Remove the record first, because a half-removed folder must not be found.
+        # Remove the record first, because no process must find a partially removed folder.
         path.unlink(missing_ok=True)
         remove_tree(folder)
         return True

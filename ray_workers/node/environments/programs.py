@@ -67,8 +67,8 @@ class Output:
 
 
 def mark_of(folder: Path) -> str:
-    """Return the mark of all processes that build a folder. The mark identifies these processes
-    even if their builder is gone."""
+    """Return the mark that identifies all processes that build a folder. The mark identifies these
+    processes even if their builder is gone."""
     return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
 
 
@@ -81,7 +81,8 @@ def run(
     check: Callable[[], None],
 ) -> int:
     """Run a program, and return its exit code once all processes that it started are gone. `check`
-    is called repeatedly in the meantime; if it raises an exception, the program is killed."""
+    is called repeatedly while the program runs; if it raises an exception, the program is
+    killed."""
     with subprocess.Popen(
         ["/bin/sh", "-c", _GATE, "sh", *command],
         cwd=cwd,

@@ -34,7 +34,7 @@ def is_setting(name: str) -> bool:
 
 
 def uv_program() -> str:
-    """Return the path of the uv program. Raises NotDone if it is not installed."""
+    """Return the path of the uv program. Raises NotDone if uv is not installed."""
     try:
         from uv import find_uv_bin
 

@@ -61,7 +61,8 @@ class _File:
 
 
 class CodeCache:
-    """The copies on one machine. Several processes can use them at the same time. Methods block."""
+    """The copies of code on one machine. Several processes can use the cache at the same time.
+    Methods block."""
 
     def __init__(self, root: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._root = root
@@ -98,8 +99,8 @@ class CodeCache:
     def fetch_remote(
         self, code: RemoteCodeRef, is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Fetch the copy that `put_remote_into` needs. Raises the same errors, and Abandoned once
-        `is_wanted` returns False."""
+        """Fetch the copy that `put_remote_into` needs. Raises the same errors as `put_remote_into`,
+        and Abandoned once `is_wanted` returns False."""
         own_folder(self._root)
         copy = self._copy_of(code.digest)
         if copy.is_dir():
@@ -125,7 +126,7 @@ class CodeCache:
 
     @contextlib.contextmanager
     def _locked(self, copy: Path, kind: str = "") -> Iterator[None]:
-        """Hold a lock of this copy, which is released when the process ends."""
+        """Hold a lock of this copy. The lock is released when the process ends."""
         with self._lock_of(copy.name, kind).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

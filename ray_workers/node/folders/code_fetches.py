@@ -30,7 +30,7 @@ code."""
 
 
 class CodeFetches:
-    """The code that this node fetches itself. Use this in only one event loop."""
+    """The code that this node fetches itself. Use each instance in only one event loop."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -41,7 +41,7 @@ class CodeFetches:
         self._running: set[str] = set()
         """Digests of the code that is being fetched, except for fetches that wait for their
         turn."""
-        # A separate thread pool, so that slow servers or storage can only occupy these threads. The
+        # Use a separate thread pool, so that slow servers or storage block only these threads. The
         # pool is not a global variable, because Ray pickles the agent's class with the globals that
         # its methods use.
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
@@ -61,8 +61,8 @@ class CodeFetches:
         return _answer(standing.state, standing.message or f"{does} from {_host_of(code)}")
 
     def forget(self, code: RemoteCodeRef, owner: Owner) -> None:
-        """Record that no job of the owner still needs this code. If no other owner's job needs it,
-        the fetch is stopped. Idempotent."""
+        """Record that none of the owner's jobs needs this code any longer. If no job of another
+        owner needs the code, the fetch is stopped. Idempotent."""
         self._wanted.forget(code.digest, owner)
 
     async def put_into(

@@ -84,7 +84,7 @@ def _fetch_archive(
 
 
 class _CodeBudget(Budget):
-    """Limits the bytes, the members and the time for unpacking code."""
+    """Limits the size and the number of members of unpacked code, and the time for unpacking it."""
 
     def __init__(self, location: str, limit_bytes: int, deadline: float) -> None:
         super().__init__(location, limit_bytes, "DRAY_CODE_LIMIT_BYTES")

@@ -29,8 +29,8 @@ less time."""
 
 
 class FolderKeeper:
-    """Keeps the folders of attempts, each identified by job and attempt number. Use this in only
-    one event loop."""
+    """Keeps the folders of attempts, each identified by job and attempt number. Use each instance
+    in only one event loop."""
 
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._node = (deployment_id, node_id)
@@ -39,7 +39,7 @@ class FolderKeeper:
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
         """The reason why copying had to wait, keyed by attempt."""
-        # A separate thread pool, so that hanging storage can only occupy these threads.
+        # Use a separate thread pool, so that unresponsive storage blocks only these threads.
         self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
     def _folder(self, key: Key) -> Path:
@@ -140,7 +140,7 @@ class FolderKeeper:
         return None
 
     async def drop(self, key: Key) -> None:
-        """Delete the folders of an attempt on this node. The files to keep are already stored."""
+        """Delete the folders of an attempt on this node. Files to keep must already be stored."""
         if key in self._mirrors:
             mirror, task = self._mirrors.pop(key)
             task.cancel()

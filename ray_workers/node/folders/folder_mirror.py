@@ -2,8 +2,8 @@
 `s3://`.
 
 Files that have stopped changing are copied periodically; at the end, all files are copied. The next
-attempt restores them on any node. If the script deletes a file, the file is also deleted in the
-storage. Links to files in the folder are copied as files.
+attempt restores these files on any node. If the script deletes a file, the file is also deleted in
+the storage. Links to files in the folder are copied as files.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class FolderMirror:
 
     def copy(self, *, everything: bool) -> None:
         """Copy the files that have changed since they were copied, except for files that have also
-        changed since the last scan. With `everything`, these files are copied too. Raises any error
-        of the storage; the next call then continues. Raises OSError if the folder can't be read; in
-        this case, nothing is deleted from the copy."""
+        changed since the last scan. With `everything`, these files are also copied. Raises any
+        error of the storage; the next call then continues. Raises OSError if the folder can't be
+        read; in this case, nothing is deleted from the copy."""
         with self._lock:
             # If the whole folder is gone, either another process has deleted it, or the script will
             # create it again.

@@ -106,8 +106,8 @@ def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
 
 
 def _entries(git: _Git, commit: str) -> list[_Entry]:
-    """Return the files and links of a commit. Raises CodeRefused if the commit has too many of
-    them."""
+    """Return the files and links of a commit. Raises CodeRefused if the commit has too many files
+    and links."""
     out = git.run("ls-tree", "-r", "-z", "-l", commit, limit_bytes=MAX_FILES * LINE_BYTES)
     found = []
     for line in out.read_bytes().split(b"\0")[:-1]:
@@ -321,7 +321,7 @@ def _refused(host: str, reason: str) -> CodeRefused:
 
 
 def _environment(url: str, resolved: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return the environment variables for git, which reads no other configuration."""
+    """Return the environment variables that configure git. Git reads no other configuration."""
     settings = [
         ("core.hooksPath", "/dev/null"),
         ("core.bigFileThreshold", "16m"),  # larger files are not held in memory

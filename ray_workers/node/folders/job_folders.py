@@ -103,12 +103,12 @@ def plan_in(folder: Path) -> FolderPlan | None:
 
 
 class OutputFiles:
-    """The files below a folder that can be kept, by their relative paths. If there are too many,
-    the files in the deepest folders are left out.
+    """The files in a folder and its subfolders that can be kept, keyed by relative path. If there
+    are too many, the files in the deepest folders are left out.
 
     Names that are not plain text, links that point outside the folder, sockets, pipes and devices
     are also left out. A link to a file in the folder counts as a separate file. Links to folders
-    are ignored: if their files are in the folder, they are found there.
+    are ignored: any of their files that are in the folder are found without the link.
 
     Each file counts with its full length, because the holes of sparse files are stored as zeros. If
     the total size is too large, the largest files are left out.
@@ -280,14 +280,14 @@ def _store(
             if time.monotonic() > deadline:
                 raise
             on_wait(
-                "the storage does not accept the files of DRAY_OUTPUT_DIR; retrying for "
+                "can't write the files in DRAY_OUTPUT_DIR to the storage; retrying for "
                 f"at most {storage_faults.WAIT_S:g} s: {error}"
             )
             time.sleep(storage_faults.PAUSE_S)
 
 
 def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) -> bool:
-    """Write the reports to a new spool. Returns whether all of them are on the node's disk. The
+    """Write the reports to a new spool. Returns whether all reports are on the node's disk. The
     spool is new because an agent that died while it wrote the reports may have left a spool that no
     other process can continue."""
     for number in range(1000):

@@ -109,7 +109,7 @@ def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> i
 
 
 def main() -> None:
-    """Run `fetch`, as the separate process."""
+    """Run `fetch` in the separate process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fields, target, scratch, limit_s = json.load(sys.stdin)
     code = RemoteCodeRef(**{**fields, "policy": DataPolicy(**fields["policy"])})

@@ -22,15 +22,15 @@ def needs_access(task: RankTask) -> bool:
 
 
 class StorageAccess:
-    """Serves a training process until that process closes its end of the socket. Use this in only
-    one event loop."""
+    """Serves a training process until that process closes its end of the socket. Use each instance
+    in only one event loop."""
 
     def __init__(self, task: RankTask) -> None:
         earlier = [ref.url for ref in task.resume_from]
         self._urls = (task.checkpoint_url, task.artifact_url, *earlier)
         self._ours, self.theirs = socket.socketpair()
-        """The training process's end of the socket, which this process must close once the training
-        process has it."""
+        """The training process's end of the socket. This process must close its copy once the
+        training process has the descriptor."""
         self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:

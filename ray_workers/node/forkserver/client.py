@@ -1,4 +1,5 @@
-"""The client of a node's forkserver, which starts a process and waits for it to end."""
+"""The client of a node's forkserver. The client starts a process through the forkserver, and waits
+until the process has ended."""
 
 from __future__ import annotations
 
@@ -42,10 +43,10 @@ class ForkedProcess:
         self.output = output
         """Read end of the pipe for the process's stdout and stderr."""
         self.left: list[int] = []
-        """Set once the process has ended: the pids of processes that could not be ended."""
+        """The pids of processes that could not be ended; set once the process has ended."""
         self.memory_kills = 0
-        """Set once the process has ended: how many processes on its node the kernel killed for lack
-        of memory while it was running."""
+        """Number of processes on the node that the kernel killed for lack of memory while this
+        process was running; set once this process has ended."""
         self._reader = reader
         self._writer = writer
 
@@ -54,7 +55,8 @@ class ForkedProcess:
         cls, socket_path: str, request: dict[str, Any], given: int | None = None
     ) -> ForkedProcess:
         """Start a process. given: an additional descriptor for the process. The request's `given`
-        field (`forked_child.Given`) states what it is. The forkserver never reads from it."""
+        field (`forked_child.Given`) states the purpose of the descriptor. The forkserver never
+        reads from the descriptor."""
         try:
             connection = await _connect(socket_path)
         except OSError as error:

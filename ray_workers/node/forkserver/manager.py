@@ -1,8 +1,7 @@
 """Keeps a node's forkserver running, and ends processes that outlive a forkserver.
 
-A forkserver that is suspended but not dead doesn't start processes, and doesn't notice when they
-end. The manager pings the forkserver, kills it if it hasn't responded for too long, and starts a
-new one.
+A suspended forkserver doesn't start processes, and doesn't notice when processes end. The manager
+pings the forkserver, kills it if it hasn't responded for too long, and starts a new one.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ForkserverManager:
         self._pid_path = directory / "forkserver.pid"
         self._failure: str | None = None
         self._killed_because: str | None = None
-        """Why the current forkserver was killed, if it was."""
+        """The reason why the current forkserver was killed, if it was killed."""
         self.limits = limits
         self._silence = Silence()
         self._serves = False
@@ -64,8 +63,8 @@ class ForkserverManager:
 
     @property
     def silent_since(self) -> float | None:
-        """Unix time in seconds at which a serving forkserver stopped responding. None if it has
-        been silent for at most `report_s` seconds."""
+        """Unix time in seconds at which a serving forkserver stopped responding. None if the
+        forkserver has been silent for at most `report_s` seconds."""
         if not self._serves or self._silence.seconds(self.pid) <= self.limits.report_s:
             return None
         return self._silence.since(self.pid)
@@ -75,7 +74,8 @@ class ForkserverManager:
         self._kill_predecessor()
         environment = of_ranks(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # Without this, torch would put compiled code into TMPDIR, which differs from rank to rank.
+        # Without this variable, torch would store compiled code in TMPDIR, which differs from rank
+        # to rank.
         environment.setdefault(NODE_TMPDIR, tempfile.gettempdir())
         # Other users could guess the name of torch's default folder for compiled code, and use the
         # folder.

@@ -1,9 +1,9 @@
 """The process between the forkserver and a rank: the rank's parent, like a container's init.
 
 If a script sends a signal to its parent, or to its parent's process group, the signal reaches this
-process, so at most this rank ends. Orphaned processes of the rank become children of this process
+process, so no other rank ends. Orphaned processes of the rank become children of this process
 instead of the forkserver. The init process reports to the forkserver the rank's pid and how the
-rank ended. The init process lives until all processes that the rank started are gone.
+rank ended. The init process lives until all processes that the rank started have exited.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _reap(rank: int, reports: int) -> NoReturn:
             os._exit(0)
         assert ended is not None
         if ended.si_pid == rank:
-            # Report the end before another process can reuse the pid.
+            # Report the exit before another process can reuse the pid.
             exited = ended.si_code == os.CLD_EXITED
             os.write(reports, b"exit %d\n" % (ended.si_status if exited else -ended.si_status))
         os.waitpid(ended.si_pid, 0)

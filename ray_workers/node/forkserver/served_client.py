@@ -21,8 +21,8 @@ class Client:
     fds: list[int] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
     session: Session | None = None
-    """The session of the forked process. Until its pid is known, the session of the init process
-    that reports the pid (`ray_workers.node.forkserver.rank_init`)."""
+    """The session of the forked process. Until the pid of the forked process is known, this is the
+    session of the init process that reports the pid (`ray_workers.node.forkserver.rank_init`)."""
     init_pid: int = 0
     """Pid of the init process, or 0 once it is gone."""
     reports: int = -1
@@ -32,12 +32,12 @@ class Client:
     exit_code: int | None = None
     memory_kills_before: int = 0
     memory_kills: int = 0
-    """Number of processes that the kernel killed for lack of memory between the fork and the
-    end."""
+    """Number of processes that the kernel killed for lack of memory between the fork and the end of
+    the forked process."""
     ending_since: float | None = None
     """The `time.monotonic` time at which the process died or was sent SIGKILL."""
     left: list[int] = field(default_factory=list)
-    """Pids of processes that did not disappear in time. The client has been notified."""
+    """Pids of processes that did not exit in time. The client has been notified."""
 
     @property
     def pid(self) -> int:

@@ -1,12 +1,12 @@
 """The forkserver: one process per node that has imported torch, and is forked for each rank.
 
 The forkserver is run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin
-that its node agent holds: when the agent is gone, the forkserver ends all processes that it
-started, and exits.
+whose other end its node agent keeps open: when the agent exits, the forkserver ends all processes
+that it started, and exits.
 
 A client connects to SOCKET and sends a request: a line of JSON. To fork a process, it also sends,
 as SCM_RIGHTS, a file descriptor (the write end of a pipe for stdout and stderr) and optionally a
-second one that only the forked process uses (`given` in the request). Requests:
+second descriptor that only the forked process uses (`given` in the request). Requests:
 
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store", "address", "temp_dir"}
@@ -22,12 +22,12 @@ second one that only the forked process uses (`given` in the request). Requests:
 
 The responses to a fork are `{"pid": ...}` and, when the process and everything that it started are
 gone, `{"exit": code}` (negative: the signal). If there are processes that can't be ended within
-STUCK_S, the second response is `{"exit": code, "left": [pids]}`, in which the code is null if the
-forked process is one of them. The session then stays in the list, and is killed repeatedly until it
-is gone. Either form of the second response contains `"memory_kills"`, the number of processes that
-the kernel killed for lack of memory between the fork and the end. Before the end, the client may
-send `{"signal": number}`, which is delivered to the whole session. If a client closes its end or
-dies, its session is ended.
+STUCK_S, the second response is `{"exit": code, "left": [pids]}`, in which `code` is null if the
+forked process is among these processes. The session then stays in the list, and is killed
+repeatedly until it is gone. Either form of the second response contains `"memory_kills"`, the
+number of processes that the kernel killed for lack of memory between the fork and the end. Before
+the end, the client may send `{"signal": number}`, which is delivered to the whole session. If a
+client closes its end or dies, its session is ended.
 
 The forkserver is a single thread that runs a single loop, because a fork only copies the thread
 that calls it: a lock held by another thread would stay locked in the child forever. For the same
@@ -74,13 +74,14 @@ from ray_workers.shared.processes.procfs import (
 
 REQUEST_LIMIT_BYTES = 4 << 20
 DUMP_SIGNAL = signal.SIGUSR2
-"""Signal that makes a rank print the stack traces of its threads, once it has a handler for it."""
+"""Signal that makes a rank print the stack traces of its threads, once the rank has a handler for
+this signal."""
 SWEEP_S = 0.02
 """Pause between two searches for processes of a killed session."""
 STUCK_S = 10.0
 """Number of seconds after which killed processes that still exist are considered stuck."""
 SILENT_S = 1.0
-"""Maximum number of seconds in which a rank's init process must report the end of a killed rank."""
+"""Number of seconds within which a rank's init process must report the end of a killed rank."""
 STUCK_SWEEP_S = 1.0
 """Pause between two searches for stuck processes."""
 
@@ -300,7 +301,7 @@ class ForkServer:
             sys.stderr.write(f"could not save the record of a session: {error!r}\n")
 
     def _lost(self, client: Client) -> None:
-        """End the session of a client that is gone."""
+        """End the session of a client that has disconnected."""
         self._clients.remove(client)
         client.connection.close()
         for fd in client.fds:
@@ -325,8 +326,8 @@ class ForkServer:
                 self._gone(client)
 
     def _press(self, client: Client, left: list[int]) -> None:
-        """Kill the remaining processes of a client's session. If they don't disappear in time,
-        notify the client."""
+        """Kill the remaining processes of a client's session. If the processes don't disappear in
+        time, notify the client."""
         send_signal(left, signal.SIGKILL)
         session, since = client.session, client.ending_since
         assert session is not None
@@ -414,8 +415,12 @@ def main(path: str, find: Find = find_members) -> None:
     preload.preload()
     names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
     if len(names) != 1:
-        # Some libraries, such as allocators, start their own threads. Most can be forked.
-        print(f"threads run after the preload, but a fork copies only one: {names}", flush=True)  # noqa: T201
+        # Some libraries, such as allocators, start their own threads. Most of these libraries work
+        # after a fork.
+        print(  # noqa: T201
+            f"threads are running after the preload, but a fork copies only one of them: {names}",
+            flush=True,
+        )
     with contextlib.suppress(OSError):  # the disk is full
         preloaded_path(path).write_text("\n".join(sorted({n.split(".")[0] for n in sys.modules})))
     gc.collect()

@@ -23,7 +23,7 @@ _SHAPE_DIM, _DIM_SIZE = 2, 1
 
 
 def scalars(event: bytes) -> list[FoundPoint]:
-    """Return the scalars of an event, keyed by tag. Raises Damaged if it is not an event."""
+    """Return the scalars of an event, keyed by tag. Raises Damaged if `event` is not an event."""
     step, found = 0, []
     for number, value in fields(event):
         if number == EVENT_STEP and isinstance(value, int):

@@ -25,7 +25,8 @@ MOST_LOADS = 3
 """Maximum number of scans that try to load the stored names. If the storage fails every time, runs
 get new names."""
 POINTS_PER_LOOK = 20_000
-"""Number of points after which a scan ends. The next scan begins with the next file."""
+"""Number of points after which a scan ends. Each scan begins with the file after the last file of
+the previous scan."""
 MAX_HEADER_BYTES = 64 << 10
 COMPARED_BYTES = 1024
 """Maximum number of bytes before the offset that are compared to detect a rewritten file."""
@@ -40,9 +41,9 @@ TOP = "job"
 
 
 class MetricFiles:
-    """Follows the files in some folders that are written after a given time. From an older
-    file, such as a file from an earlier attempt or from the upload, only appended data is read. A
-    file that is rewritten is read from its beginning. Links are not followed.
+    """Follows the files that are written to some folders after a given time. From an older file,
+    such as a file from an earlier attempt or from the upload, only appended data is read. A file
+    that is rewritten is read from its beginning. Links are not followed.
     """
 
     def __init__(
@@ -133,8 +134,8 @@ class MetricFiles:
             self._names.add(self._runs[path])
 
     def _run_of(self, path: Path) -> Run:
-        """Return the run of a file. A run's event files and its table are in the same folder. A
-        second table in a folder belongs to another run."""
+        """Return the run to which a file belongs. A run's event files and its table are in the same
+        folder. A second table in a folder belongs to another run."""
         at, top = next(
             (at, folder) for at, folder in enumerate(self._folders) if path.is_relative_to(folder)
         )
@@ -190,7 +191,7 @@ class _Followed:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
-        """Open the file. Raises OSError if it is not a regular file."""
+        """Open the file. Raises OSError unless the path names a regular file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self._path, flags)
         try:

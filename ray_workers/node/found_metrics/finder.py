@@ -30,7 +30,7 @@ END_LIMIT_S = 10.0
 """Number of seconds for which the files may be read after the process has ended."""
 GUESSES_PERIOD_S = 10.0
 """Number of seconds for which guesses are held. If the script reports a metric or writes one to a
-file in this time, the guesses are discarded."""
+file within this time, the guesses are discarded."""
 _METRICS_FRAME = b'{"kind":"metrics"'
 
 
@@ -95,10 +95,12 @@ class MetricFinder:
         passed_over = 0 if self._files is None else self._files.num_passed_over
         reasons = [
             skipped
-            and f"{skipped} lines were not searched for metrics: too many were printed at once",
+            and f"{skipped} lines were not searched for metrics: too many lines were printed at "
+            "once",
             passed_over and f"{passed_over} logger files were not read: there are too many",
             self._refused_keys
-            and f"{len(self._refused_keys)} metrics were not kept: there are more than {MAX_KEYS}",
+            and f"{len(self._refused_keys)} metrics were not kept: there are more than "
+            f"{MAX_KEYS} metrics",
         ]
         text = "; ".join(reason for reason in reasons if isinstance(reason, str))
         return f"dray: {text}" if text else None

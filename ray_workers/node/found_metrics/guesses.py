@@ -41,8 +41,8 @@ _PAIR = re.compile(
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
     # The number must not be followed by a unit, by the rest of a date, address, version, fraction
-    # or number with a comma, or by an arrow and a new value. It may be followed by the colon after
-    # the description of a progress bar.
+    # or number with a comma, or by an arrow and a new value. The number may be followed by the
+    # colon after the description of a progress bar.
     r"(?=(%?)(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)|:[ ]{1,4}\d{1,15}(?:%|it)))"
     r"(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
     # Exclude the percentage of a progress bar: `53%|## |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
@@ -77,7 +77,7 @@ _METRIC_NAMES = (
 )
 _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
-"""Metrics that may be printed as a count out of a number of samples."""
+"""Metrics that may be printed as a number of samples out of a total."""
 _SETTINGS = frozenset({"lr", "rate"})
 """Names of settings, unless their line also contains a step or an epoch: `lr=0.003` may be printed
 before training begins."""
@@ -89,10 +89,10 @@ _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
 class Guesses:
     """Guesses the metrics of a process, line by line, and holds them until `release`.
 
-    A number with the name of a metric counts immediately. A number with any other name counts when
-    it appears for the second time, because numbers that are printed once are usually settings. A
-    single occurrence before the first line with a step or an epoch is considered a setting and
-    doesn't count.
+    A number with the name of a metric counts immediately. A number with any other name is treated
+    as a metric when it appears for the second time, because numbers that are printed once are
+    usually settings. A single occurrence before the first line with a step or an epoch is
+    considered a setting and doesn't count.
     """
 
     def __init__(self, budget: SearchBudget | None = None) -> None:
@@ -180,9 +180,9 @@ class _Series:
     """The steps of a guessed series, which always increase.
 
     If a script restarts its count in each epoch, steps continue from the previous step, even if
-    each epoch only prints its last step. Other lines that repeat a position, or have none, get the
-    next step. Once a line has contained a count of steps or batches, epochs no longer number the
-    series.
+    each epoch only prints its last step. A line that repeats a position for another reason, or
+    contains no position, gets the next step. Once a line has contained a count of steps or batches,
+    epochs no longer number the series.
     """
 
     def __init__(self, *, is_sure: bool) -> None:

@@ -52,7 +52,7 @@ class SearchBudget:
         return True
 
     def run(self, search: Callable[[str], Found], text: str) -> Found | None:
-        """Return the result of a search, or None, without searching, if the time is used up."""
+        """Return the result of a search. If the time is used up, return None without searching."""
         if self._left_s <= 0.0:
             return None
         began = self._timer()
@@ -210,7 +210,7 @@ def number_in(text: str) -> float | None:
 
 
 def step_in(text: str) -> int | None:
-    """Return the step if the text is a step, such as `12` or `12.0`; otherwise None."""
+    """Return the step if the string is a step, such as `12` or `12.0`; otherwise None."""
     number = number_in(text)
     return step_of(number) if number is not None else None
 

@@ -56,7 +56,8 @@ class RunNames:
         self._forms: dict[Run, str] = {}
         """The form (`form_of`) of each run of an earlier process."""
         self._carried_on: dict[Run, Run] = {}
-        """For each run of this process, the run whose series it writes."""
+        """For each run of this process, the run whose series it continues, usually the run
+        itself."""
         for run, form, key, name in earlier:
             self.add(run)
             self._forms[run] = form

@@ -16,7 +16,7 @@ DISK = ("system/node/disk_read", "system/node/disk_written")
 NETWORK = ("system/node/network_received", "system/node/network_sent")
 
 SECTOR_BYTES = 512
-"""Unit of /proc/diskstats, regardless of the disk's own sector size."""
+"""Sector size in /proc/diskstats, which does not depend on the disk's own sector size."""
 LOOPBACK = "lo"
 
 Counters = Mapping[str, tuple[int, int]]
@@ -33,7 +33,7 @@ class MachineReading:
     disks: Counters
     """Bytes read and written, for entire physical disks."""
     networks: Counters
-    """Bytes received and sent, for network cards."""
+    """Bytes received and sent by network cards."""
 
     def values(self) -> Values:
         """Return the values that do not require an earlier reading."""

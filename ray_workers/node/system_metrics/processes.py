@@ -32,7 +32,7 @@ stored as text."""
 
 @dataclass(frozen=True)
 class RankReading:
-    """The sum over a rank's processes at a point in time."""
+    """The resource usage of a rank's processes at a point in time."""
 
     started: int
     """Start time of the rank's process, which distinguishes it from its predecessor."""
@@ -49,7 +49,7 @@ class RankReading:
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:
-        """Return the rates since an earlier reading; empty if that is a reading of a different
+        """Return the rates since an earlier reading; empty if the earlier reading is of a different
         process. Rates are never negative, even if a process ended and its usage is no longer
         counted."""
         if before.started != self.started:
@@ -95,7 +95,8 @@ def _roots(record: SessionRecord, parent: int) -> list[int]:
 
 
 def growth(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[int]:
-    """Return the total growth of the devices' counters, in the order of each device's counters.
+    """Return the growth of each counter, summed over all devices. The result is in the order of a
+    device's counters.
 
     If a device was added, or if its counters were reset or wrapped, only the growth since then is
     counted.

@@ -15,13 +15,13 @@ from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.processes import RankReading, Values, read_rank, rounded
 
 LIMIT_S = 1.0
-"""Maximum time in seconds to wait for a sample, since it must not delay the observation that
-contains it."""
+"""Maximum time in seconds to wait for a sample, so that a slow sample doesn't delay the observation
+that contains it."""
 
 LEAST_PASSED_S = 1.0
 """Minimum time in seconds between two readings from which a rate is computed. Over a shorter time,
 the resolution of the CPU clock makes the rate meaningless. Readings can be close together because
-an agent that was stopped answers all waiting calls at once."""
+an agent that was suspended answers all waiting calls at once when it continues."""
 
 Attempt = tuple[str, int]
 

@@ -8,7 +8,7 @@ fork, this process runs Ray's own script and becomes the worker itself.
 A worker is never started twice: the forked process continues only if it was able to notify this
 process, and this process becomes the worker only once no notification can arrive.
 
-The script imports as little as possible, since its imports cost time for each worker.
+The script imports as little as possible, because its imports cost time for each worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONNECT_LIMIT_S = 5.0
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
 """Seconds within which a parent must fork, including its imports before the first fork. A slower
-parent is killed, since it might be stopped. Ray itself waits 60 s for a worker."""
+parent is killed, because it might be suspended. Ray itself waits 60 s for a worker."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
@@ -64,7 +64,8 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
     """Make the parent that listens at `path` fork a worker. Return False if the parent certainly
     won't fork.
 
-    `modules` are the comma-separated modules that a parent started here imports in addition to Ray.
+    `modules` are the comma-separated modules that a parent process imports in addition to Ray if
+    this function starts it.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(limit_s)
@@ -76,9 +77,9 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
             return connection.recv(1) == FORKED
         except TimeoutError:
             _end(connection)
-            # After the shutdown, the forked process can't notify this process, but it might have
-            # done so before. If the parent exited without reading the request, the connection has
-            # been reset.
+            # After the shutdown, this process can't receive a notification from the forked process,
+            # but a notification might have arrived before the shutdown. If the parent exited
+            # without reading the request, the connection has been reset.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
                 return connection.recv(1) == FORKED
@@ -111,8 +112,8 @@ def _end(connection: socket.socket) -> None:
 
 
 def start_parent(path: str, modules: str) -> bool:
-    """Start a parent that listens at `path`, unless there is one. Return False if an earlier parent
-    has found that it must not fork (`worker_parent.refuse`)."""
+    """Start a parent that listens at `path`, unless a parent already listens there. Return False if
+    an earlier parent has found that it must not fork (`worker_parent.refuse`)."""
     with open(f"{path}.lock", "a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

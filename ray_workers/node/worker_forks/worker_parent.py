@@ -8,10 +8,9 @@ parent.
 
 A fork copies only one thread, so this process must not have other threads. Ray draws ids, for
 example for placement groups, from a generator. A fork also copies the generator's state, so two
-supervisors would give their groups the same id. Therefore this process must not have drawn any id
-before the fork. Both conditions are checked before the first fork. If the conditions are not met
-with the installed version of Ray, all workers are started in Ray's usual way, without forks.
-"""
+supervisors would give their groups the same id. Therefore, this process must not have generated any
+id before the fork. Both conditions are checked before the first fork. If the conditions are not met
+with the installed version of Ray, all workers are started in Ray's usual way, without forks."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
             try:
                 start = _receive(connection)
                 is_child = os.fork() == 0
-            # For example, there is not enough memory for a fork.
+            # The fork can fail, for example if there is not enough memory.
             except (OSError, EOFError, ValueError, TypeError):
                 continue  # the entry script notices that the connection is closed
             if is_child:
@@ -126,8 +125,8 @@ def _receive(connection: socket.socket) -> WorkerStart:
 
 def _become(start: WorkerStart, connection: socket.socket) -> None:
     """Adopt the entry script's properties in the forked process. Exit if the entry script can no
-    longer be notified, or if anything fails before the notification. The entry script then becomes
-    the worker itself."""
+    longer be notified, or if anything fails before the notification; in these cases, the entry
+    script becomes the worker."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()

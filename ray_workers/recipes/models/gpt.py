@@ -174,8 +174,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = options.width // options.num_heads
         self.dropout = options.dropout
-        # Rows are ordered by head, each with its query, key and value, so that a contiguous slice
-        # of the rows contains complete heads.
+        # The query, key and value rows of a head are adjacent, so that a contiguous slice of the
+        # rows contains complete heads.
         self.qkv = Linear(options.width, 3 * options.width)
         self.out = Linear(options.width, options.width, std=last_std)
         self.context: Context | None = None

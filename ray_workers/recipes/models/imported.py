@@ -123,8 +123,8 @@ def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
 def _check_outputs(
     target: str, outputs: tuple[int, ...], form: str, _: nn.Module, inputs: Any, found: object
 ) -> None:
-    """Check the outputs of a forward pass. Each pass is checked, since a model can return different
-    shapes in training."""
+    """Check the outputs of a forward pass. Each pass is checked, because a model can return
+    different shapes in training."""
     expected = (len(inputs[0]), *outputs)
     if not isinstance(found, Tensor):
         raise ModelError(f"{target} returns {_shown(found)}, not a tensor of shape {form}")

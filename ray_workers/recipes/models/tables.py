@@ -20,10 +20,10 @@ UNKNOWN = 0
 class TableModel(nn.Module):
     """(N, num_numeric + num_categorical) -> (N, num_outputs).
 
-    The first columns are the table's numbers, and the last are codes of categories, which float32
-    represents exactly up to 2**24. The mean and deviation of the numbers and, for a regression, of
-    the target are buffers, so that the trained model accepts raw rows. If values can be missing
-    (NaN), their replacements are also a buffer.
+    The first columns are the table's numbers, and the last columns are codes of categories, which
+    float32 represents exactly up to 2**24. The mean and deviation of the numbers and, for a
+    regression, of the target are buffers, so that the trained model accepts raw rows. If values can
+    be missing (NaN), their replacements are also a buffer.
 
     If the numbers of a table are large and close together, the model has `offsets`. With offsets,
     the rows are float64, the offsets are subtracted in float64, and all other buffers apply to the
@@ -100,7 +100,7 @@ class TableModel(nn.Module):
     def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
         """Map (N, num_numeric) standardised numbers, (N, num_categorical) codes and (N,
         len(indicated)) indicators of missing values to (N, num_outputs), in units of the target's
-        deviation."""
+        standard deviation."""
         raise NotImplementedError
 
 

@@ -57,8 +57,8 @@ class Unet(nn.Module):
 
 
 class Up(nn.Module):
-    """Doubles the size, halves the channels, and concatenates the features from the contracting
-    path."""
+    """Doubles the image size, halves the number of channels, and concatenates the features from the
+    contracting path."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()

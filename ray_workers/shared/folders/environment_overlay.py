@@ -5,8 +5,8 @@
     environments/FOLDER/log   the output of the installer and of the setup commands
 
 The description is written last and atomically, so a builder that dies leaves no unfinished
-environment behind. A rank holds a shared lock on the folder of its environment, which prevents the
-removal of the folder.
+environment behind. While a rank runs, it holds a shared lock on the folder of its environment, so
+that the folder is not removed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def replaced_in(modules: Mapping[str, Any], record: EnvironmentRecord) -> list[s
 
 def enter(root: Path, record: EnvironmentRecord) -> None:
     """Make this process import from the environment first, like an interpreter started with
-    PYTHONPATH. The environment's `.pth` files take effect too."""
+    PYTHONPATH. The environment's `.pth` files also take effect."""
     packages = str(root / record.folder / "site")
     sys.path.insert(0, packages)
     site.addsitedir(packages)

@@ -26,7 +26,7 @@ LEFT_OUT = frozenset({"__pycache__"})
 def enter(directory: Path, script_dir: Path) -> None:
     """Create the directory, link the files next to the script, and make it the current directory.
 
-    The ranks of a node can do this concurrently. Existing files are not changed.
+    The ranks of a node can call this function concurrently. Existing files are not changed.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     _link_all(script_dir, directory)

@@ -19,7 +19,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class ReservedPort:
-    """A port on this node that is not given to any other dray job until it is closed.
+    """A port on this node that is reserved for one dray job until the port is closed.
 
     Two sockets reserve the port. The first socket is named after the port number in the kernel's
     abstract namespace, in which only one process at a time can own a name. The kernel frees the
@@ -44,8 +44,8 @@ class ReservedPort:
     def _hold(self, port: int) -> None:
         with ExitStack() as held:
             bound = held.enter_context(_bound(self._address, port))
-            # Set SO_REUSEPORT only after binding: if two processes set it before, both could bind
-            # the port.
+            # Set SO_REUSEPORT only after binding: if two processes set the option before binding,
+            # both could bind the port.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self.port: int = bound.getsockname()[1]
             if sys.platform == "linux":
@@ -69,8 +69,8 @@ class ReservedPort:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket bound to the port on all addresses of the node, since some servers use them
-    all."""
+    """Return a socket bound to the port on all addresses of the node, because some servers listen
+    on all addresses."""
     is_ipv6 = ":" in address
     bound = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
     try:

@@ -26,7 +26,8 @@ NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
 """Maximum number of seconds for the two ends to authenticate to each other."""
 MAX_UNPROVED = 256
-"""Maximum number of unauthenticated connections. If there are more, the oldest one is closed."""
+"""Maximum number of unauthenticated connections. If there are more connections, the oldest one is
+closed."""
 BACKLOG = 1024
 BLOCK_BYTES = 1 << 16
 
@@ -45,7 +46,8 @@ async def prove_rank(streams: Streams, secret: bytes) -> None:
 
 
 async def prove_store(streams: Streams, secret: bytes) -> None:
-    """Verify the connecting end's proof, and prove knowledge of the secret as the store."""
+    """Verify the proof of the connecting end, and prove to this end that the store knows the
+    secret."""
     reader, writer = streams
     ours = secrets.token_bytes(NONCE_BYTES)
     writer.write(ours)
@@ -56,7 +58,7 @@ async def prove_store(streams: Streams, secret: bytes) -> None:
 
 
 async def hear(address: str, port: int) -> None:
-    """Return once the proxy has asked for the secret, which shows that the proxy is not stopped.
+    """Return once the proxy has asked for the secret, which shows that the proxy is not suspended.
 
     Raise OSError if the proxy does not listen or closes the connection.
     """
@@ -89,8 +91,8 @@ class StoreProxy:
         self._store_path = store_path
         self._unproved: list[asyncio.StreamWriter] = []
         self.is_open = False
-        """False while the store starts and connects to itself. As long as it is False, other
-        processes have not been given the address, and connections from this user need no proof."""
+        """False while the store starts and connects to itself. While the flag is False, other
+        processes don't know the address, and connections from this user need no proof."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)

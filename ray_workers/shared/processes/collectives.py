@@ -1,9 +1,9 @@
 """The record of a process's collectives. The process writes the record after its stacks, and the
 supervisor parses it.
 
-torch's flight recorder numbers the collectives of each group, and keeps the last 2000 across all
-groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s, during
-which the process does nothing else.
+torch's flight recorder numbers the collectives of each group, and keeps the last 2000 collectives
+of all groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s,
+during which the process does nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GroupRecord:
     waits_in: int = 0
     """Number of the first collective that has begun but not ended; 0 if none."""
     name: str = ""
-    """Name of collective `waits_in`, such as `gloo:all_reduce`."""
+    """Name of the collective with number `waits_in`, such as `gloo:all_reduce`."""
     waits_s: float = 0.0
 
     def line(self) -> str:
@@ -53,7 +53,7 @@ def described() -> str:
 
 
 def parse(stacks: str) -> list[GroupRecord]:
-    """Parse the records in a process's stacks, which end with the output of `described`."""
+    """Parse the records in a process's stacks. The stacks end with the output of `described`."""
     _, _, paragraph = stacks.partition(f"\n{_HEADING}\n")
     return [
         GroupRecord(

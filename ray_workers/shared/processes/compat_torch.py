@@ -33,8 +33,8 @@ def flight_records() -> list[bytes]:
 
 
 def group_names() -> list[str]:
-    """Return the names of the groups that this process is in, which are the same on all ranks.
-    There is a public function for a group's name, but none that lists the groups."""
+    """Return the names of the groups that this process is in. A group has the same name on all
+    ranks. There is a public function for a group's name, but none that lists the groups."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None:
         return []

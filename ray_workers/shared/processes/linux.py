@@ -33,8 +33,9 @@ def stand_back(niceness: int, pid: int = 0) -> None:
 
 
 # A fork copies a page table entry for each 4 KiB that the process has written to, and each entry is
-# freed when the forked process ends. With 2 MiB pages, 300 MB need 150 entries instead of 75,000.
-# If the forked process writes to a huge page, the page is split and only 4 KiB are copied.
+# freed when the forked process ends. With 2 MiB pages, 300 MB of memory need 150 page table entries
+# instead of 75,000. If the forked process writes to a huge page, the page is split and only 4 KiB
+# are copied.
 
 
 def pack(maps: str = "/proc/self/maps") -> Iterator[bool]:

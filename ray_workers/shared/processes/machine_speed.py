@@ -100,7 +100,7 @@ class MachineSpeed:
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """`clock` returns the seconds during which this process itself ran."""
+        """`clock` returns the number of seconds during which this process itself ran."""
         self._clock = clock or AwakeClock().time
         self._looked_at = self._clock()
         self._time_s = 0.0
@@ -113,7 +113,7 @@ class MachineSpeed:
         self.slowness = min(max(slowness, USUAL), MAX_SLOWNESS)
 
     def time(self) -> float:
-        """Return the elapsed seconds at the machines' usual speed."""
+        """Return the number of seconds that would have elapsed at the machines' usual speed."""
         now = self._clock()
         self._time_s += (now - self._looked_at) / self.slowness
         self._looked_at = now

@@ -2,11 +2,11 @@
 
 This module works only on Linux.
 
-Processes that a rank starts are found by three signs. The first is their session, which a daemon
-leaves. The second is a mark in the environment, which a program can drop, and which /proc does not
-show for a forked process. The third is a mark in RLIMIT_RSS. Linux has ignored this limit since
-2.4.30 (setrlimit(2)), but every child inherits it, even if the child changes its session and
-environment.
+Processes that a rank starts are found by three signs. The first sign is their session, but a daemon
+leaves its session. The second sign is a mark in the environment, but a program can remove the mark,
+and /proc does not show it for a forked process. The third sign is a mark in RLIMIT_RSS. Linux has
+ignored this limit since 2.4.30 (setrlimit(2)), but every child inherits it, even if the child
+changes its session and environment.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def command(pid: int) -> str:
 
 
 def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
-    """Return the pids of the live (non-zombie) processes of each session, by the session's mark."""
+    """Return the pids of the live (non-zombie) processes of each session, keyed by the session's
+    mark."""
     found: dict[str, list[int]] = {session.mark: [] for session in sessions}
     if not sessions:
         return found

@@ -1,6 +1,6 @@
 """Records how long each of dray's own processes has been silent, and defines limits on the silence.
 
-A process that is stopped but not dead closes no connection; the only sign of its state is that it
+A suspended process closes no connection; the only sign of its state is that it
 does not respond to requests. A process that sends requests to other processes uses a `Silence`, and
 acts when a limit of `SilenceLimits` has passed: the service for its gateway, the gateway for
 supervisors and node agents, a supervisor for its rank actors and its store, and a node agent for
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 MAX_GAP_S = 5.0
-"""Maximum number of seconds that are counted between two readings of the clock. This is longer than
-the pause in any loop."""
+"""Maximum number of seconds of silence to count between two readings of the clock. This maximum is
+longer than the pause in any loop."""
 
 
 T = TypeVar("T")
@@ -53,11 +53,11 @@ class SilenceLimits:
     """How long each kind of process may take to respond to a request, in seconds."""
 
     replace_s: float
-    """Silence after which a supervisor or a node agent is killed and replaced."""
+    """Seconds of silence after which a supervisor or a node agent is killed and replaced."""
 
     @property
     def report_s(self) -> float:
-        """Silence after which users are notified, and after which a silent node gets no more
+        """Seconds of silence after which users are notified, and a silent node gets no more
         work."""
         return self.replace_s / 4
 
@@ -115,7 +115,7 @@ class Silence:
 
         A response that arrives after the limit still counts as a sign of life, because on an
         overloaded machine, every response may be late. The clock is read regularly while waiting,
-        since a gap of more than `MAX_GAP_S` would be treated as a pause of this process itself.
+        because a gap of more than `MAX_GAP_S` would be treated as a pause of this process itself.
         """
         self.asked(name)
         asking = asyncio.ensure_future(answer)

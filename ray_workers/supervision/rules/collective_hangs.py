@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ray_workers.shared.processes.collectives import GroupRecord, parse
 
 Records = Mapping[int, Sequence[GroupRecord]]
-"""The records of torch's flight recorder, by rank."""
+"""The records of torch's flight recorder, keyed by rank."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Waiting:
 
 
 def records_of(stacks: Mapping[int, str]) -> Records:
-    """Return the flight recorder's records from the output with the stack traces, by rank. Ranks
-    without records are omitted."""
+    """Return the flight recorder's records from the output with the stack traces, keyed by rank.
+    Ranks without records are omitted."""
     found = {rank: parse(text) for rank, text in stacks.items()}
     return {rank: records for rank, records in found.items() if records}
 
@@ -61,7 +61,7 @@ def waiting_in(records: Records) -> Iterator[Waiting]:
 
 def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
     """Return the ranks for which other ranks are waiting. If some of these ranks are not waiting
-    themselves, return only these."""
+    themselves, return only the ranks that are not waiting."""
     records = records_of(stacks)
     absent = {rank for one in waiting_in(records) for rank in one.absent}
     waiting = {rank for rank, own in records.items() if any(one.waits_in for one in own)}

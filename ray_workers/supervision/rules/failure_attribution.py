@@ -126,7 +126,7 @@ def judge(
 
 
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
-    """Return the ERROR frames that these processes wrote, by rank.
+    """Return the ERROR frames that these processes wrote, keyed by rank.
 
     `ranks` maps worker index and incarnation to the rank. The rank can't be derived from the name
     of a spool: the spool of a process that never got a rank is named after its worker index, and
@@ -147,7 +147,7 @@ def all_lost_a_peer(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> 
 
 
 def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
-    """Return the time of the failure, by the clock of the rank's node, and whether the rank wrote
+    """Return the time of the failure, on the clock of the rank's node, and whether the rank wrote
     no error. An error contains the time at which it was raised; this time is ignored if it is later
     than the time of the report."""
     if error is None:
@@ -181,7 +181,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
     """Return the outcome, with a note if overloaded machines might have caused it.
 
     `slowness` is how many times slower than usual the machines were when the group's start or
-    recovery last took too long. `slowness` is 1 if neither took too long.
+    recovery last took too long. `slowness` is 1 if neither the start nor a recovery took too long.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:
@@ -198,8 +198,8 @@ def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-"""Signals that a process gets from outside, for example from the out-of-memory killer, from a node
-that shuts down, or from an operator."""
+"""Signals that a process receives from outside, for example from the out-of-memory killer, from a
+node that shuts down, or from an operator."""
 
 
 def _unexplained(ended: RankExit, *, is_secondary_failure: bool) -> tuple[Cause, str]:

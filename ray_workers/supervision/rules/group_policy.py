@@ -39,7 +39,7 @@ class GroupObservation:
     """Number of ranks in the group."""
     recovery: RecoveryState
     through: Mapping[int, RankStatus] = field(default_factory=dict)
-    """The last known statuses of ranks that have exited with code 0, by rank."""
+    """The last known statuses of ranks that have exited with code 0, keyed by rank."""
     num_through: int = 0
     """Number of ranks in the group that have exited with code 0."""
     drills: Sequence[Drill] = ()
@@ -59,7 +59,7 @@ class GroupObservation:
 
     @property
     def statuses(self) -> dict[int, RankStatus]:
-        """Statuses of ranks that are running or have exited with code 0, by rank."""
+        """Statuses of ranks that are running or have exited with code 0, keyed by rank."""
         return {rank.rank: rank.status for rank in self.ranks} | dict(self.through)
 
 
@@ -191,9 +191,9 @@ class GroupPolicy:
     def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """Treat only stopped processes as hanging. A script can stay in any phase for any length of
-        time, even if it calls `train.prepare`. With parameter servers, a slow worker does not make
-        other workers wait."""
+        """Treat only suspended processes as hanging. A script can stay in any phase for any length
+        of time, even if it calls `train.prepare`. With parameter servers, a slow worker does not
+        make other workers wait."""
         if self.traits.recovers_in_place:  # `_left_behind` uses the step times
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
@@ -231,7 +231,7 @@ class GroupPolicy:
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
         """Return the time since which ranks have been waiting for a round although no rank was
-        lost, or None if they are not waiting. The cause is that their connections broke or a round
+        lost, or None if they are not waiting. They wait because their connections broke or a round
         could not be formed."""
         is_any_standby = any(rank.status.phase is RankPhase.STANDBY for rank in seen.ranks)
         may_be = (

@@ -4,7 +4,7 @@ neither Ray nor torch.
 When a rank hangs, the ranks that wait for it make no progress either. However, a waiting rank is
 further ahead than the hanging rank: it has entered a collective that the hanging rank has not
 reached. Therefore, the hang is caused by the ranks that are furthest behind or, if all ranks are at
-the same point, by a rank whose process is stopped.
+the same point, by a rank whose process is suspended.
 
 The limits depend on the job's step times, because one step of a job can take as long as a thousand
 steps of another job.
@@ -28,8 +28,8 @@ REMEMBERED = 100
 
 PATIENCE = 10.0
 """Factor by which the limits are extended for groups that do not recover in place, and for ranks
-that are all at the same point. For such groups and ranks, each false alarm would restart the job
-from its checkpoint. If a phase always takes this long, the job would be restarted repeatedly."""
+that are all at the same point. In these cases, each false alarm would restart the job from its
+checkpoint. If a phase always took this long, the job would be restarted repeatedly."""
 
 STOPPED = ("T", "t")
 
@@ -51,7 +51,7 @@ class Hang:
 
     culprits: tuple[RankObservation, ...]
     """The ranks that cause the hang. Empty if all ranks are at the same point and no process is
-    stopped."""
+    suspended."""
     waited_s: float
     limit_s: float
 
@@ -80,9 +80,9 @@ class StepTimes:
     def after(
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
-        """Return the step times after another observation. `now` is in seconds at the machines'
-        usual speed. `at_own_pace` is true if a slow rank may skip step numbers, so that the time
-        between two observed numbers counts as the time of one step."""
+        """Return the step times, updated with another observation. `now` is in seconds at the
+        machines' usual speed. `at_own_pace` is true if a slow rank may skip step numbers, so that
+        the time between two observed numbers counts as the time of one step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -149,9 +149,10 @@ def find_left_behind(
     """Return the hang of the ranks that have not joined the latest round to which they are
     assigned.
 
-    Rarely (about once in 500 kills), gloo does not notice that a connection broke. The operation
-    then continues to wait, although the peer is lost and the connection has been cut. Also, a rank
-    that is still trying to connect to a peer that has died has no connection that could be cut.
+    In rare cases (about once in 500 kills), gloo does not notice that a connection broke. The
+    operation then continues to wait, although the peer is lost and the connection has been cut.
+    Also, a rank that is still trying to connect to a peer that has died has no connection that
+    could be cut.
     """
     forming_s = limits.slowness * limits.timings.forming_hang_s
     forming = [one for one in observations if one.status.phase is RankPhase.FORMING]
@@ -179,7 +180,7 @@ class Suspicion:
     since: float = 0.0
 
     def after(self, hang: Hang, everyone: Sequence[RankObservation], now: float) -> Suspicion:
-        """Return the suspicion after another observation of a hang."""
+        """Return the suspicion, updated with another observation of a hang."""
         blamed = hang.culprits or everyone
         suspects = tuple((one.rank, one.incarnation, one.status.since) for one in blamed)
         return self if suspects == self.suspects else Suspicion(suspects, now)
@@ -220,7 +221,8 @@ def _is_training(observations: Sequence[RankObservation]) -> bool:
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
     def progress(observation: RankObservation) -> tuple[int, int, int]:
         status = observation.status
-        # Compare collectives before phases, because some ranks communicate only after their update.
+        # Compare the numbers of collectives before the phases, because some ranks communicate only
+        # after they update the model.
         return status.step, status.collective, _PHASE_ORDER[status.phase]
 
     least = min(map(progress, observations))

@@ -67,8 +67,8 @@ class NextRound:
     num_awaited: int
     """Number of missing workers. The members wait for these workers before the round begins."""
     is_whole: bool
-    """Whether no worker is missing and no member's process has exited. The round is announced only
-    if this is true: otherwise, exited members are first replaced or abandoned."""
+    """Whether no worker is missing and no member's process has exited. If false, the round is not
+    announced until all exited members have been replaced or abandoned."""
 
 
 def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:

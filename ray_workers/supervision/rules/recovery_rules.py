@@ -23,7 +23,7 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 MOST_WITHOUT_A_STEP = 3
 """Maximum number of consecutive recoveries without a training step between them."""
 MOST_STARTS = 3
-"""Maximum number of tries to start another process for a lost rank."""
+"""Maximum number of times that a replacement process is started for a lost rank."""
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
 """Maximum number of restarts of one rank of a script, and the period in seconds over which they are
 counted."""
@@ -55,8 +55,8 @@ class RecoveryState:
     it `generation`."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
-    """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if it
-    was not announced yet."""
+    """When the round was announced to its ranks, on the clock of `MachineSpeed.time`; None if the
+    round has not been announced."""
     num_lacking: int = 0
     """Number of missing workers for which the other workers wait."""
     lacking_since: float | None = None
@@ -114,8 +114,8 @@ def refused(
     `lost` contains the exits of these ranks (none with code 0), and `errors` the ERROR frames that
     they wrote. `num_holders` is the number of other ranks that have the state, and `without_a_step`
     the number of recoveries since the group last took a step. `servers` contains the ranks that
-    each have a different part of the state. Only a server's replica has the same part as the
-    server; `replicas` maps the rank of each server to the rank of its replica. `recovering`
+    each have a different part of the state. Only a server's replica has the same part of the state
+    as the server; `replicas` maps the rank of each server to the rank of its replica. `recovering`
     contains ranks that were lost earlier and have not taken a step since.
     """
     gone = {*(rank.rank for rank in lost), *recovering}

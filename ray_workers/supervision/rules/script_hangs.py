@@ -54,7 +54,7 @@ class ScriptMemory:
     """Longest time between reported steps."""
 
     def after(self, look: ScriptLook) -> ScriptMemory:
-        """Return the memory after another observation of the same processes."""
+        """Return this memory, updated after another observation of the same processes."""
         step = max(one.status.step for one in look.ranks)
         begun_at = look.at if self.begun_at is None else self.begun_at
         memory = replace(self, last=look, begun_at=begun_at)
@@ -91,7 +91,8 @@ class Signs:
 
 
 def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> Signs:
-    """Return the signs after the last observation. `limit_s` is the user's limit, if any."""
+    """Return the signs of a hang, as of the last observation. `limit_s` is the user's limit, if
+    any."""
     look = memory.last
     assert look is not None
     least_s = timings.script_hang_s if limit_s is None else limit_s
@@ -142,13 +143,13 @@ def hang_of(
 
 
 def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
-    """Return the hang, with the ranks that differ from the other ranks as culprits.
+    """Return the hang, attributed to the ranks that differ from the other ranks (the culprits).
 
     The culprits are the ranks that, according to torch's flight recorder, have not joined a
     collective. If there are no such ranks, the culprits are the ranks whose stacks show no
     collective while other stacks do, or show a different collective than most stacks. Otherwise,
-    the culprits are the ranks that have completed fewer steps. If no rank differs from the others,
-    there are no culprits.
+    the culprits are the ranks that have completed fewer steps. If no rank differs from the other
+    ranks, the hang has no culprits.
     """
     collectives = {
         one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks
@@ -176,7 +177,7 @@ def main_stack(text: str) -> str:
 _FRAME = re.compile(r'File "(.+?)", line \d+ in (\S+)')
 _WRAPPERS = ("wrapper", "_object_to_tensor")
 _BACKWARD = "_engine_run_backward"
-"""A function of the backward pass, which can wait for the gradients of other ranks."""
+"""A function of the backward pass. The backward pass can wait for the gradients of other ranks."""
 
 
 def collective_in(stack: str) -> str:

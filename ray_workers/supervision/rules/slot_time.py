@@ -16,8 +16,8 @@ Booked = dict[TimeCategory, float]
 
 
 class SlotTimeLedger:
-    """Slot-seconds of one attempt by category. Their sum is the total number of slot-seconds held
-    by the attempt."""
+    """Slot-seconds of one attempt by category. The sum over all categories is the number of
+    slot-seconds held by the attempt."""
 
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)
@@ -28,7 +28,8 @@ class SlotTimeLedger:
         self._seen: dict[tuple[int, int], RankObservation] = {}
 
     def hold(self, num_slots: int, now: float) -> None:
-        """Record that the attempt holds `num_slots` slots since `now`, in monotonic seconds."""
+        """Record that the attempt holds `num_slots` slots, starting at `now` (in monotonic
+        seconds)."""
         self.held_s += self._num_slots * (now - self._since)
         self._num_slots, self._since = num_slots, now
 
@@ -62,7 +63,7 @@ class SlotTimeLedger:
 
 
 def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
-    """Return the seconds that each process has used, by category.
+    """Return the seconds that each process has used, keyed by category.
 
     A rank of a script that has not reported a step is assumed to use its time like the rank that
     reported first, because in most scripts one rank reports for all ranks.

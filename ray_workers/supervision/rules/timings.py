@@ -17,8 +17,8 @@ class Timings:
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """Limit from getting the slots until all processes are running, at the usual speed. This limit
-    is longer than the forkserver's own limit."""
+    """Limit for starting all processes after the slots were granted, on machines of the usual
+    speed. This limit is longer than the forkserver's own limit."""
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
     release_pause_s: float = 1.0
@@ -31,8 +31,8 @@ class Timings:
     speed_period_s: float = 1.0
     """Age of the known machine speed after which an observation measures the speed again."""
     speed_limit_s: float = 2.5
-    """Age after which the speed is measured even if the group is not being observed, such as at its
-    start."""
+    """The speed is measured again once the last measurement is this old, even if the group is not
+    being observed, such as at its start."""
     read_wait_s: float = 1.0
     """How long a read from a node agent waits for frames. During the wait, frames from other nodes
     are not returned. A poll consists of several reads."""
@@ -43,28 +43,28 @@ class Timings:
     """Limit for the response to a read, in addition to the read's waiting time."""
     silent_read_slack_s: float = 0.5
     """Like `read_slack_s`, but for a silent node, so that frames from other nodes do not have to
-    wait for it."""
+    wait for the silent node."""
     poll_slack_s: float = 8.0
-    """Limit for the reply to a poll, in addition to the poll's waiting time. This limit is not
+    """Time limit for the reply to a poll, in addition to the poll's waiting time. This limit is not
     extended on slow machines, because the gateway considers the supervisor itself silent after 10
     s."""
     drop_limit_s: float = 5.0
     """Limit for a node to delete its spools. Spools that are not deleted in time are deleted
     later."""
 
-    # The monitor of the group.
+    # Timing of the group's monitor.
     look_period_s: float = 0.5
     """Time between observations of the ranks."""
     script_period_s: float = 2.0
     """Time between observations of a script that has not called `train.prepare`. These observations
-    are less frequent, because they can only detect stopped processes and take CPU time from the
+    are less frequent, because they can only detect suspended processes, and take CPU time from the
     script's steps."""
     quick_look_period_s: float = 0.03
     """Time between observations, at the usual speed, while a fault is about to be injected or the
     group is recovering."""
     stray_s: float = 1.0
-    """How long ranks can wait for a round although no rank was lost. After this time, a connection
-    between living ranks is assumed to be broken."""
+    """Maximum time for which ranks wait for a round if no rank was lost. After this time, a
+    connection between living ranks is assumed to be broken."""
     cut_off_s: float = 3.0
     """Time after the announcement of a round within which every rank has cut its old
     connections."""
@@ -77,32 +77,32 @@ class Timings:
     drill_grace_s: float = 30.0
     """Limit for the group to exit when a drill preempts it."""
 
-    # Recovery. The limits apply at the machines' usual speed.
+    # Recovery. These limits are extended while the machines are slower than usual.
     replace_limit_s: float = 30.0
-    """Limit for the process of a replacement to start."""
+    """Time limit for the process of a replacement to start."""
     dead_node_period_s: float = 0.5
     """Time between checks of whether the node of a replacement is dead."""
     standby_limit_s: float = 30.0
-    """Limit for a group that lacks workers to get slots. After this time, the attempt ends, and the
-    job resumes from its checkpoint once slots are free."""
+    """Time limit for a group that lacks workers to get slots. After this time, the attempt ends,
+    and the job resumes from its checkpoint once slots are free."""
     grow_limit_s: float = 10.0
     """Limit for Ray to reserve granted slots, which were free when the service granted them."""
     ready_limit_s: float = 180.0
-    """Limit for a newcomer to become ready to get a rank. The newcomer has to read the data
+    """Time limit for a newcomer to become ready for a rank. The newcomer has to read the data
     first."""
     ready_period_s: float = 0.05
     """Time between observations of a newcomer."""
     release_rest_pause_s: float = 5.0
     """Pause between checks of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
-    """Limit from the announcement of a round to its first step. This limit is long because a
+    """Time limit from the announcement of a round to its first step. This limit is long because a
     replacement might have to read the data again. The same limit applies to the ranks of the first
     round from the time when they begin to connect until all are connected."""
     holders_limit_s: float = 10.0
-    """Limit for the nodes to report which ranks have the state, if no such rank has been
-    observed."""
+    """Time limit for the nodes to report which ranks have the state, if no rank with the state has
+    been observed."""
 
-    # Hangs. The limits apply at the machines' usual speed.
+    # Hangs. These limits are extended while the machines are slower than usual.
     hang_s: Mapping[RankPhase, float] = field(
         default_factory=lambda: {
             RankPhase.DATA: 20.0,
@@ -117,14 +117,15 @@ class Timings:
     """Minimum time in each phase after which a rank counts as hanging. The minimum allows for busy
     machines, distant storage and slow disks."""
     forming_hang_s: float = 10.0
-    """Limit for a rank to join the round and connect to the other ranks."""
+    """Time limit for a rank to join the round and connect to the other ranks."""
     first_step_hang_s: float = 60.0
     """Minimum limit for the first step of a round, which takes longer because it selects kernels
     and allocates buffers."""
     stopped_hang_s: float = 5.0
-    """Limit for a stopped process in any phase, regardless of the job's step times."""
+    """Time limit for a suspended process in any phase, regardless of the job's step times."""
     script_hang_s: float = 900.0
-    """How long a script can go without reports, or be idle, if the user has not set a limit."""
+    """Maximum time for which a script may write no reports, or be idle, if the user has not set a
+    limit."""
     script_look_period_s: float = 5.0
     """Time between observations of the activity of a script's processes."""
     script_stacks_apart_s: float = 30.0
@@ -133,7 +134,7 @@ class Timings:
     """How long a rank must be observed hanging before it is killed. When a suspended machine
     resumes, all ranks seem to hang for a moment."""
 
-    # Calls to the node agents. The limits apply at the machines' usual speed.
+    # Calls to the node agents. These limits are extended while the machines are slower than usual.
     answer_limit_s: float = 3.0
     """Time after which a node that does not respond is skipped."""
     stacks_wait_s: float = 4.0
@@ -156,16 +157,16 @@ class Timings:
     stop_grace_s: float = 3.0
     """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
-    """Limit from SIGKILL until the exit of a process is observed. This limit is longer than the
+    """Limit between SIGKILL and the observed exit of a process. This limit is longer than the
     forkserver's own limit (`forkserver.STUCK_S`)."""
 
     # The rank actors.
     page_limit_s: float = 600.0
     """Limit for a running process to create its heartbeat page, long enough for any machine."""
     page_period_s: float = 0.01
-    """Pause between tries to write to the page."""
+    """Pause before a failed write to the page is retried."""
     log_space_limit_s: float = 5.0
-    """How long to wait for free disk space to write the end of the log."""
+    """Maximum time to wait for free disk space to write the end of the log."""
     log_space_period_s: float = 1.0
     """Pause between tries to write the end of the log."""
     drain_period_s: float = 1.0

@@ -243,7 +243,7 @@ def superseded(
     `dray.train.checkpoints.staying` returns. A pure function.
 
     The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
-    the values of several checkpoints are equal, it is the earliest of them.
+    several checkpoints have this value, the earliest of them is the best.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
     kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
@@ -288,7 +288,7 @@ def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | Skip
 
 
 def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
-    """Return the path of a checkpoint's file, or its content if the storage is not a file
+    """Return the path of a checkpoint's file, or the file's content if the storage is not a file
     system."""
     name = f"{url}/{entry['path']}"
     path = local_path(name)

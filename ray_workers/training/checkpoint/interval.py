@@ -10,7 +10,7 @@ FIRST_SAVE_S = 10.0
 """With `every_steps: auto`, seconds of training before the first save, which is used to measure the
 cost of a save."""
 MAX_INTERVAL_S = 600.0
-"""With `auto`, maximum number of seconds of training that a failure can lose."""
+"""Maximum number of seconds of training that a failure can lose with the interval `auto`."""
 MAX_SHARE = 0.05
 """With `auto`, maximum share of the time that is spent on saving."""
 NUM_STEPS = 64
@@ -63,7 +63,8 @@ class StallMeter:
         self._blocked_s, self._added_s = blocked_s, 0.0
 
     def ended(self, waited_s: float) -> float:
-        """Return the stall of a save that ended while the loop waited for it between two steps."""
+        """Return the stall, in seconds, of a save that ended while the loop waited for the save
+        between two steps."""
         assert self._blocked_s is not None, "no save was begun"
         stall, self._blocked_s = self._blocked_s + max(0.0, self._added_s) + waited_s, None
         return stall

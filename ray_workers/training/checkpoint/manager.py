@@ -40,8 +40,8 @@ class CheckpointManager:
         self._best = best
         self._saved: list[CommittedCheckpoint] = []
         self._reported: dict[str, float] = {}
-        """For each checkpoint of this attempt, by URL, the position in the spool at which its
-        report ends. The service already has the reports of earlier attempts."""
+        """For each checkpoint of this attempt, keyed by URL, the position in the spool at which the
+        checkpoint's report ends. The service already has the reports of earlier attempts."""
         self._adopted: set[str] = set()
         """URLs of the checkpoints of this attempt that a previous process of rank 0 committed. This
         process does not know whether the service has stored the reports of these checkpoints."""
@@ -63,7 +63,7 @@ class CheckpointManager:
 
     def adopt(self, refs: Sequence[CheckpointRef]) -> None:
         """Include checkpoints of earlier attempts, so that they are deleted like the checkpoints of
-        this attempt. Unfinished checkpoints of earlier attempts are deleted now."""
+        this attempt. Unfinished checkpoints of earlier attempts are deleted immediately."""
         self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:
@@ -75,8 +75,8 @@ class CheckpointManager:
 
     def adopt_own(self) -> None:
         """Include the checkpoints that a previous process of rank 0 committed in this attempt, and
-        delete unfinished ones. The latest one is reported again, because the process may have died
-        between the commit and the report."""
+        delete unfinished checkpoints. The latest checkpoint is reported again, because the process
+        may have died between the commit and the report."""
         self._writer.submit(_sweep, [self._base_url])
         known = {one.url for one in self._saved}
         found = checkpoint_files.committed(self._base_url)

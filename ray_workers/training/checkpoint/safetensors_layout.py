@@ -1,9 +1,9 @@
 """The layout of a saved state in a file. This module reads files, but does not write them.
 
-A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. Its tensors
-are stored in a safetensors file, which other programs can read, and the rest, including the
-position of each tensor, in a JSON document. Neither file uses pickle, so reading a checkpoint does
-not execute code.
+A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. The tensors
+of a state are stored in a safetensors file, which other programs can read. The rest of the state,
+including the position of each tensor, is stored in a JSON document. Neither file uses pickle, so
+reading a checkpoint does not execute code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Layout:
     locations: Sequence[TensorLocation]
     """Locations in the order of the tensors for which the layout was created."""
     num_bytes: int
-    """Size of the whole file."""
+    """Size of the entire file."""
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
@@ -127,7 +127,7 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
 
 def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
     """Return the tensors of a file by name. If `file` is a path, the file is mapped into memory,
-    and changes to the tensors affect only this process. Raises ValueError if it is not a
+    and changes to the tensors affect only this process. Raises ValueError if the file is not a
     safetensors file."""
     try:
         if isinstance(file, Path):

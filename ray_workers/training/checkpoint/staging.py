@@ -1,11 +1,11 @@
 """Copies a state that training is about to change, with minimal impact on training.
 
-Parameters and optimizer state change only in the optimizer step. Therefore a thread copies them
-during the next forward and backward pass, without holding the GIL, and the optimizer step waits for
-the copy before it updates anything. Tensors that also change in the forward pass (buffers) are
-copied immediately. The target memory is reused for each snapshot, because allocating new pages
-takes longer than the copy itself (copying 500 MB took 0.08 s into existing pages, but 0.3 to 1.1 s
-into new pages).
+Parameters and optimizer state change only in the optimizer step. Therefore a thread copies the
+parameters and the optimizer state during the next forward and backward pass, without holding the
+GIL, and the optimizer step waits for the copy before it updates anything. Tensors that also change
+in the forward pass (buffers) are copied immediately. The target memory is reused for each snapshot,
+because allocating new pages takes longer than the copy itself (copying 500 MB took 0.08 s into
+existing pages, but 0.3 to 1.1 s into new pages).
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Stager:
         )
 
     def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare memory and views for these tensors; reuse the existing ones if all shapes are the
-        same."""
+        """Prepare memory and views for these tensors; reuse the existing memory and views if all
+        shapes are the same."""
         layout = self._layout
         if layout is not None and _fits(layout, tensors):
             return

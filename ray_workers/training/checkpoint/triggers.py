@@ -52,7 +52,7 @@ class CheckpointTriggers:
         *,
         volatile: Iterable[Tensor] = (),
     ) -> None:
-        """Begin to save; see `CheckpointManager.save`."""
+        """Begin a save; see `CheckpointManager.save`."""
         if self._manager.has(about.step):
             return
         began = time.perf_counter()

@@ -61,7 +61,7 @@ class MaskedAnswer(NamedTuple):
     content: bytes | None
     """None if the client can't respond in this round; it can participate in the next round."""
     path: Path | None
-    """The file that contains the masked update, which is sent in parts before the response."""
+    """The file that contains the masked update. The update is sent in parts before the response."""
     note: str | None
     """A message for the client's user."""
 
@@ -140,7 +140,8 @@ class OutsideClient:
         masking = self._masking
         if masking is None or (self._session, masking.phase) != (session, phase):
             raise _LostToRoundError(
-                "the client's secrets for this round were lost, for example because it restarted"
+                "the client's secrets for this round were lost, for example because the client "
+                "restarted"
             )
         if phase is not MaskingPhase.MASKED_INPUT:
             return MaskedAnswer(masking.answer(message), None, None)

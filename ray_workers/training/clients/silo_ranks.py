@@ -28,7 +28,7 @@ def is_silo(task: RankTask, spec: JobSpec) -> bool:
 
 def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     """Run rounds until the end of the job. Raises ConnectionLost if the connection to the
-    aggregator is lost earlier."""
+    aggregator is lost before the job ends."""
     workload = _workload_of(task, spec)
     rendezvous = RendezvousHandler(task, page)
     store = rendezvous.meet_without_group()

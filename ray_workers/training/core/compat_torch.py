@@ -35,7 +35,7 @@ IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
 """Modules that only some versions of torch have, imported when the first profile is taken."""
 ONNX_REGISTRATION_LOGGER = "torch.onnx._internal.exporter._registration"
 """The logger that recommends packages for exporting other models. `torch.onnx.export` has no option
-to disable it."""
+to disable this logger."""
 
 
 def count_groups_from_zero() -> None:
@@ -116,8 +116,8 @@ def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
     """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0).
-    For callers that decide whether to skip the optimizer step, instead of calling the scaler's
-    `step`, which would decide itself."""
+    Callers of this function decide whether to skip the optimizer step, instead of leaving the
+    decision to the scaler's `step`."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 
@@ -135,8 +135,8 @@ def replace_parameters(
     module: nn.Module, parameters: Mapping[str, nn.Parameter | None]
 ) -> dict[str, nn.Parameter | None]:
     """Replace parameters of a module with other parameters of the same names, and return all
-    previous parameters. If a parameter were assigned normally, torch would check it against the
-    object with which a wrapper has replaced it.
+    previous parameters. The parameters are not assigned as attributes, because torch would check
+    them against the objects with which a wrapper has replaced the original parameters.
     """
     had = module._parameters
     module._parameters = {**had, **parameters}

@@ -24,8 +24,8 @@ class Divergence:
 
     The loss and the gradient norm are the same on all ranks, so all of them raise the error at the
     same step. With local steps, the values differ, and the first rank that raises the error ends
-    the attempt. Reading the values costs no time, because the reporter reads them too. On a GPU,
-    the values come from the previous step.
+    the attempt. Reading the values costs no additional time, because the reporter also reads them.
+    On a GPU, the values come from the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:
@@ -101,7 +101,8 @@ class Divergence:
 
     def _error(self) -> DivergedError:
         return DivergedError(
-            f"training diverged: {self._last} at step {self._seen}. At least one of them has been "
+            f"training diverged: {self._last} at step {self._seen}. The loss or the gradient norm "
+            "has been "
             f"non-finite in every step since step {self._seen - self._in_a_row + 1}. Lower "
             "train.optimizer.lr, set train.max_grad_norm, or look for values in the data that are "
             "not finite"

@@ -67,7 +67,7 @@ def is_refusal(error: BaseException) -> bool:
         return False
     frame = last.tb_frame
     module = str(frame.f_globals.get("__name__", ""))
-    # If C code, such as torch, raises an error, the last frame is that of its caller. Therefore,
-    # check that this frame executed a `raise` statement.
+    # If C code, such as torch, raises an error, the last frame belongs to the Python code that
+    # called the C code. Therefore, check that the last frame executed a `raise` statement.
     raises = dis.opname[frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     return raises and (module == "dray.train" or module.startswith("dray.train."))

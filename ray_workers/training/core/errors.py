@@ -88,9 +88,8 @@ def cause_of(error: BaseException) -> Cause:
     """Return the cause of an attempt that ended with this error: INFRASTRUCTURE if a disk or a
     store failed, WORKER_LOST if the error is only a consequence of a peer's death.
 
-    The cause also depends on the error from which this one was raised, and for an exception group,
-    on its first exception.
-    """
+    The cause also depends on the error from which the given error was raised and, for an exception
+    group, on the group's first exception."""
     if is_storage_fault(error):
         return Cause.INFRASTRUCTURE
     for seen in chain_of(error, has_context=False):

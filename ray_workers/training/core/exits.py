@@ -35,7 +35,7 @@ def status_of(leaving: SystemExit) -> int:
         return 0
     if not isinstance(code, int):
         return 1
-    # The interpreter converts the code to a C long, or to -1 if it does not fit.
+    # The interpreter converts the exit code to a C long, or to -1 if the exit code does not fit.
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 

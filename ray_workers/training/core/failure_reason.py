@@ -115,7 +115,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _last_words(text: str) -> str:
-    """Return the error of the last traceback in a string, which is in the lines after the stack."""
+    """Return the error of the last traceback in a string: the lines after the traceback's stack."""
     lines = text.rstrip().splitlines()
     indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])
@@ -189,7 +189,7 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
 
 
 def _is_here(module: str) -> bool:
-    """Whether a package is in the job's directory, rather than an installed package."""
+    """Whether a package is in the job's directory, instead of being installed."""
     return any(
         Path(location).is_relative_to(Path.cwd())
         for location in getattr(sys.modules[module], "__path__", ())

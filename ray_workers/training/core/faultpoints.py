@@ -1,4 +1,4 @@
-"""Named points in training at which a test can make a rank fail, or inspect it.
+"""Named points in training at which a test can make a rank fail, or inspect the rank.
 
 `faultpoint` does nothing unless a point is armed in this process. Only tests arm points, in a rank
 after it was forked. The idea and the name come from libfiu and Go's failpoints.
@@ -12,7 +12,7 @@ from typing import Any
 
 Act = Callable[[], None]
 ActWith = Callable[[Any], None]
-"""An action that receives the object passed by the point."""
+"""An action that receives the object passed by the fault point."""
 
 
 class FaultPoint(StrEnum):
@@ -85,7 +85,7 @@ def arm(point: FaultPoint, act: Act, *, at_step: int | None = None) -> None:
 
 
 def arm_with(point: FaultPoint, act: ActWith, *, at_step: int | None = None) -> None:
-    """Like `arm`, but for an action that receives the object passed by the point."""
+    """Like `arm`, but for an action that receives the object passed by the fault point."""
     _armed.setdefault(point, []).append((act, at_step))
 
 

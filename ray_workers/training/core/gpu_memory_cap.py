@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FRACTION = "DRAY_GPU_MEMORY_FRACTION"
-"""Variable set for a rank that has a share of a GPU."""
+"""Environment variable that is set for a rank that has a share of a GPU."""
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """When torch initializes the GPU, it reads the first of these variables that is set."""
 _KNOWN_SINCE = (2, 10)

@@ -26,13 +26,13 @@ class Progress:
 
     @classmethod
     def at(cls, step: int) -> Self:
-        """Return the progress if `step` steps are done, and all tasks that were due after them."""
+        """Return the progress after `step` steps and all tasks that were due after these steps."""
         return cls(2 * step + 1)
 
     @classmethod
     def just_after(cls, step: int) -> Self:
-        """Return the progress if `step` steps are done, but none of the tasks that are due after
-        them."""
+        """Return the progress after `step` steps, before any of the tasks that are due after these
+        steps."""
         return cls(2 * step)
 
     @property
@@ -61,8 +61,7 @@ def mark_finished(store: Store, step: int) -> None:
 
 def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
     """Return whether the job is over. If the job is over, begin the phase FINISH on the heartbeat
-    page: a rank that was replaced too late to run another step begins and ends after the last
-    step."""
+    page, because a replacement that joins after the last step runs no steps before it ends."""
     if not store.check([FINISHED_KEY]):
         return False
     if not page.has_stepped:

@@ -85,8 +85,8 @@ class Calendar:
     total_steps: int
     eval_every_epochs: int
     save_every_steps: int | None
-    """None for `auto`: rank 0 then also saves after other steps, based on measurements that the
-    other ranks don't have."""
+    """None for `auto`. With `auto`, rank 0 also saves after steps that it chooses, based on
+    measurements that the other ranks don't have."""
     eval_with_save: bool
     """Whether each checkpoint needs an evaluation, because it could be the best checkpoint."""
 
@@ -118,8 +118,7 @@ class Calendar:
         )
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch of a step, counted from 0; the last step of an epoch belongs to the
-        epoch."""
+        """Return the epoch of a step. Epochs are counted from 0."""
         return (step - 1) // self.steps_per_epoch
 
     def last_of(self, first: int, num_steps: int) -> int:

@@ -15,7 +15,8 @@ from ray_workers.training.data.device_dataset import Samples
 LossSum = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> scalar: the sum (not the mean) of the samples' losses."""
 WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
-"""(trained model, final metrics, step, folder): writes the result files to the folder."""
+"""A function (trained model, final metrics, step, folder) that writes the result files to the
+folder."""
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Samples of a data set by index, from memory or from a memory-mapped file."""
+"""Access to the samples of a data set by index, in memory or in a memory-mapped file."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ MAX_TRIES = 3
 PIPE_BYTES = 1 << 20
 """The largest pipe size that the system allows without privileges."""
 _starting = threading.Lock()
-"""Lets only one process start at a time. If two started at once, a process could inherit a pipe of
-another loader process, and the pipe would stay open when that process dies."""
+"""Lets only one process start at a time. If two loader processes started at once, one could inherit
+the other's pipe, and the pipe would stay open when the other process dies."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -184,7 +184,7 @@ def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(fd: int, left: memoryview) -> None:
-    """Fill a buffer from a pipe. Raises EOFError if the other end is closed."""
+    """Fill a buffer from a pipe. Raises EOFError if the other end of the pipe is closed."""
     while left:
         count = os.readv(fd, [left])
         if not count:

@@ -86,7 +86,7 @@ class Feed(Protocol):
 
 
 class Prefetcher:
-    """A rank's shares of each global batch, by the first step of the batch.
+    """A rank's shares of each global batch, keyed by the first step of the batch.
 
     While the previous step is computed, a thread reads samples that are not in memory. With
     `loader_workers`, this number of processes reads the samples (see `Loader`).
@@ -112,14 +112,14 @@ class Prefetcher:
         self._micro_batch_size = micro_batch_size
         self._last_step = last_step
         self._last_of: Callable[[int], int] = lambda first: first
-        """The last step of the batch that begins with a step."""
+        """Maps the first step of a batch to the last step of the same batch."""
         self._loader_workers = loader_workers
         self._pool = self._new_pool()
         self._own = threading.local()
         self._loaders: list[Loader] = []
         """One loader for each thread of the pool."""
         self._planned: deque[tuple[int, list[Batch]]] = deque()
-        """The batches whose pieces are being read, by their first step."""
+        """The batches whose pieces are being read, each with its first step."""
         self._reading: deque[Future[Piece]] = deque()
         """The pieces in the order in which they will be computed."""
         self._begin(1)

@@ -24,8 +24,8 @@ def steps_per_epoch(num_samples: int, samples_per_step: int) -> int:
 
 
 def samples_of(first: int, last: int, num_samples: int, samples_per_step: int) -> int:
-    """Return the number of samples in a batch of these steps, which must belong to one epoch. The
-    last step of an epoch can have fewer samples."""
+    """Return the number of samples in a batch of these steps. All steps must belong to one epoch.
+    The last step of an epoch can have fewer samples."""
     start = (first - 1) % steps_per_epoch(num_samples, samples_per_step) * samples_per_step
     return min((last - first + 1) * samples_per_step, num_samples - start)
 
@@ -65,7 +65,7 @@ class Batch:
     """One share of one global batch."""
 
     number: int
-    """Index of the share, which is the rank unless the group is exact."""
+    """Index of the share; equal to the rank unless the group is exact."""
     indices: Tensor
     """Indices of the samples to process: int64, never empty. If there are more shares than samples,
     a share repeats a sample of its neighbour, because collective operations wait for every rank."""
@@ -99,7 +99,8 @@ class DistributedBatchSampler:
         self._shares = shares
         self.num_shares = num_shares
         self.parts: Sequence[float] | None = None
-        """Fraction of the global batch for each share; they sum to 1. None for equal shares."""
+        """Fraction of the global batch for each share; the fractions sum to 1. None for equal
+        shares."""
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 

@@ -30,7 +30,7 @@ class Connections:
         """The sockets that existed before the group was formed; None if no group is being
         formed."""
         self._numbers: dict[int, str] | None = None
-        """The names of the sockets by descriptor; set by the first call to `sent_bytes`."""
+        """The names of the sockets, keyed by descriptor; set by the first call to `sent_bytes`."""
 
     @contextmanager
     def being_formed(self) -> Iterator[None]:
@@ -47,8 +47,8 @@ class Connections:
         repeatedly, and is harmless for sockets that gloo itself has closed.
 
         is_due: returns whether to shut down the sockets. `is_due` is called after the sockets are
-        listed, because in a thread that does not form groups, they may already belong to the next
-        group.
+        listed, because in a thread that does not form groups, the sockets may already belong to the
+        next group.
         """
         before, sockets = self._before, _sockets()
         if not is_due():
@@ -101,7 +101,7 @@ def _listens(sock: socket.socket) -> bool:
 
 
 def _sockets() -> dict[int, str]:
-    """Return the names in /proc of this process's open sockets, by descriptor."""
+    """Return the names in /proc of this process's open sockets, keyed by descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

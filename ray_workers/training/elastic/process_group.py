@@ -17,7 +17,7 @@ from ray_workers.training.elastic.kept_groups import kept
 T = TypeVar("T")
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
-"""Maximum total size of tensors that are sent together."""
+"""Maximum total size, in bytes, of tensors that are sent together."""
 
 
 def keep_all() -> None:
@@ -30,7 +30,7 @@ def keep_all() -> None:
 def join(
     device: torch.device, store: compat_torch.Store, rank: int, world_size: int, timeout: timedelta
 ) -> None:
-    """Form the group with the ranks at `store`; `timeout` applies to connecting.
+    """Form the group with the ranks that use `store`. `timeout` limits the time for connecting.
 
     Operations of the group have practically no timeout, because the supervisor, which monitors the
     ranks, detects hangs more reliably than a fixed timeout.
@@ -82,7 +82,7 @@ def add_up(total: Tensor, world_size: int) -> None:
 
 
 def gathered(value: T, world_size: int) -> list[T]:
-    """Return the values of all ranks, by rank. The values must be picklable."""
+    """Return the values of all ranks, in rank order. The values must be picklable."""
     if world_size == 1:
         return [value]
     found: list[Any] = [None] * world_size

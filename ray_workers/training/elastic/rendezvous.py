@@ -31,10 +31,10 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
-# Only the supervisor decides whether a round takes too long, because only it knows how fast the
-# machines are, and which ranks have died or are stopped. Therefore, the limits below exceed the
-# supervisor's own limits on overloaded machines: the limits in `supervision.rules.timings.Timings`
-# times `machine_speed.MAX_SLOWNESS`.
+# Only the supervisor decides whether a round takes too long, because only the supervisor knows how
+# fast the machines are, and which ranks have died or are suspended. Therefore, the limits below
+# exceed the supervisor's own limits on overloaded machines: the limits in
+# `supervision.rules.timings.Timings` times `machine_speed.MAX_SLOWNESS`.
 ASSIGNMENT_LIMIT_S = 9000.0
 """Maximum number of seconds that a rank waits for its assignment in the next round, including the
 time to find slots and to read data again (`replace_limit_s`, `standby_limit_s`, `grow_limit_s`,
@@ -43,8 +43,8 @@ MEETING_LIMIT_S = 5400.0
 """Maximum number of seconds until the other ranks arrive at the store; the slowest rank reads its
 data first (`whole_limit_s`)."""
 FORMING_LIMIT_S = 5400.0
-"""Maximum number of seconds for connecting to the ranks at the store (`whole_limit_s`); usually it
-takes less than a second."""
+"""Maximum number of seconds for connecting to the ranks at the store (`whole_limit_s`). Connecting
+usually takes less than a second."""
 LOOK_S = 0.002
 FINISH_LOOK_S = 0.1
 """Maximum number of seconds between two polls while a rank of a script waits for the other ranks to
@@ -81,7 +81,7 @@ class Spool:
 
 
 class RendezvousHandler:
-    """Leads a rank from round to round."""
+    """Moves a rank from each rendezvous round to the next."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self.assignment = RankAssignment(task.generation, task.rank, task.world_size, None)

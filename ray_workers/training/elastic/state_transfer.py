@@ -24,7 +24,7 @@ Group = dist.ProcessGroup | None
 
 
 def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
-    """Return the number passed by each rank, by rank. A collective operation."""
+    """Return the numbers that the ranks passed, indexed by rank. A collective operation."""
     if world_size == 1:
         return [number]
     mine = torch.tensor([number], dtype=torch.int64, device=device)

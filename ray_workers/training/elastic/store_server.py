@@ -1,4 +1,4 @@
-"""The rendezvous store of one attempt, which runs in its own process so that it outlives any
+"""The rendezvous store of one attempt. The store runs in its own process, so that it outlives any
 rank."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
     from ray_workers.training.core.compat_torch import TCPStore
 
     # Don't use libuv: it updates the set of watched descriptors through io_uring, and can miss a
-    # socket that reuses the number of a recently closed socket. When ranks had been killed, a
-    # request was therefore never read.
+    # socket that reuses the number of a recently closed socket. For example, after ranks were
+    # killed, a request was never read.
     return TCPStore(
         address,
         port,
@@ -57,8 +57,8 @@ def serve(address: str, temp_dir: Path) -> int:
 
     Prints the proxy's port and its hexadecimal secret, or an error.
     """
-    # Discard stderr: torch warns about each connection that it is not a TCP connection, and no
-    # process reads these warnings.
+    # Discard stderr: torch warns that a connection is not a TCP connection, and no process reads
+    # these warnings.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         asyncio.run(_serve(address, temp_dir))

@@ -48,8 +48,9 @@ class ClientEvaluation(Evaluation):
         self._own = [batch for group in own for batch in _batches(group, clients)]
 
     def measure(self) -> dict[str, float]:
-        # The columns are the sum of each client's losses, and its number of correct predictions.
-        # For each client, only one rank has non-zero values, so the sum over the ranks is exact.
+        # Each row contains the sum of a client's losses and the client's number of correct
+        # predictions. For each client, only one rank has non-zero values, so the sum over the ranks
+        # is exact.
         found = torch.zeros(len(self._sizes), 2, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self._strategy.judging():
             for batch in self._own:

@@ -18,9 +18,9 @@ class CommMetrics:
     - `perf/sent_bytes`: number of bytes that this rank sent to others, as counted by the kernel;
     - `perf/compression`: number of bytes that a ring all-reduce of the whole fp32 gradient would
       send, divided by the number of bytes sent;
-    - `perf/compute_time_s`: number of seconds that this rank computed a share of the batch before
-      it had to communicate. This time depends on the speed of the rank, regardless of which rank
-      waits.
+    - `perf/compute_time_s`: number of seconds for which this rank computed its share of the batch
+      before it had to communicate. This time depends on the speed of the rank, regardless of which
+      rank waits.
     """
 
     def __init__(self, num_elements: int, *, times_compute: bool) -> None:
@@ -46,7 +46,7 @@ class CommMetrics:
         self._shares_s.clear()
 
     def computed(self, seconds: float) -> None:
-        """Record the number of seconds that a share was computed before the rank had to
+        """Record how many seconds the computation of a share took before the rank had to
         communicate."""
         if self._times_compute:
             self._shares_s.append(seconds)

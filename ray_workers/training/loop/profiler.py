@@ -48,7 +48,7 @@ class Profiler:
         self._is_done = False
 
     def begin_step(self, step: int) -> None:
-        """Begin a step; its data are loaded next."""
+        """Begin a step. Call this method before the data of the step are loaded."""
         if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
             return
         self._wait_for_device()  # unfinished operations belong to the previous step
@@ -69,7 +69,7 @@ class Profiler:
             self._end_part()
 
     def end_step(self, step: int) -> None:
-        """End a step; at the last one, store the artifacts."""
+        """End a step, and store the artifacts if it is the last step."""
         if not self._parts:
             return
         self._wait_for_device()  # launched operations belong to this step
@@ -102,7 +102,7 @@ class Profiler:
             )
 
     def _leave(self, step: int) -> None:
-        """Stop profiling, and store the artifacts of the steps up to this one."""
+        """Stop profiling, and store the artifacts of the steps up to this step."""
         self._profile.stop()
         self._save(step)
         self._profile, self._is_done = None, True
@@ -131,8 +131,8 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Sum up, in seconds, how the profiled steps used their time, given the events of a trace. Time
-    between two steps, such as an evaluation, is not counted.
+    """Return how many seconds the profiled steps spent on each activity, computed from the events
+    of a trace. Time between two steps, such as an evaluation, is not counted.
 
     `overlap_s` is included in both compute and communication; `other_s` is the rest of `wall_s`:
     Python, kernel launches, and waiting for slower ranks. Computation during the wait for data,
@@ -170,7 +170,8 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _kind(category: str, name: str) -> str | None:
-    """Return the category to which an event of a trace belongs; None if it is not counted."""
+    """Return the category to which an event of a trace belongs; None if the event is not
+    counted."""
     if name in (STEP, DATA):
         return name.removeprefix("dray.") if category == "user_annotation" else None
     if category in ("kernel", "gpu_memcpy", "gpu_memset"):

@@ -30,7 +30,7 @@ Event = Any
 
 
 class StepFigures(NamedTuple):
-    """The metrics of a step after it has been launched."""
+    """The metrics of a step that has been launched, and may still be running on a GPU."""
 
     step: int
     epoch: int
@@ -65,7 +65,7 @@ class StepReporter:
         self.divergence = divergence
         self._waiting: list[UnreportedStep] = []
         self._more: dict[int, Mapping[str, float]] = {}
-        """Additional metrics of the steps that have not been written, by step."""
+        """Additional metrics of the steps that have not been written, keyed by step."""
         self._device = device
         self._is_on_gpu = is_gpu(device)
         self._on_device: tuple[StepFigures, Event, Tensor, Event] | None = None
@@ -99,8 +99,8 @@ class StepReporter:
             self._is_first = False
 
     def flush(self, *, wait_for_device: bool = True) -> None:
-        """Write the recorded metrics. On a GPU, `wait_for_device` includes the step that may still
-        be running."""
+        """Write the recorded metrics. With `wait_for_device`, the metrics of a step that may still
+        be running on a GPU are included."""
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:
@@ -136,8 +136,8 @@ class StepReporter:
     def report_unseen(
         self, step: int, epoch: int, lr: float, loss: float, grad_norm: float
     ) -> None:
-        """Report a step whose end no process of this rank has seen, so its duration is unknown. The
-        service ignores metrics that it already has."""
+        """Report a step whose end no process of this rank has observed, so that its duration is
+        unknown. The service ignores metrics that it already has."""
         self.last_loss = loss
         values = {"train/loss": loss, "train/lr": lr, "train/grad_norm": grad_norm}
         train.report(step, values, epoch=epoch, total_steps=self._total_steps)
@@ -169,8 +169,8 @@ class StepReporter:
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
-    """Begin to copy (loss, norm) to the host; return them with the event that marks the end of the
-    copy."""
+    """Begin to copy (loss, norm) to the host; return the copies with the event that marks the end
+    of the copying."""
     host = torch.empty(2, pin_memory=True)
     host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     return host, _mark(figures.loss.device)

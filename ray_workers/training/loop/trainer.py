@@ -103,7 +103,7 @@ class Trainer:
         """The progress of this rank."""
         return self.state.progress
 
-    # Joining a group, and restoring the latest state.
+    # Methods that join a group and restore the latest state.
 
     def join_group(self, assignment: RankAssignment) -> None:
         """Join a group that was just formed. A collective operation."""
@@ -116,7 +116,7 @@ class Trainer:
     def restore(self) -> None:
         """Restore the latest state. A collective operation.
 
-        A rank of a broken group keeps its state, and a new rank receives it. If no rank has a
+        A rank of a broken group keeps its state, and new ranks receive this state. If no rank has a
         state, the latest intact checkpoint is loaded, or training begins.
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
@@ -182,7 +182,7 @@ class Trainer:
         self, sent_bytes: Callable[[], int | None], num_ranks: int
     ) -> Iterator[None]:
         """Time and report each step within this context. sent_bytes: returns the number of bytes
-        that this rank has sent to others. num_ranks: number of ranks that train together."""
+        that this rank has sent to other ranks. num_ranks: number of ranks that train together."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
             self.comm_metrics.watch(sent_bytes, num_ranks)
@@ -326,7 +326,8 @@ class Trainer:
         """Return the learning rate of the uncommitted batch that ends with this step."""
         return self._rates.of(self.progress.step + 1, step)
 
-    # Evaluation and checkpoint after a step. The metrics are reported before the checkpoint.
+    # Methods for the evaluation and the checkpoint after a step. The metrics are reported before
+    # the checkpoint.
 
     def evaluates_after(self, step: int) -> bool:
         return self.calendar.evaluates_after(step)
@@ -362,8 +363,8 @@ class Trainer:
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint on rank 0, which is written during the next steps. A collective
-        operation if rank 0 does not have the whole state."""
+        """Begin a checkpoint on rank 0. The checkpoint is written during the next steps. A
+        collective operation if rank 0 does not have the whole state."""
         self.reporter.flush()
         if not self.strategy.saves_alone:
             self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
@@ -399,7 +400,7 @@ class Trainer:
 
     def leave_with_checkpoint(self, step: int) -> None:
         """Save on rank 0, which then raises Preempted. Without rank 0, the other ranks can't run
-        another step, and the supervisor ends them."""
+        another step, and the supervisor ends these ranks."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         self.strategy.consolidate()
         if self.rank == 0:

@@ -28,8 +28,8 @@ __all__ = ["DataPart", "Strategy", "StrategyContext", "calendar_of", "strategy_o
 
 
 def calendar_of(spec: JobSpec, workload: Workload) -> Calendar:
-    """Return the calendar of the job. Its steps are optimizer steps or, in a federated job,
-    rounds."""
+    """Return the calendar of the job. The steps of the calendar are optimizer steps or, in a
+    federated job, rounds."""
     if spec.federated is not None:
         rounds = rounds_of(spec.federated)
         return Calendar.of_rounds(rounds, spec.federated.evaluate_every, spec.checkpoint)

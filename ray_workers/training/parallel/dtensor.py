@@ -7,7 +7,7 @@ If FSDP is applied to a model whose matrices are already divided, one dimension 
 along the tensor axis, and then each of these parts along the axes of FSDP. If the length of the
 dimension is not divisible by the number of parts, torch's DTensor and FSDP disagree about the
 positions of the parts, both when distributing and when reassembling a tensor (torch 2.13). This
-module uses FSDP's positions.
+module uses the same positions as FSDP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ray_workers.training.core.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):
-    """One of the cuts of a tensor, into `parts` parts of equal size, except that the last parts can
+    """One division of a tensor, into `parts` parts of equal size, except that the last parts can
     be smaller."""
 
     axis: int
@@ -40,7 +40,8 @@ class Cut(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """A part on a different device than its parameter, which a DTensor can't represent."""
+    """A part that is on a different device than its parameter. A DTensor can't represent such a
+    part."""
 
     part: Tensor
     parameter: DTensor
@@ -101,7 +102,7 @@ def whole_of(divided: DTensor) -> Tensor:
 
 
 def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tensor:
-    """Reassemble a tensor from the parts of all ranks along the axis of the cut."""
+    """Reassemble a tensor from all ranks' parts, along the axis on which it was divided."""
     padded = list(part.shape)
     padded[cut.dim] = -(-length // cut.parts)
     mine = part.new_zeros(padded)

@@ -30,7 +30,7 @@ class DynamicShares:
         self._first = last_step * num_ranks
         """Number of the group's first share, starting from 0."""
         self._next = self._first + rank
-        """The share that this rank has drawn last and not yet computed. The first share of each
+        """The share that this rank drew last and has not computed yet. The first share of each
         rank is determined by its number."""
         self.leaves_after: int | None = None
         """The step after which all ranks leave, if a rank was asked to leave."""

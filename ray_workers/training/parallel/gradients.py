@@ -77,7 +77,7 @@ class Pass:
 
 
 class GradientEngine:
-    """Computes the exact gradient of a global batch, which is the same on every rank.
+    """Computes the exact gradient of a global batch. The gradient is the same on every rank.
 
     The engine outlives the groups that its rank joins: `form` wraps the model, and `disband`
     unwraps it.
@@ -149,9 +149,9 @@ class GradientEngine:
     def _exchange(
         self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
     ) -> None:
-        # Multiply the weight by the world size, because DDP divides by the world size. The product
-        # is the initial gradient of the backward pass, which needs no extra operation and also
-        # scales the slot.
+        # Multiply the weight by the world size, because DDP divides by the world size. Use the
+        # product as the initial gradient of the backward pass: this also scales the slot, and
+        # avoids a separate multiplication.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale

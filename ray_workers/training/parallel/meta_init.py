@@ -1,7 +1,7 @@
-"""The initial values of a model, which depend only on the seed, not on how the model is divided. A
-model is first created without values, on torch's meta device. Then each module draws all its values
-from a generator seeded by (seed, module name), and each rank keeps its part of the values.
-Therefore, a rank never holds more than one complete module.
+"""Initializes the values of a model. The values depend only on the seed, not on how the model is
+divided. A model is first created without values, on torch's meta device. Then each module draws all
+its values from a generator seeded by (seed, module name), and each rank keeps its part of the
+values. Therefore, a rank never holds more than one complete module.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Strategy(ABC):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Determine the furthest progress of any rank, on all ranks. Return this progress and, on
+        """Determine, on all ranks, the furthest progress of any rank. Return this progress and, on
         ranks that have not reached it, the state at this progress. The progress is
         `progress.NOTHING` if no rank has a state yet.
 
@@ -186,15 +186,15 @@ class Strategy(ABC):
         weights."""
 
     def prepare(self, feed: Feed, step: int) -> None:
-        """Prepare for the step after `step`. All ranks have the state after `step`."""
+        """Prepare for the step that follows `step`. All ranks have the state after `step`."""
         self.gradients.form(self.world_size)
         if step:
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
 
     def optimizer_steps(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
-        """Iterate over groups of the shares that this rank computes in a step. An optimizer step
-        follows each group. A step has only one group of shares unless ranks train at their own
-        speeds."""
+        """Iterate over groups of the shares that this rank computes in a step. The optimizer takes
+        a step after each group of shares. A step has only one group of shares unless ranks train at
+        their own speeds."""
         yield shares
 
     def leave_group(self) -> None:

@@ -53,7 +53,7 @@ class RankEnd:
     masked: Callable[[str], str]
     """Removes the values of secrets from a string."""
     has_code: bool
-    """Whether the job has uploaded code."""
+    """Whether the job's code was uploaded."""
 
     def after_error(self, error: BaseException) -> int:
         """Print and report an error, and return the exit code."""

@@ -21,10 +21,10 @@ def described(
     drained_by: float | None,
     joined: JoinedNode | None,
 ) -> ClusterNode:
-    """Return the node for the port.
+    """Return the node as a `ClusterNode`.
 
-    `node` is its entry in `ray.nodes()`. `available` contains the resources that no job holds,
-    according to Ray. `joined` is None if no agent of dray runs on the node.
+    `node` is the node's entry in `ray.nodes()`. `available` contains the resources that no job
+    holds, according to Ray. `joined` is None if no agent of dray runs on the node.
     """
     node_id = node["NodeID"]
     refused = RELEASED if joined is None else joined.refused

@@ -56,7 +56,7 @@ AGENT_WAIT_S = 20.0
 SLIVER = 0.001
 """Amount of a marker resource that actors request so that they run on a node with this resource."""
 SUPERVISOR_SLACK_S = 10.0
-"""Seconds, beyond the wait of a poll, that a supervisor has to query its nodes."""
+"""Seconds, in addition to a poll's waiting time, that a supervisor may take to query its nodes."""
 ANSWER_LIMIT_S = 5.0
 """Maximum number of seconds that the driver waits for a response from any other process."""
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
@@ -80,7 +80,7 @@ class RayCluster:
         self._heard: set[tuple[str, int]] = set()
         """Attempts whose supervisor has responded to this process."""
         self._looking_since: dict[tuple[str, int], float] = {}
-        """When the search for frames from dead nodes began (`time.monotonic`), by attempt."""
+        """For each attempt, when the search for frames from dead nodes began (`time.monotonic`)."""
         self._ended: dict[tuple[str, int], float] = {}
         """For each attempt whose silent supervisor was ended, how much slower than usual its
         machines are."""
@@ -238,7 +238,7 @@ class RayCluster:
         self._silence.answered(key)
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
-        """Return the handle of the attempt's supervisor. Raises ValueError if it doesn't exist."""
+        """Return the handle of the attempt's supervisor. Raises ValueError if there is none."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
             self._supervisors[key] = await asyncio.to_thread(
@@ -309,9 +309,9 @@ class RayCluster:
         """Return a reply with the last frames of dead nodes, which new nodes on the same machines
         can read; None if there are no more frames.
 
-        Waits, up to a time limit, for nodes that are starting or don't respond: after a restart of
-        Ray on a machine, the machine's new node can read the frames. If no node is alive, Ray must
-        be restarted first.
+        Waits, up to a time limit, for nodes that are starting or don't respond, because after a
+        restart of Ray on a machine, the machine's new node can read the frames of the old node. If
+        no node is alive, Ray must be restarted first.
         """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
@@ -440,8 +440,8 @@ def _nothing_new(
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
-    """Convert a failure of Ray to the port's error. Unexpected failures, which might be bugs in
-    dray, are logged once with their traceback."""
+    """Convert a failure of Ray to an error of the `Cluster` port. Unexpected failures, which might
+    be bugs in dray, are logged once with their traceback."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
     message = f"{kind}: {brief(error)}"
     if not isinstance(error, EXPECTED) and message not in _logged:

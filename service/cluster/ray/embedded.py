@@ -2,9 +2,9 @@
 
 If Ray were started by `ray.init()`, it would die, together with the training, when its parent
 process is killed. Therefore, the embedded Ray is started by `ray start --block` in its own session.
-A restarted service finds it through the record in the home directory and connects to it again. Each
-process of the embedded Ray has an instance mark in its environment, so that processes that a crash
-left behind can be found and ended.
+A restarted service finds the embedded Ray through the record in the home directory, and connects to
+it again. Each process of the embedded Ray has an instance mark in its environment, so that
+processes that a crash left behind can be found and ended.
 """
 
 from __future__ import annotations
@@ -108,9 +108,8 @@ class EmbeddedRay:
     def ensure(self) -> Daemon:
         """Return the running daemon, or start one after ending the processes of a dead daemon.
 
-        Raises EmbeddedRayError if it doesn't start, if the dead daemon's processes don't end, or
-        after `stop` was called.
-        """
+        Raises EmbeddedRayError if the new daemon doesn't start, if the dead daemon's processes
+        don't end, or after `stop` was called."""
         with self._lock:
             if self._stopping:
                 raise EmbeddedRayError("the service is stopping")
@@ -239,9 +238,9 @@ class EmbeddedRay:
             **rank_environment.of_node(os.environ, self._rank_env),
             **self.environment(),
             RAY_INSTANCE: instance,
-            # With Ray's default niceness, training would yield to all other work on the machine,
-            # and so would supervisors and agents, which need little CPU time but need it
-            # immediately.
+            # With Ray's default niceness, all other work on the machine would take precedence over
+            # training, supervisors and agents. Supervisors and agents need little CPU time, but
+            # need it immediately.
             WORKER_NICENESS: "0",
             # A process group leader can't become a session leader, but workers must (see
             # `ray_workers.supervision.preload_minimal`). Ray uses process groups to end the
@@ -250,7 +249,7 @@ class EmbeddedRay:
             "RAY_process_group_cleanup_enabled": "false",
             RANK_NICENESS: os.environ.get(WORKER_NICENESS, "0"),
             paths.NODE_TMPDIR: os.environ.get(paths.NODE_TMPDIR) or tempfile.gettempdir(),
-            # The temporary files of Ray's own processes are deleted with this folder.
+            # The temporary files of Ray's own processes are deleted when this folder is deleted.
             "TMPDIR": str(_temp_dir(instance)),
             "PYTHONPATH": os.pathsep.join(code_path),
             # One thread per rank, because several ranks share this machine's cores.
@@ -258,16 +257,16 @@ class EmbeddedRay:
             NODE_ADDRESS: LOOPBACK,
             "RAY_metrics_report_interval_ms": "2000",
             # Ray's dashboard overwrites an actor's id with the id that its process had when
-            # statistics were last collected. A job's actors start in processes that were idle at
-            # that time and had no id, so their pages work only after the next collection, which
-            # happens every 30 s by default.
+            # statistics were last collected. A job's actors start in processes that were idle and
+            # had no actor id at the last collection. The dashboard pages of these actors therefore
+            # work only after the next collection, and the default interval is 30 s.
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "1",
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
             # Draining is pointless, because there are no other nodes.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            # When memory runs out, Ray would end its own workers, such as the node agent, and
-            # thereby every job on the node. The kernel instead ends the largest process, which is
-            # the rank at fault.
+            # When memory runs out, Ray would kill its own workers. If the killed worker is the node
+            # agent, every job on the node ends. The kernel instead ends the largest process, which
+            # is the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
             # By default, a raylet starts only one worker process per CPU at a time, and discards
             # further requests (see `service.cluster.ray.prestart`).
@@ -309,7 +308,7 @@ class EmbeddedRay:
         processes is running. Recorded processes are checked because processes that were started
         with an empty environment don't have the mark.
 
-        Spools are kept until the service has read them through the node of the next Ray.
+        Spools are kept until the service has read them through the node of the next Ray instance.
         """
         root = paths.deployment_root(self._deployment_id)
         nodes = list(session_records.nodes_of(root))

@@ -1,9 +1,9 @@
 """The gateway: the Ray driver in a child process, and the port `Cluster` in front of it.
 
 A Ray driver exits when Ray's GCS is lost, so it must not run in the service's process. Parent and
-child exchange length-prefixed pickled messages over a socket pair. Pickle is safe because both run
-the same program. When the child dies, every open call fails with ClusterUnavailable, and a new
-child is started, with increasing pauses.
+child exchange length-prefixed pickled messages over a socket pair. Pickle is safe because both
+processes run the same program. When the child dies, every open call fails with ClusterUnavailable,
+and a new child is started, with increasing pauses.
 
     parent -> child   (call number, method, arguments)
     child -> parent   (call number, True, answer) or (call number, False, message)
@@ -43,12 +43,13 @@ RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
 """Time limit for a response in seconds, in addition to the call's own waiting time."""
 CHILD_CALL_LIMIT_S = 60.0
-"""Time in seconds after which the child abandons a call. The parent stops waiting earlier."""
+"""Time in seconds after which the child abandons a call. The parent stops waiting before this
+time."""
 PING_S = 2.0
 """Time limit in seconds for the driver's response to a ping, and pause before the next ping."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
-"""Keys for the three silences whose durations the parent measures: that of the child, that of Ray,
-and that of Ray while the child is still connecting."""
+"""Keys for the three silences whose durations the parent measures: the silence of the child, of
+Ray, and of Ray while the child is still connecting."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -63,7 +64,7 @@ class RayTarget:
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     log_format: logging_setup.LogFormat
-    """Format of the child's log, which is written to the service's stderr."""
+    """Format of the child's log. The log is written to the service's stderr."""
     address: str = ""
     token_file: Path | None = None
 

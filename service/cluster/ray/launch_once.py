@@ -31,7 +31,7 @@ def give_up(deployment_id: str, job_id: str, attempt: int) -> None:
 
 
 def _has_value(deployment_id: str, job_id: str, attempt: int, value: str) -> bool:
-    """Set the attempt's value unless it already has a value. Returns whether it already had a
-    value."""
+    """Set the attempt's value unless the attempt already has a value. Returns whether the attempt
+    already had a value."""
     key = supervisor_name(job_id, attempt)
     return compat_ray.put_once(key, value, namespace(deployment_id))

@@ -57,7 +57,7 @@ class JoinedNode:
     agent: Any
     asked: asyncio.Future[NodeReport]
     asked_at: float
-    """When the agent was last asked (`time.monotonic`)."""
+    """The time of the last request to the agent (`time.monotonic`)."""
     ping: asyncio.Future[float | None]
     problem: str | None = STARTS
     full: str | None = None
@@ -137,7 +137,7 @@ class NodeAgents:
         return self._nodes.values()
 
     def of(self, node_ids: Collection[str]) -> dict[str, Any]:
-        """Return the agents of these nodes by node id, except for dead nodes."""
+        """Return the agents of these nodes, except for dead nodes, keyed by node id."""
         return {node: self._nodes[node].agent for node in node_ids if node in self._nodes}
 
     def meet(
@@ -221,8 +221,8 @@ class NodeAgents:
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
         if known.has_answered and silent_s > self._limits.report_s:
-            # Record this time, so that the silence can be reported until the agent, or the agent
-            # that replaces it, responds.
+            # Record when the silence began, so that the silence can be reported until the agent or
+            # its replacement responds.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
             logger.warning(
@@ -242,8 +242,8 @@ class NodeAgents:
 
 
 def _answer(ref: Any) -> asyncio.Future[Any]:
-    """Return a future of an agent's answer. The future's exception is marked as retrieved, because
-    no other code may read it if the agent's node is gone."""
+    """Return a future for an agent's response. The future's exception is marked as retrieved,
+    because no other code may read it if the agent's node is gone."""
     answer = asyncio.ensure_future(result(ref))
     answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return answer

@@ -1,9 +1,9 @@
 """Keeps idle Ray worker processes available, so that an actor starts in 50 ms instead of 500 ms.
 
 Unless the raylet has an idle Python process, a new actor has to wait for a new process to import
-ray. The raylet starts such processes with its RPC PrestartWorkers, which Ray also uses at startup.
-Idle processes hold no resources. If the RPC is missing or fails, the only effect is that actors
-start more slowly.
+ray. The raylet starts idle processes when its RPC PrestartWorkers is called, as Ray does at
+startup. Idle processes hold no resources. If the RPC is missing or fails, the only effect is that
+actors start more slowly.
 
 The raylet starts the requested number of processes even if other processes are idle, and keeps them
 for an hour. Therefore, only missing processes are requested. The number of missing processes is
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WORKERS = 6
 """Number of idle processes per node: enough for the supervisors and ranks of two small jobs, so
-that idle processes remain for a job that is submitted right after another. Each process takes 20
-MB, or 45 MB if it is not forked (`ray_workers.node.worker_forks`)."""
+that idle processes remain for a job that is submitted immediately after another job. Each process
+takes 20 MB, or 45 MB if it is not forked (`ray_workers.node.worker_forks`)."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
@@ -44,7 +44,8 @@ class Count:
     """Address of the node's raylet, host:port."""
     idle_workers: int
     asked_at: float
-    """When the count was requested (`time.monotonic`). The agent counted at this time or later."""
+    """When the count was requested (`time.monotonic`). The agent counted the workers at this time
+    or later."""
 
 
 class Prestarter:
@@ -61,7 +62,7 @@ class Prestarter:
 
     def awaits_news(self, asked_at: float) -> bool:
         """Whether a new count is needed: more than `CALM_S` have passed since the last launch, but
-        the latest count was requested (at `asked_at`) before they had passed."""
+        the latest count was requested (at `asked_at`) before this time had passed."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:
@@ -76,7 +77,7 @@ class Prestarter:
             ).start()
 
     def _is_stale(self, node_id: str, asked_at: float) -> bool:
-        """Whether the number of workers might have changed since the count."""
+        """Whether the number of workers might have changed since they were counted."""
         appeared_at = self._asked_at.get(node_id, 0.0) + APPEARS_S
         return asked_at < max(self._used_at + CALM_S, appeared_at)
 

@@ -53,12 +53,12 @@ class UnownedSlots:
         """Start releasing slots that a forgotten attempt might still hold. Does not wait for the
         release.
 
-        If the release fails, `keys` finds the attempt again.
+        If the release fails, the next call of `keys` returns the attempt again.
         """
         self._released.discard(key)
         if key not in self._found:
-            # Check only the first slots, which is fast, because most attempts no longer hold any.
-            # `keys` finds attempts that still hold slots.
+            # Check only the first slots of the attempt. This check is fast, and most attempts no
+            # longer hold any slots. `keys` finds attempts that still hold slots.
             try:
                 first = placement_groups.slots_name(*key, 0)
                 await asyncio.to_thread(ray.util.get_placement_group, first)

@@ -88,7 +88,7 @@ class AttemptRow(Base):
     """Before this time, slots are not recalled. Set if the group did not release the slots of the
     previous recall."""
     grown_at: Mapped[datetime | None]
-    """When the attempt, while training, was last granted additional slots."""
+    """The time at which the attempt, while training, was last granted additional slots."""
     shrunk_at: Mapped[datetime | None]
     """When slots were last recalled because other jobs would gain more from them."""
     growth: Mapped[dict[str, Any] | None]

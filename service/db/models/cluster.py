@@ -44,7 +44,8 @@ class AutoscalingRow(Base):
     """The requested minimum size of the cluster, as `[bundle, number]` pairs; empty if no minimum
     was requested."""
     asked_at: Mapped[datetime | None]
-    """When the nodes that have not yet joined were requested; unset if there are no such nodes."""
+    """The time at which the nodes that have not yet joined were requested; unset if there are no
+    such nodes."""
 
 
 class StorageStateRow(Base):

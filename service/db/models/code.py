@@ -19,7 +19,7 @@ class CodeRow(Base):
     num_files: Mapped[int]
     size_bytes: Mapped[int]
     manifest_key: Mapped[str]
-    """Storage key of the manifest, which contains the position of each part."""
+    """Storage key of the manifest. The manifest contains the position of each part."""
     manifest_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     used_at: Mapped[datetime]
@@ -36,7 +36,7 @@ class CodePackRow(Base):
     size_bytes: Mapped[int]
     used_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
-    """Set while the object is being deleted. The rows of its parts are already deleted."""
+    """Set while the object is being deleted, after the rows of its parts have been deleted."""
 
 
 class CodePartRow(Base):

@@ -32,7 +32,7 @@ class AttemptCostRow(Base):
     queue: Mapped[str] = mapped_column(String(64))
     owner: Mapped[str] = mapped_column(String(255))
     since: Mapped[datetime]
-    """When the attempt got its slots."""
+    """The time at which the attempt got its slots."""
     until: Mapped[datetime]
     """End of the time that the cost covers: the time of the attempt's latest report, or the end of
     the attempt."""

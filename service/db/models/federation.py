@@ -31,7 +31,7 @@ class FederatedRoundRow(Base):
     """Kind of message that clients must send: `round_files.UPDATE` or, with secure aggregation, the
     response that is expected in the current phase."""
     update_bytes: Mapped[int]
-    """Size of an update, which clients send in parts."""
+    """Size of an update. Clients send an update in parts."""
     model_sha256: Mapped[str] = mapped_column(String(64))
     model_size_bytes: Mapped[int]
     form_sha256: Mapped[str] = mapped_column(String(64))

@@ -84,7 +84,7 @@ class JobRow(Base):
     priority: Mapped[int]
     rank: Mapped[int] = mapped_column(server_default=text("0"))
     """Order among jobs with the same priority, lowest first. A job that is moved to the front gets
-    a rank below all others."""
+    a rank below all other ranks."""
     held_by: Mapped[str | None] = mapped_column(String(255))
     """Name of the user who put the waiting job on hold; unset if it is not on hold."""
     spec: Mapped[dict[str, Any]]
@@ -132,8 +132,8 @@ class JobRow(Base):
     """Total seconds for which the waiting job was on hold, or was waiting for other jobs or for its
     array."""
     kept_back_since: Mapped[datetime | None]
-    """When the current period that counts towards `kept_back_s` began; unset if there is no such
-    period."""
+    """The time at which the current period that counts towards `kept_back_s` began; unset if there
+    is no such period."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
@@ -205,7 +205,7 @@ class JobDependencyRow(Base):
     """Id of the waiting job, or of the array whose jobs are all waiting."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     on_success: Mapped[bool]
-    """Whether `after_id` must succeed; if False, it only has to end."""
+    """Whether job `after_id` must succeed; if False, the job only has to end."""
 
 
 class IdempotencyRow(Base):
@@ -249,7 +249,7 @@ class TrialRow(Base):
     array_id: Mapped[str] = mapped_column(String(64))
     array_index: Mapped[int]
     parameters: Mapped[dict[str, Any] | None]
-    """The trial's values by name; unset until the sampler has chosen them."""
+    """The trial's values, keyed by name; unset until the sampler has chosen them."""
     value: Mapped[float | None]
     """The trial's value of the metric: the best or the last value, depending on the sweep's
     `by`."""

@@ -54,7 +54,8 @@ class ForecastRow(Base):
     )
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Number of the attempt that starts or ends; for a waiting job, of the next attempt."""
+    """Number of the attempt that starts or ends; for a waiting job, the number of its next
+    attempt."""
     of: Mapped[str] = mapped_column(String(8), primary_key=True)
     """`start` or `end`."""
     expected_at: Mapped[datetime | None]

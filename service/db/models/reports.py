@@ -54,7 +54,7 @@ class RecentMetricsRow(Base):
     """The points that one reply contained, for all series of an attempt. The points are kept in
     this table until they are moved to chunks.
 
-    The first points of a series are always in a chunk. Rows are ordered by `id`.
+    The first points of a series are always stored in a chunk. Rows are ordered by `id`.
     """
 
     __tablename__ = "recent_metrics"
@@ -122,8 +122,8 @@ class LogChunkRow(Base):
     reached its limit, only the latest lines of each rank are kept. None for chunks that were
     written before the limit was reached."""
     refused_at: Mapped[datetime | None]
-    """When the storage refused the chunk. The chunk is closed, and remains in `text` until the
-    storage accepts it."""
+    """The time at which the storage refused the chunk. The chunk is closed, and remains in `text`
+    until the storage accepts it."""
     dropped_bytes: Mapped[int | None]
     """Number of bytes that were dropped from this refused chunk and from earlier refused chunks,
     because the database's limit for refused chunks was exceeded. If this is set, `text` is a note

@@ -48,7 +48,7 @@ class DocumentValueRow(Base):
     """A value of a document with its JSON pointer, for searches.
 
     A job shares the values of another holder, and has its own rows only for values that differ. An
-    array of ten thousand jobs therefore needs few more rows than a single job.
+    array of ten thousand jobs therefore needs only a few more rows than a single job.
     `service.domain.tracking.document_values` defines how values are stored.
     """
 
@@ -60,8 +60,7 @@ class DocumentValueRow(Base):
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Id of a job, of an array, or of shared defaults."""
     pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """A JSON pointer. A job's row with an empty pointer contains (in `text`) the holder whose
-    values the job shares."""
+    """A JSON pointer. If it is empty, `text` is the holder whose values the job shares."""
     number: Mapped[float | None]
     text: Mapped[str | None] = mapped_column(String(255))
 
@@ -112,11 +111,11 @@ class MlflowExportRow(Base):
     event_seq: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of the latest event whose state has been exported."""
     revision: Mapped[int] = mapped_column(server_default=text("0"))
-    """Revision of the job's tags and notes that has been exported."""
+    """The latest exported revision of the job's tags and notes."""
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
     """The step up to which all points have been exported."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """The last exported step of each metric, by name."""
+    """The last exported step of each metric, keyed by name."""
     artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     """SHA-256 of each exported artifact, by artifact id."""
     failures: Mapped[int] = mapped_column(server_default=text("0"))

@@ -42,7 +42,7 @@ def _insert() -> Insert:
 
 
 def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]:
-    """Return the live attempt of each of these jobs, by job."""
+    """Return the live attempts of these jobs, keyed by job id."""
     found: dict[str, AttemptRow] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
         found.update((row.job_id, row) for row in session.scalars(_live_of(), {"job_ids": some}))
@@ -129,8 +129,8 @@ def _followed_columns() -> Select[Any]:
 
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
-    """Return the cursors of these jobs' live attempts, by (job, attempt). A cursor indicates how
-    many of an attempt's reports have been stored."""
+    """Return the cursors of these jobs' live attempts, keyed by (job, attempt). A cursor indicates
+    how many of an attempt's reports have been stored."""
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -227,7 +227,7 @@ def forget_ended(session: Session, before: datetime) -> None:
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Return the job's checkpoints by attempt and then by step, newest first."""
+    """Return the job's checkpoints sorted by attempt and then by step, newest first."""
     query = (
         select(CheckpointRow)
         .where(CheckpointRow.job_id == job_id)

@@ -127,7 +127,7 @@ def _fail_drills() -> Update:
 
 
 def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
-    """Add to the total slot-seconds of all jobs.
+    """Add slot-seconds to the totals over all jobs.
 
     Rows are always locked in the same order, so that transactions can't deadlock.
     """
@@ -145,6 +145,6 @@ def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
 
 
 def slot_seconds(session: Session) -> dict[str, float]:
-    """Return the total slot-seconds of all jobs, by category. Categories without slot-seconds are
-    omitted."""
+    """Return the total slot-seconds of all jobs, keyed by category. Categories without slot-seconds
+    are omitted."""
     return {row.slot_class: row.seconds for row in session.scalars(select(SlotSecondsRow))}

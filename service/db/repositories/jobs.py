@@ -42,7 +42,7 @@ def lock(session: Session, job_id: str) -> JobRow | None:
 
 
 def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
-    """Lock several jobs, and return their rows by id.
+    """Lock several jobs, and return their rows, keyed by id.
 
     All transactions lock jobs in the order of their ids, so that the transactions can't deadlock.
     """
@@ -216,7 +216,8 @@ def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
 
 
 def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return (document, owner) of each of these jobs, by id. Jobs that do not exist are omitted."""
+    """Return (document, owner) of each of these jobs, keyed by id. Jobs that do not exist are
+    omitted."""
     return {
         row.id: (row.spec, row.owner)
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -240,7 +241,7 @@ def starting_from(session: Session, job_id: str) -> list[str]:
 
 
 def marked_deleted(session: Session, before: datetime | None = None) -> list[str]:
-    """Return the ids of jobs whose deletion has begun (before this time, if given)."""
+    """Return the ids of jobs whose deletion has begun, or began before `before` if it is given."""
     query = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
     if before is not None:
         query = query.where(JobRow.deleted_at < before)

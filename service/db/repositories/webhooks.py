@@ -41,7 +41,7 @@ def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]
 
 
 def owners_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Return (id, owner, queue) of these jobs, by id."""
+    """Return the columns (id, owner, queue) of these jobs, keyed by id."""
     return _of_jobs(session, job_ids, ("id", "owner", "queue"))
 
 
@@ -52,7 +52,7 @@ _REPORTED = (
 
 
 def columns_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Return the columns of these jobs that are needed for messages, by id."""
+    """Return the columns of these jobs that are needed for messages, keyed by job id."""
     return _of_jobs(session, job_ids, _REPORTED)
 
 

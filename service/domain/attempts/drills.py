@@ -79,7 +79,7 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
 
 
 def outcome_sentence(recovery_s: float | None, steps_lost: int | None) -> str:
-    """Return a string such as `recovered in 0.41 s, 0 steps lost`, leaving out what is unknown."""
+    """Return a string such as `recovered in 0.41 s, 0 steps lost`, without unknown values."""
     how_long = "recovered" if recovery_s is None else f"recovered in {recovery_s:.2f} s"
     if steps_lost is None:
         return how_long

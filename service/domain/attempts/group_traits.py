@@ -73,8 +73,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     has_servers = document.num_ranks_that_train < document.resources.num_workers
     if has_gpus and not has_servers:
         return (
-            "a group on GPUs does not recover in place, because a fault may leave its state in the "
-            "middle of a step"
+            "a group on GPUs does not recover in place, because a fault may leave the group's "
+            "state in the middle of a step"
         )
     if document.num_replicas == 1:
         return (

@@ -95,8 +95,8 @@ def decide(
     budgets.
 
     cause: why an unsuccessful attempt ended. A stopped attempt counts as preempted. by_drill: the
-    fault was injected on purpose, so the retry is free. by_overload: the machines were too slow.
-    The number of retries is then unlimited, with increasing delays, because it is unknown how long
+    fault was injected on purpose, so the retry is not counted. by_overload: the machines were too
+    slow; the number of retries is unlimited, with increasing delays, because it is unknown how long
     the overload will last.
     """
     if cause is Cause.CANNOT_RUN:

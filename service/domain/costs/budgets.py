@@ -38,19 +38,19 @@ def with_budget(queues: Iterable[Queue]) -> list[Queue]:
 def used_up(queue: Queue, spending: QueueSpending, currency: str, now: datetime) -> str | None:
     """Return the reason why no job of the queue can start: the budget, the spending, and when jobs
     can start again. None if no budget is exhausted."""
-    what = f"the queue {queue.name!r} has exhausted its budget of"
+    what = f"the queue {queue.name!r} has exhausted its budget"
     raised = f"`dray queue set {queue.name}"
     if queue.budget is not None and spending.in_all >= queue.budget:
         return (
-            f"{what} {money(queue.budget, currency)}: its jobs have cost "
+            f"{what} of {money(queue.budget, currency)}: its jobs have cost "
             f"{rounded(spending.in_all, currency)}. Jobs can start again when an admin increases "
             f"the budget ({raised} --budget ...`)"
         )
     most = queue.monthly_budget
     if most is not None and spending.this_month >= most:
         return (
-            f"{what} {money(most, currency)} for {now.astimezone(UTC):%B %Y}: its jobs have cost "
-            f"{rounded(spending.this_month, currency)}. Jobs can start again on "
+            f"{what} of {money(most, currency)} for {now.astimezone(UTC):%B %Y}: its jobs have "
+            f"cost {rounded(spending.this_month, currency)}. Jobs can start again on "
             f"{next_month(now):%Y-%m-%d} at 00:00 UTC, or when an admin increases the budget "
             f"({raised} --monthly-budget ...`)"
         )

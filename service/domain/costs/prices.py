@@ -1,8 +1,8 @@
 """The price of a slot, and the cost of the slots that an attempt used.
 
 A slot is one worker's bundle of resources on one node. The hourly price of a slot is the sum of
-amount * price over its resources. The price of a resource is set by the first rule for the resource
-whose labels match the node.
+amount * price over its resources. The price of a resource is set by the first of the resource's
+rules whose labels match the node.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _scales_its_loss(spec: JobSpec) -> str:
 
 
 def _momentum_holder(spec: JobSpec) -> str | None:
-    """Return which of topk and the optimizer stores the momentum; None if there is no momentum."""
+    """Return whether topk or the optimizer stores the momentum; None if there is no momentum."""
     if not spec.train.optimizer.momentum:
         return None
     compression = spec.compression

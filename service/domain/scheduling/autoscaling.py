@@ -9,8 +9,8 @@ entire request. Therefore, the request contains each gang either completely or n
 more than the node types allow.
 
 Groups that wait for replacements of lost workers come first, followed by jobs that wait for slots,
-in the order of the queue. Nothing is requested for jobs that are held, blocked by a limit or
-waiting for other jobs, or for which other jobs are about to release their slots.
+in the order of the queue. Nothing is requested for a job that is held, blocked by a limit
+or waiting for other jobs, nor for a job that will get slots that other jobs are releasing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ WAITING_FOR_SLOTS = (
     "waiting_for_nodes",
 )
 ABOUT_TO_START = ("preparing_environment", "backing_off")
-"""Reasons for waiting for which no nodes are requested. The nodes on which such jobs may start are
-kept."""
+"""No nodes are requested for a job that waits for one of these reasons. The nodes on which such
+jobs may start are kept."""
 COUNTED = ("CPU", "GPU")
 """Resources that identify a whole node in a request. Memory is not included, because a node never
 has exactly the memory that its type promises."""
@@ -76,8 +76,8 @@ NOTHING = Demand()
 def memory_seen(
     types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the largest memory that any node of each type has had so far, by the index of the
-    type. came: new nodes. before: the result of the previous call."""
+    """Return the largest memory that any node of each type has had so far, keyed by the index of
+    the type. came: new nodes. before: the result of the previous call."""
     most = dict(before)
     for node in came:
         number = _type_of(node, types)
@@ -114,8 +114,8 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
-    """Return the index of the first type that has the node's `COUNTED` resources, and has no
-    resources that the node lacks. For a silo's node, types for silos take precedence."""
+    """Return the index of the first type that has the node's `COUNTED` resources, and only
+    resources that the node also has. For a silo's node, types for silos take precedence."""
     found = [
         number
         for number, each in enumerate(types)
@@ -164,7 +164,7 @@ class _Asking:
         self._requests |= {group.job_id: group.request for group in snapshot.growing}
         self._num_workers = {job_id: each.least for job_id, each in self._requests.items()}
         self._num_workers |= {group.job_id: group.lacking for group in snapshot.growing}
-        """Minimum number of workers that each job or group requests, by job."""
+        """Minimum number of workers that each job or group requests, keyed by job id."""
         self._usable = [node for node in present if node.accepted]
         self._gangs = Gangs({})
         for request in self._requests.values():
@@ -269,8 +269,8 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Return the reason why no nodes are requested if a type promises enough memory for a worker,
-    but nodes of this type had less. Return None if the reason is different."""
+    """Return a message if no nodes are requested because a type promises enough memory for a
+    worker, but nodes of this type had less. Otherwise, return None."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):

@@ -10,7 +10,8 @@ from dray.spec import Parameter, Sweep
 
 
 def values_of(sweep: Sweep, index: int) -> dict[str, Any]:
-    """Return a trial's values by parameter name: random values unless the sampler is `grid`."""
+    """Return a trial's values, keyed by parameter name. The values are random unless the sampler is
+    `grid`."""
     return _of_grid(sweep, index) if sweep.sampler == "grid" else _at_random(sweep, index)
 
 

@@ -20,9 +20,9 @@ MAX_VALUES = 1_000
 """Maximum number of values in a field such as `model.args`. A larger field can only be searched as
 a whole. Without this limit, a document of one megabyte could create half a million rows."""
 MAX_OF_ARRAY = 200_000
-"""Maximum total number of values in which the jobs of an array differ. If there are more, values in
-lists are left out. Without this limit, submitting a sweep of 10,000 trials over lists could write
-twenty million rows."""
+"""Maximum total number of values in which the jobs of an array differ. If a document contains more
+values, the values in lists are left out. Without this limit, submitting a sweep of 10,000 trials
+over lists could write twenty million rows."""
 
 DEFAULTS = "defaults-"
 """Prefix of the names of `SharedValues.holder` for the default values of documents."""

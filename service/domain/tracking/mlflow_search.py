@@ -124,8 +124,8 @@ def parse_filter(text: str) -> list[Condition]:
 
 
 def parse_name_filter(text: str) -> list[Condition]:
-    """Return the conditions of a search for experiments, which can only refer to `name`. Raises
-    BadSearch."""
+    """Return the conditions of a search for experiments. The conditions can refer only to `name`.
+    Raises BadSearch."""
     found = parse_filter(text)
     if any((one.entity, one.key) != (Entity.ATTRIBUTE, "run_name") for one in found):
         raise BadSearch("experiments can only be searched by name")
@@ -189,7 +189,9 @@ def _condition(tokens: _Tokens) -> Condition:
         raise BadSearch(f"{key!r} must be compared with a quoted string, not with {text!r}")
     value = _unquoted(text)
     if operator.endswith("LIKE") and len(value) > MAX_PATTERN:
-        raise BadSearch(f"a pattern for {operator} can have at most {MAX_PATTERN} characters")
+        raise BadSearch(
+            f"a pattern for {operator} must not have more than {MAX_PATTERN} characters"
+        )
     return Condition(entity, key, operator, value)
 
 

@@ -163,7 +163,7 @@ class _Parser:
         return token
 
     def _takes(self, *signs: str) -> _Token | None:
-        """Consume and return the next token if it is one of these signs or words."""
+        """Consume and return the next token if it is one of `signs`, which can also be words."""
         token = self._token
         is_one = token.word in signs or (token.kind is _Kind.SIGN and token.text in signs)
         return self._take() if is_one else None
@@ -267,7 +267,7 @@ class _Parser:
                 return self._text("a number, a quoted string, true or false")
 
     def _bound(self, field: SearchField, sign: _Token) -> float | datetime:
-        """Parse a literal that the field can be compared with by `<`, `<=`, `>` or `>=`."""
+        """Parse a literal with which the field can be compared using `<`, `<=`, `>` or `>=`."""
         is_time = isinstance(field, JobColumn) and COLUMNS[field.name] is ColumnKind.TIME
         if is_time:
             return self._time()
@@ -334,7 +334,7 @@ class _Parser:
         return _field_of(token, self._parts())
 
     def _parts(self) -> list[str | int]:
-        """Parse the parts of a field in brackets: indices of lists and names of entries."""
+        """Parse the bracketed parts of a field: indices of lists and names of entries."""
         parts: list[str | int] = []
         while self._takes("["):
             token = self._token
@@ -370,7 +370,7 @@ def _field_of(token: _Token, parts: Sequence[str | int]) -> SearchField:
         known = (*COLUMNS, EXPERIMENT, "tags", "labels", "metrics", *_DOCUMENT)
         close = get_close_matches(head, known, n=1)
         guess = f"; did you mean {close[0]}?" if close else ""
-        hint = f'a metric without "/" is written metrics.{name[:40]}'
+        hint = f'a metric without "/" must be written as metrics.{name[:40]}'
         _refuse(token.at, f"there is no field {token.shown}{guess}", hint)
     names = [*name.split("."), *parts]
     if "" in names:

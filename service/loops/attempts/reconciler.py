@@ -1,9 +1,9 @@
 """The reconciler: a loop that polls every live attempt and stores its replies and its outcome.
 
-Each live attempt has a follower, a task that long-polls it and stores every reply, together with
-the cursor, in one transaction. A reply that was not stored is therefore requested again, by this
-process or by the next leader. The database, not the memory of this process, determines which
-attempts are live.
+Each live attempt has a follower, a task that long-polls the attempt and stores every reply,
+together with the cursor, in one transaction. A reply that was not stored is therefore requested
+again, by this process or by the next leader. The database, not the memory of this process,
+determines which attempts are live.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Maximum total size of the replies of all attempts, since the replies of all attempts can be
-waiting to be stored at the same time."""
+"""Maximum total size of the replies of all attempts, all of which can be waiting to be stored at
+the same time."""
 
 
 class Reconciler:
@@ -59,12 +59,13 @@ class Reconciler:
         self._closed: set[tuple[str, int]] = set()
         """Attempts whose end was stored after the live attempts were last read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        # A separate thread pool, so that unresponsive storage can't use up the threads of the whole
-        # process.
+        # Use a separate thread pool, so that unresponsive storage can't use up the threads of the
+        # whole process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
-        """Commands that the cluster has accepted, by attempt and name. The set is only kept in
-        memory: after a restart of the service, the commands are sent again, which has no effect."""
+        """Commands that the cluster has accepted, each identified by attempt and name. The set is
+        kept only in memory: after a restart of the service, the commands are sent again, which has
+        no effect."""
         self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:
@@ -216,7 +217,8 @@ class Reconciler:
         """Return reports of the attempt's checkpoints in the storage, newest first, omitting
         checkpoints that the storage does not list in time. These reports replace reports that were
         lost with their node before they were read."""
-        # All reports of a successful attempt have been read, so no search is needed.
+        # All reports of a successful attempt have been read, so there is no need to search the
+        # storage.
         if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
         found: list[Frame] = []

@@ -30,14 +30,15 @@ from service.telemetry.known_attempts import KnownAttempts
 
 MAX_REPLIES, MAX_OF_REPORTING = 200, 50
 """Maximum number of replies in one transaction, and how many of them may come from attempts that
-have reported before. Replies of such attempts take longer to store. The limits are needed because
-SQLite has only one writer, and other writes have to wait."""
+have reported before. Replies of attempts that have reported take longer to store. The limits are
+needed because SQLite has only one writer, and other writes have to wait."""
 MAX_FRAMES = 2000
 """Maximum number of frames in a transaction with several replies. A reply with more frames gets its
-own transaction, which runs concurrently with others if the database supports several writers."""
+own transaction, which runs concurrently with other transactions if the database supports several
+writers."""
 TRIES = 3
 """Number of failures after which a reply is stored without the ranks' reports. After twice this
-number, it is stored without any reports."""
+number, the reply is stored without any reports."""
 
 _Waiting = tuple[Received, asyncio.Future[Recorded]]
 
@@ -71,7 +72,7 @@ class ReplyWriter:
         return await answer
 
     async def close(self) -> None:
-        """Stop writing. Waiting replies will be requested again later."""
+        """Stop writing. Replies that are still waiting will be requested again later."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)

@@ -63,24 +63,25 @@ class Autoscaler(Stage):
         """Whether Ray might have a request from this term."""
         self._stored: autoscaling.Demand | None = None
         self._sent_released: frozenset[str] = frozenset()
-        """Nodes whose release was sent to the gateway, which might have received it."""
+        """Nodes for which a release request was sent to the gateway; the gateway might not have
+        received the request."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
-        """The time at which nodes were first requested, by job."""
+        """The time at which nodes were first requested for each job."""
         self._session = ""
         self._first_nodes: frozenset[str] = frozenset()
         """Nodes of the session's first plan, which can include the head node and nodes of other
         types."""
         self._memory: Mapping[int, float] = {}
-        """For each node type, by its index in the setting, the largest memory of the nodes that
-        were added."""
+        """The largest memory of the nodes added for each node type, keyed by the type's index in
+        the setting."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
         """For each node, the time since which nothing has run on it and no waiting job has needed
         it."""
 
     def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
-        """Return the cluster with the nodes that are about to be released marked as released.
+        """Return the cluster, with nodes that are about to be released marked as released.
 
         No job starts on such a node, because the release might have taken effect since the
         snapshot. If a job needs the node, the release is withdrawn.
@@ -96,8 +97,8 @@ class Autoscaler(Stage):
         return replace(cluster, nodes=tuple(nodes))
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        """Add the nodes that could become usable to the snapshot. A refused node might be repaired
-        or replaced, so it doesn't count as a node of the cluster."""
+        """Extend the snapshot with the nodes that could become usable. A refused node might be
+        repaired or replaced, so it doesn't count as a node of the cluster."""
         cluster = seen.cluster
         if not self._types or cluster is None:
             return
@@ -107,8 +108,8 @@ class Autoscaler(Stage):
         seen.snapshot = replace(seen.snapshot, to_come=to_come)
 
     async def after(self, seen: SchedulerRound) -> None:
-        """Request the nodes that are missing for the plan, and mention the request in the
-        decisions' reasons."""
+        """Request the nodes that the plan needs but that do not exist, and mention the request in
+        the decisions' reasons."""
         cluster, snapshot, decisions, now = seen.cluster, seen.snapshot, seen.decisions, seen.now
         if not self._types or cluster is None:
             return
@@ -162,7 +163,7 @@ class Autoscaler(Stage):
         demand: autoscaling.Demand,
         requests: Mapping[str, policy.Request],
     ) -> policy.Decision:
-        """Add the nodes that were requested for a waiting job or group to its reason."""
+        """Add, to the reason of a waiting job or group, the nodes that were requested for it."""
         if not isinstance(decision, policy.Wait | policy.Stay):
             return decision
         job_id, reason = decision.job_id, decision.reason
@@ -199,7 +200,7 @@ class Autoscaler(Stage):
                     await self._changed.wait()
 
     async def _is_anything_left(self) -> bool:
-        """Whether a service with other settings requested nodes. Waits for the database."""
+        """Whether a service with different settings requested nodes. Waits for the database."""
         while True:
             try:
                 return await self._database.read(_was_asked)
@@ -218,7 +219,8 @@ class Autoscaler(Stage):
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
-        # Set this before the call, because the request may reach Ray even if the response is lost.
+        # Set both attributes before the call, because the request may reach Ray even if the
+        # response is lost.
         self._is_asking = self._is_asking or bool(bundles)
         self._sent_released = self._sent_released.union(wanted.released)
         await self._cluster.request_nodes(bundles, wanted.released)

@@ -66,7 +66,7 @@ class ImpossibleJobs(Stage):
 
 
 class StoredDecisions(Stage):
-    """Stores why jobs wait, and the decisions that take slots away from jobs or end them."""
+    """Stores why jobs wait, and the decisions that end jobs or take slots away from jobs."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database

@@ -20,8 +20,8 @@ from service.outlook.decisions import Record, SeenRound
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 32
-"""Maximum number of rounds that wait to be stored. If there are more, the oldest rounds are
-dropped, so that the scheduler never has to wait."""
+"""Maximum number of rounds that wait to be stored. If this number is exceeded, the oldest rounds
+are dropped, so that the scheduler never has to wait."""
 MOST_JOBS = 20_000
 """Maximum total number of waiting jobs in these rounds."""
 FORGET_S = 60.0
@@ -72,7 +72,7 @@ class DecisionRecorder(Stage):
         except DatabaseUnavailable:
             newer = list(self._rounds)
             self._rounds.clear()
-            # Keep these rounds, to store them with the next round.
+            # Keep the rounds that could not be stored, and store them with the next round.
             self._rounds.extend([*rounds, *newer])
             raise
         loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ class _Awaited:
 
     node_ids: tuple[str, ...]
     until: float
-    """A time by the event loop's clock."""
+    """A time on the event loop's clock."""
 
 
 _PLACED = (policy.Start, policy.Wait, policy.Grow)
@@ -86,8 +86,8 @@ class EnvironmentGate(Stage):
         waiting = await self._still_waiting(snapshot, attempts, names)
         for _ in range(MAX_PLANS):
             seen.asked = held_back(snapshot, waiting)
-            # Plan in another thread: planning a long queue takes long, and this thread must remain
-            # available for callers.
+            # Plan in another thread, because planning a long queue takes a long time and this
+            # thread must remain available to callers.
             plan = functools.partial(policy.plan, on_error=self._note_error)
             decisions = await asyncio.to_thread(plan, seen.asked, seen.now)
             held = await self._held(decisions, attempts, names)
@@ -132,8 +132,8 @@ class EnvironmentGate(Stage):
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """Return why jobs of these decisions can't start or grow yet, by job. The result includes
-        jobs for which other jobs must release slots first."""
+        """For each job of these decisions that can't start or grow yet, return the reason. The
+        result includes jobs for which other jobs must release slots first."""
         due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:
@@ -190,7 +190,7 @@ class EnvironmentGate(Stage):
 
 
 def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:
-    """Whether the decision gives slots to one of these jobs, or frees slots for it."""
+    """Whether the decision gives slots to one of these jobs, or frees slots for such a job."""
     if isinstance(decision, policy.Preempt | policy.Shrink):
         return decision.because_of in jobs
     return decision.job_id in jobs

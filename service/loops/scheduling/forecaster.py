@@ -71,8 +71,8 @@ class Forecaster(Stage):
             return 0
         known = await self._database.read(self._read)
         situation = await asyncio.to_thread(_situation, view, known)
-        # Store the situation before the simulation, because requests read it while the simulation
-        # runs.
+        # Store the situation before the simulation, because requests read the situation while the
+        # simulation runs.
         stored = await asyncio.to_thread(lambda: codec.encode(situation.first_jobs()))
         await self._database.write(lambda s, _: _put(s, view.now, stored))
         plays = await asyncio.to_thread(ranges.plays, situation, view.now)

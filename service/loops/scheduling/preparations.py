@@ -35,22 +35,23 @@ from service.db.notifications import QUEUE, Signals
 logger = logging.getLogger(__name__)
 
 BELIEVED_S = 30.0
-"""Seconds for which a response is valid before the node is asked again. Much less than the time for
-which a node keeps an unused environment."""
+"""Seconds for which a response is valid before the node is asked again. This time is much shorter
+than the time for which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
-"""If no job has been about to start on a node for this number of seconds, the node is asked less
+"""Seconds without a job that is about to start on a node, after which the node is asked less
 often."""
 SELDOM_S = 15.0
-"""Seconds between two requests to such a node. The requests show the node that a queued job still
-needs the preparation, so this interval is much shorter than `shared_work.WANTED_S`."""
+"""Seconds between two requests to a node on which no job is about to start. The requests show the
+node that a queued job still needs the preparation, so this interval is much shorter than
+`shared_work.WANTED_S`."""
 BUILDING_S = 0.1
 """Seconds before a node that is building an environment is asked again, in addition to the time
 until the response arrives."""
 MAX_MESSAGE = 2000
 """Maximum length of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
-"""Seconds before a node is asked again if the node, or the package index or repository that it
-uses, did not respond."""
+"""Seconds until a node is asked again after the node, its package index or its repository did not
+respond."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {
@@ -251,7 +252,8 @@ class Preparations:
                 del self._questions[key]
 
     def forget_failure(self, needs: NodeNeeds, node_ids: Collection[str]) -> None:
-        """Forget a failure after it has made a job fail, so that the next job tries again."""
+        """Forget a failure after it has made a job fail, so that the next job retries the
+        preparation."""
         digest = _digest_of(needs)
         for node_id in node_ids:
             question = self._questions.get((digest, node_id))

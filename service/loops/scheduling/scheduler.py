@@ -2,8 +2,8 @@
 
 Each round takes a snapshot, makes a plan, and claims and launches jobs. The decisions are made by a
 pure function, `service.domain.scheduling.policy.plan`. The stages of a round add to its snapshot
-and carry out its decisions. If a claim finds that the job has changed, this is not an error:
-another process was faster.
+and carry out its decisions. A claim that fails because the job has changed is not an error: another
+process was faster.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Scheduler:
                     logger.exception("a round of the scheduler failed; the loop continues")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
-                # Don't count the time spent on starts: if the pause became longer after many
-                # starts, slots would stay empty.
+                # Ignore the time spent on starts when computing the pause. Otherwise, the pause
+                # would be longer after many starts, and free slots would remain unused.
                 await rest_after(began + starting_s)
                 await woken.wait(self._settings.scheduler_tick_s)
 

@@ -126,14 +126,14 @@ def _seen(
 ) -> policy.Node:
     """Return the node for the plan.
 
-    `ours` are the resources that dray's attempts hold on the node. `parts` are the fractions of its
-    GPUs that jobs hold, for each holder; None if no GPU is shared.
+    `ours` contains the resources that dray's attempts hold on the node. `parts` contains the
+    fractions of the node's GPUs that each job holds; None if no GPU is shared.
     """
     # If only dray uses the cluster, ignore `available`: dray's own records are exact, whereas Ray's
     # records lag behind.
     available = node.available if cluster.shared else node.resources
     stuck = node.quarantined or ()
-    # Skip quarantined slots of live attempts, which `ours` includes.
+    # Skip the quarantined slots of live attempts, because `ours` already includes these slots.
     held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
     free = slots.offered(node.resources, available, held)
     if parts is not None:

@@ -62,8 +62,8 @@ class Stage:
 
 
 def held_back(snapshot: policy.Snapshot, waiting: Mapping[str, str]) -> policy.Snapshot:
-    """Return the snapshot modified so that these jobs take no slots. `waiting` contains their
-    reasons, by job."""
+    """Return the snapshot modified so that the jobs in `waiting` get no slots. `waiting` maps each
+    job to the reason why it waits."""
     if not waiting:
         return snapshot
     queue = (

@@ -37,11 +37,10 @@ MAX_LAUNCHES = 16
 """Maximum number of concurrent launches."""
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
 """Causes that count as lost workers. Preemptions are not included, because a job saves its state
-before a preemption. User errors are not included either, because they don't depend on the
-machines."""
+before a preemption. User errors are not included, because they don't depend on the machines."""
 OVERLOAD = "the machine is overloaded"
-"""A phrase from `machine_speed` in the reason of an attempt that ended because its machines were
-too slow. Such an attempt has lost no worker."""
+"""A phrase that `machine_speed` includes in the reason of an attempt that ended because its
+machines were too slow. Such an attempt has lost no worker."""
 LOOK_BACK = timedelta(days=30)
 """Maximum age of the attempts from which a launch estimates how often workers are lost."""
 
@@ -77,7 +76,7 @@ class Starter(Stage):
         ]
         if not wanted:
             return
-        assert seen.cluster is not None, "the plan starts jobs, but the cluster is unknown"
+        assert seen.cluster is not None, "the plan starts jobs, but the cluster's state is unknown"
         began = asyncio.get_running_loop().time()
         for some in in_chunks(wanted, MAX_CLAIMS):
             if self._halted.is_set():
@@ -140,7 +139,8 @@ class Starter(Stage):
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
             # The attempt might have started, or a gateway might still be launching it. The
-            # reconciler polls the attempt, and ends it if neither is true.
+            # reconciler polls the attempt, and ends it if it has not started and is not being
+            # launched.
             logger.warning(
                 "%s attempt %d may or may not have started: %s", spec.job_id, spec.attempt, error
             )

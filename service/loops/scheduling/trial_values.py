@@ -35,7 +35,7 @@ from service.sweeps.optuna_sampler import EarlierTrial, TrialOutcome
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
-"""Seconds before a sampler that failed is called again."""
+"""Seconds after which a sampler that failed is called again."""
 PATIENCE_S = 2.0
 """Time in seconds for which slots are kept free until a sampler returns the values. Most samplers
 take a fraction of a second."""
@@ -67,7 +67,7 @@ class TrialValues(Stage):
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks, by sweep."""
-        # A separate thread pool, so that unresponsive samplers can't use up the threads of the
+        # Use a separate thread pool, so that unresponsive samplers can't use up the threads of the
         # whole process.
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dray-samplers")
         self._late: dict[str, str] = {}
@@ -93,7 +93,7 @@ class TrialValues(Stage):
             seen.decisions = seen.planned = [self._reason(each) for each in seen.planned]
 
     def _reason(self, decision: policy.Decision) -> policy.Decision:
-        """Replace the reason why a trial waits, because the plan passes it over."""
+        """Replace the reason why a trial waits, because the plan passes the trial over."""
         why = self._passed_over.get(decision.job_id)
         if why is None or not isinstance(decision, policy.Wait):
             return decision
@@ -104,8 +104,7 @@ class TrialValues(Stage):
         return job_id in self._asking
 
     async def ask(self, job_ids: Iterable[str]) -> None:
-        """Call the samplers for all of these jobs that could not be claimed because they lack
-        values.
+        """Call the samplers of these jobs, which could not be claimed because they lack values.
 
         The results wake the scheduler. Never raises an exception, because other jobs are about to
         be launched. If the sampler of a job is not called now, it will be called after the job's
@@ -157,7 +156,7 @@ class TrialValues(Stage):
         return True
 
     async def _pass_over(self, job_id: str, sweep_id: str, why: str) -> None:
-        """Let other jobs have the slots until the sampler has returned."""
+        """Let other jobs use the slots until the sampler has returned."""
         self._late[sweep_id] = why
         await self._database.write(lambda s, at: _note(s, job_id, why, at))
         self._signals.publish(QUEUE)

@@ -1,4 +1,4 @@
-"""Stores many items in one transaction, or one by one if that fails."""
+"""Stores many items in one transaction, or one by one if that transaction fails."""
 
 from __future__ import annotations
 

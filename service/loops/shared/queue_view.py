@@ -32,8 +32,8 @@ from service.outlook.step_times import Runs
 from service.outlook.waiting_jobs import left_s, waited_s, waiting_job
 
 SLOW_START_S = 900.0
-"""Number of seconds in which an attempt is expected to reach its first step. An attempt that hangs
-before its first step can be preempted after this time plus the minimum run time."""
+"""Number of seconds within which an attempt is expected to reach its first step. An attempt that
+hangs before its first step can be preempted after this time plus the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
@@ -206,8 +206,8 @@ def _since(at: datetime | None, now: datetime) -> float:
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
     """Return the seconds for which the attempt could use its slots for training. Up to
-    `SLOW_START_S` before the first step are not counted, because otherwise an attempt that starts
-    slowly could be preempted before its first step each time."""
+    `SLOW_START_S` seconds before the first step are not counted, because otherwise an attempt that
+    starts slowly could be preempted before its first step each time."""
     is_starting = job.state is JobState.STARTING
     ran_at = None if is_starting else attempt.running_at
     since: datetime = ran_at or attempt.started_at or attempt.created_at

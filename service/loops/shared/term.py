@@ -14,8 +14,8 @@ from service.loops.shared.timings import LoopTimings
 
 
 class Launches:
-    """The launches of this process. The scheduler records them, and the reconciler checks them
-    before it considers an attempt lost."""
+    """The launches of this process. The scheduler records launches, and the reconciler checks the
+    records before it considers an attempt lost."""
 
     def __init__(self) -> None:
         self._under_way: set[tuple[str, int]] = set()
@@ -47,8 +47,8 @@ class Launches:
         self._ours.discard((job_id, attempt))
 
     def is_under_way(self, job_id: str, attempt: int) -> bool:
-        """Whether a launch of the attempt is in progress. Such an attempt must not be polled,
-        because a supervisor that doesn't exist yet can't be distinguished from a dead
+        """Whether a launch of the attempt is in progress. An attempt must not be polled during its
+        launch, because a supervisor that doesn't exist yet can't be distinguished from a dead
         supervisor."""
         return (job_id, attempt) in self._under_way
 

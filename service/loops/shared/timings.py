@@ -8,13 +8,14 @@ from datetime import timedelta
 
 REST = 4.0
 """The pause after a round, as a multiple of the round's duration. All threads of a process share
-one interpreter, so requests have to wait while a loop uses it."""
+one interpreter, so requests have to wait while a loop uses the interpreter."""
 MAX_REST_S = 0.2
 
 
 @dataclass(frozen=True)
 class LoopTimings:
-    """The timings of the loops. `service.runtime` uses the defaults unless others are passed."""
+    """The timings of the loops. `service.runtime` uses the defaults unless other values are
+    passed."""
 
     watch_period_s: float = 1.0
     """Seconds between two snapshots of the cluster."""
@@ -25,7 +26,7 @@ class LoopTimings:
     """Seconds after which an unchanged snapshot is stored again, so that its age shows that it is
     current."""
     impossible_grace_s: float = 60.0
-    """Seconds before a job that the cluster could never run fails, since a node might be
+    """Seconds before a job that the cluster could never run fails, because a node might be
     restarting."""
     reply_period_s: float = 0.2
     """Minimum number of seconds between two replies with data, so that the steps of a fast job are
@@ -40,8 +41,8 @@ class LoopTimings:
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
-    """Seconds after the claim of an attempt in which another process might still launch it. Longer
-    than the time for which the gateway waits for a response."""
+    """Seconds after the claim of an attempt during which another process might still launch the
+    attempt. Longer than the time for which the gateway waits for a response."""
     last_launches_s: float = 5.0
     """Seconds for which a stopping service waits until its current launches have finished. If the
     service cancelled a launch, the next leader could not determine whether the attempt was
@@ -56,7 +57,7 @@ class LoopTimings:
     """Seconds between two renewals of the lease. The lease is kept even if two renewals in a row
     fail."""
     lease_retry_s: float = 1.0
-    """Minimum number of seconds between two requests for the lease, even if it is about to
+    """Minimum number of seconds between two requests for the lease, even if the lease is about to
     expire."""
     forecast_pause_s: float = 3.0
     """Minimum number of seconds between two forecasts."""
@@ -84,7 +85,7 @@ class LoopTimings:
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
     """Maximum number of seconds between two measurements of the storage, no matter how long the
-    last measurement took, since it might have taken long only because the database was
+    last measurement took, since a measurement can take long only because the database is
     unavailable."""
     deletion_grace: timedelta = timedelta(minutes=1)
     """Age after which an unfinished deletion counts as interrupted, because its process no longer
@@ -94,8 +95,8 @@ class LoopTimings:
 async def rest_after(began: float) -> None:
     """Sleep for `REST` times the duration of the round, but at most for `MAX_REST_S`.
 
-    `began` is the start of the round by the event loop's clock. The next round handles the changes
-    that happen during the sleep.
+    `began` is the start time of the round on the event loop's clock. The next round handles the
+    changes that happen during the sleep.
     """
     took_s = asyncio.get_running_loop().time() - began
     await asyncio.sleep(min(REST * took_s, MAX_REST_S))

@@ -35,8 +35,8 @@ MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "T4": (14,),
     "V100": (15, 31),
 }
-"""Free memory of an unused GPU in GiB, rounded down, by Ray's accelerator type. Some types are sold
-with two memory sizes."""
+"""Free memory of an unused GPU in GiB, rounded down, keyed by Ray's accelerator type. Some types
+are sold with two memory sizes."""
 
 
 class NoDivision(Exception):
@@ -45,7 +45,7 @@ class NoDivision(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A division of the job."""
+    """A way to divide the job among its workers."""
 
     spec: JobSpec
     memory: Memory
@@ -65,8 +65,8 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     candidates: tuple[Candidate, ...]
-    """Divisions that fit, fastest first, followed by the other divisions in the order of missing
-    memory."""
+    """Divisions that fit, fastest first, followed by the other divisions, sorted by the amount of
+    missing memory."""
     available_bytes: int | None
     machine: Machine
     change: str | None
@@ -95,7 +95,9 @@ class Plan:
             for what, part in parts.items()
         }
         what = max(costs, key=lambda each: costs[each])
-        return f"takes {seconds} per step, {longer:.2f} times as long as the fastest: more {what}"
+        return (
+            f"takes {seconds} per step, {longer:.2f} times as long as the fastest mesh: more {what}"
+        )
 
 
 def plan_of(

@@ -28,7 +28,7 @@ class Machine:
     """Speeds from which times are computed."""
 
     flops_per_s: float
-    """Speed of a GPU or a CPU core in training, which is lower than its nominal peak."""
+    """Training speed of a GPU or a CPU core, which is lower than the nominal peak speed."""
     bandwidth_bytes_per_s: float
     """Bandwidth of each worker while all workers are sending."""
     latency_s: float

@@ -167,7 +167,8 @@ def _linear(
 
 
 def _reduced(trace: OpTrace, out: int, size: float, split: int) -> int:
-    """Add the sum over the ranks of a tensor group. Each rank keeps a share of the result."""
+    """Add an operation that sums a tensor over the ranks of a tensor group. Each rank keeps a share
+    of the result."""
     if split == 1:
         return out
     return trace.add([out], size / split, temporary_bytes=size)

@@ -49,7 +49,8 @@ class _Network:
         """Bytes per element of the output of a norm. On a GPU, autocast computes norms in fp32."""
         self.on_gpu = on_gpu
         self._width: dict[int, int] = {}
-        """Bytes per element, by tensor. Tensors that are not listed have 4 bytes per element."""
+        """Bytes per element, keyed by tensor. Tensors that are not listed have 4 bytes per
+        element."""
 
     def cnn(self, model: Cnn, shapes: Shapes) -> None:
         channels, height, width = shapes.image or (1, 1, 1)

@@ -212,18 +212,19 @@ class Agreeing:
 
 
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
-    """Return the bytes for a job. `weights` is the size of the model's weights in bytes."""
+    """Return the bytes that a job needs to keep its replicas equal. `weights` is the size of the
+    model's weights in bytes."""
     momentum = spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
     if spec.is_exact:
-        # Kept: the gradients of the rank's share. Temporary: a slice of the gradients from each
-        # rank, and the sum of these slices.
+        # Persistent memory: the gradients of the rank's share. Temporary memory: a slice of the
+        # gradients from each rank, and the sum of these slices.
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
     if spec.takes_local_steps:
-        # Kept: the weights after the last averaging, and the outer momentum if used. Temporary: the
-        # outer gradients.
+        # Persistent memory: the weights after the last averaging, and the outer momentum if used.
+        # Temporary memory: the outer gradients.
         outer = spec.outer is not None
         has_momentum = spec.outer is not None and spec.outer.momentum > 0.0
         return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
@@ -232,21 +233,21 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     name = spec.compression.name if spec.compression is not None else ""
     if (
         name == "powersgd"
-    ):  # kept: the unsent residual; temporary: the original gradient and the new residual
+    ):  # persistent: the unsent residual; temporary: the original gradient and new residual
         return Agreeing(weights, 2 * weights)
     if (
         name == "topk"
-    ):  # kept: the unsent residual, and the velocities instead of the optimizer's momentum
+    ):  # persistent: the unsent residual, and the velocities instead of the momentum
         return Agreeing(weights * (1 + (momentum > 0.0)))
     return Agreeing()
 
 
 def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
     if sync.mode == "ad_psgd":
-        # Kept: the shared copy, and the values last read from it. Temporary: their difference, and
-        # the two copies that are averaged.
+        # Persistent memory: the shared copy, and the values last read from it. Temporary memory:
+        # the difference between the copy and these values, and the two copies that are averaged.
         return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
-    # Kept: the copy that is being sent, and the copies that are being received.
+    # Persistent memory: the copy that is being sent, and the copies that are being received.
     degrees = Counter(other for _, other in sync.edges or ())
     if sync.mode == "d_psgd":
         degrees += Counter(one for one, _ in sync.edges or ())

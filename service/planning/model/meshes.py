@@ -10,8 +10,8 @@ from dray.spec.training.parallel import AXES, MODELS_OF
 
 
 def meshes(spec: JobSpec) -> list[JobSpec]:
-    """Return a copy of the document for each division that it allows, starting with the most
-    replicas.
+    """Return a copy of the document for each division that the document allows, starting with the
+    most replicas.
 
     Only the axes that are `auto` vary. If no axis is `auto`, all axes vary.
     """
@@ -55,11 +55,7 @@ def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
 
 def document_with(spec: JobSpec, parts: dict[str, Any]) -> dict[str, Any]:
     """Return the document with some parts replaced, without validation."""
-    document = spec.model_dump(mode="json", exclude_defaults=True)
-    document["recipe"] = spec.recipe
-    if spec.model is not None:  # the name selects the class, even if it is the default
-        document["model"] = {**document.get("model", {}), "name": spec.model.name}
-    return {**document, **parts}
+    return {**spec.without_defaults(), "recipe": spec.recipe, **parts}
 
 
 def name_of(parallel: Parallel, num_workers: int) -> str:

@@ -33,7 +33,7 @@ class Op:
     is_costly: bool = False
     """Whether `recompute: selective` keeps the result."""
     flops: float = 0.0
-    """Number of floating point operations of the forward pass, for products."""
+    """Number of floating point operations in the forward pass; only products are counted."""
 
 
 @dataclass

@@ -37,12 +37,12 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if spec.federated is not None:
         raise Unknown(
             "the job is federated: each rank has the complete model, and nothing is divided. "
-            "Omit federated to plan for its model"
+            "Remove `federated` to plan for the job's model"
         )
     if isinstance(spec.sync, ParameterServer):
         raise Unknown(
-            "the planner does not model the memory and the step time of parameter servers. Omit "
-            "sync to plan for the model with all-reduce"
+            "the planner can't estimate the memory and the step time of parameter servers. Omit "
+            "`sync` to plan the job with all-reduce"
         )
     if isinstance(spec.model, Imported):
         raise Unknown("a custom model is unknown before the job runs")

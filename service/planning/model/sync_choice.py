@@ -21,9 +21,9 @@ from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 
 GAIN = 1.5
-"""A way is chosen only if it is at least this many times as fast as all-reduce, because its copies
-differ or its gradients are stale, so training might need more steps and results in different
-weights."""
+"""Minimum speed, relative to all-reduce, for choosing a different way to keep the ranks in sync:
+because copies differ or gradients are stale, training might need more steps, and results in
+different weights."""
 MOST_MOMENTUM = 0.5
 """Maximum momentum of sgd with stale updates, which themselves act like momentum (Mitliagkas et al.
 2016, arXiv:1605.09774). With 0.9, the job of `benchmarks/topologies` diverges."""
@@ -65,7 +65,7 @@ class SyncCandidate:
 @dataclass(frozen=True)
 class SyncChoice:
     options: tuple[SyncCandidate, ...]
-    """All ways, beginning with all-reduce."""
+    """All ways to keep the copies in sync, beginning with all-reduce."""
     chosen: SyncCandidate
     facts: tuple[str, ...]
     """The facts on which the choice is based, as sentences."""
@@ -73,7 +73,7 @@ class SyncChoice:
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     """Choose a way. `spec` is a document in which only `sync` can be `auto`; its `sync` is ignored.
-    `facts` are the facts, or the reason why no other way can be compared with all-reduce."""
+    `facts` is either the facts, or the reason why all-reduce can't be compared with other ways."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())
@@ -123,7 +123,7 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
     if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
         return None, (
             f"with train.optimizer.momentum {optimizer.momentum:g}, stale updates can cause "
-            f"divergence: set it to {MOST_MOMENTUM} or less, or use adamw, to make this an option"
+            f"divergence: set the momentum to {MOST_MOMENTUM} or less, or use adamw"
         )
     if cost.sync["kind"] == "parameter_server" and facts.may_get_spot:
         return None, (
@@ -134,8 +134,8 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
 
 
 def _gains(costs: Sequence[SyncCost], facts: SyncFacts) -> list[float]:
-    """Return how many times as fast as all-reduce each way is. Each factor is computed with and
-    without defaults, and the smaller value is returned."""
+    """Return the speed of each way to keep the ranks in sync, relative to all-reduce. Each factor
+    is computed with and without defaults, and the smaller value is returned."""
     bandwidth = facts.work.bandwidth_bytes_per_s if facts.knows_network else math.inf
     known = sync_costs(replace(facts.work, bandwidth_bytes_per_s=bandwidth, latency_s=0.0))
     return [
@@ -165,17 +165,17 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
         return f"{takes}, {times:.1f} times as fast as all-reduce, with an assumed latency"
     if times >= GAIN:
         return (
-            f"{takes}, {times:.1f} times as fast as all-reduce if the network is as assumed: set "
-            "sync.bandwidth_bytes_per_s to make this an option"
+            f"{takes}, {times:.1f} times as fast as all-reduce if the network is as fast as "
+            "assumed: set sync.bandwidth_bytes_per_s, so that dray can choose this option"
         )
     return (
-        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify copies of the "
-        "model that differ"
+        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify "
+        "differing copies of the model"
     )
 
 
 def _reason(first: SyncCost, facts: SyncFacts) -> str:
-    """Return why all-reduce takes a long time."""
+    """Return the reason why all-reduce takes a long time."""
     speeds, share = facts.work.speeds, 1 - first.compute_s / first.step_time_s
     reasons = []
     if speeds.slowest >= STRAGGLES:
@@ -184,7 +184,7 @@ def _reason(first: SyncCost, facts: SyncFacts) -> str:
             f"long as the median rank, as measured in {speeds.job_id}"
         )
     if not reasons or (facts.knows_network and share >= LARGE):
-        reasons.append(f"sending takes {share:.0%} of a step with all-reduce")
+        reasons.append(f"sending gradients takes {share:.0%} of a step with all-reduce")
     return ", and ".join(reasons)
 
 

@@ -66,15 +66,15 @@ class SyncCost:
     sent_bytes: float
     """Total number of bytes that all ranks send."""
     compute_s: float
-    """Step time if nothing had to be sent."""
+    """Step time if no data had to be sent."""
     step_time_s: float
     staleness_steps: int
     """Maximum number of steps until a rank's update has reached the weights of all other ranks."""
 
 
 def sync_costs(work: Work) -> list[SyncCost]:
-    """Return the costs of all ways, beginning with all-reduce, in order of decreasing similarity to
-    all-reduce."""
+    """Return the costs of all ways to keep the ranks in sync, from all-reduce to the way that is
+    least similar to all-reduce."""
     return [_all_reduce(work), _local_steps(work), *_gossip(work), *_parameter_servers(work)]
 
 

@@ -3,8 +3,8 @@
 The process has no database and makes no decisions. The first line of its input contains the
 addresses of MLflow and the storage. The addresses can contain passwords, so they are not passed as
 arguments, which every user of the machine can read. Each further line is a call, and each line of
-the output is a response. Responses can be in any order. The process ends when its input ends. Calls
-can be repeated, because MLflow stores identical points of a run only once.
+the output is a response. Responses can be in any order. The process exits when its input is closed.
+Calls can be repeated, because MLflow stores identical points of a run only once.
 
     service -> process   [tracking URI, storage URL]
     service -> process   [number, method, arguments]
@@ -148,7 +148,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def main() -> None:
     tracking_uri, storage_url = json.loads(sys.stdin.readline())
-    # MLflow and its plugins might print messages. Redirect these to the service's log.
+    # MLflow and its plugins might print messages. Redirect the messages to the service's log.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
     runs, writing = Runs(tracking_uri, storage_url), threading.Lock()

@@ -78,7 +78,7 @@ class JobPart:
 
     @property
     def completes(self) -> bool:
-        """Whether the run is complete with this part."""
+        """Whether this part completes the run."""
         return self.is_over and not self.has_more
 
 

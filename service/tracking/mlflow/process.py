@@ -23,12 +23,14 @@ DEFAULTS = {
     # retry. The server may need a long time to store an upload after it has received the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    # A redirected POST becomes a GET, whose response would be mistaken for MLflow's.
+    # A redirected POST becomes a GET, whose response would be mistaken for MLflow's response to the
+    # POST.
     "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL can contain a password
 }
-"""Default settings of MLflow's client. Variables in the service's environment override them."""
+"""Default settings of MLflow's client. Variables in the service's environment override these
+settings."""
 _ENDED = "the process that calls MLflow has exited"
 CODE_ROOT = Path(__file__).resolve().parents[3]
 

@@ -90,8 +90,8 @@ def experiment_id(name: str) -> str:
 
 
 def _is_position(found: Any, lowest: int) -> bool:
-    """Whether a page can begin at `found`. The value comes from the caller's token, so it can be of
-    any type. (In Python, a bool is also an int.)"""
+    """Whether `found` is a valid start position of a page. The value comes from the caller's token,
+    so it can be of any type. (In Python, a bool is also an int.)"""
     return type(found) is int and lowest <= found < 2**63
 
 

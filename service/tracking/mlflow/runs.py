@@ -46,7 +46,8 @@ def milliseconds(time: datetime) -> int:
 
 
 def params_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields that a document sets, by dotted path, in a form that MLflow accepts."""
+    """Return the fields that a document sets, keyed by dotted path, in a form that MLflow
+    accepts."""
     return {
         key_of(path): (value if isinstance(value, str) else json.dumps(value))[:MAX_PARAM_CHARS]
         for path, value in _flat("", document)
@@ -90,8 +91,8 @@ def _mark(name: str) -> str:
 def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
     """Return the run's tags: the job's labels, and facts about the job.
 
-    `notes` is None if the job's tags and notes have never changed. If they have changed, notes and
-    tags are written even if empty, to replace the run's previous notes and tags.
+    `notes` is None if the job's tags and notes have never changed. Notes and tags that have changed
+    are written even if they are empty, to replace the run's previous notes and tags.
     """
     script = job.spec.get("script") or {}
     code = script.get("code")

@@ -75,6 +75,7 @@ class Followed:
         spec = read(stored)
         without = {name: value for name, value in stored.items() if name != "version"}
         assert read(without) == read({**stored, "version": 1}) == spec, "documents of version 1"
+        assert read(spec.without_defaults()) == read(spec.as_given()) == spec, "no field is lost"
         if spec.array is not None or spec.sweep is not None:
             await self._end_all(job, spec.num_jobs)
             return "launched"

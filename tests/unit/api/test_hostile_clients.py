@@ -141,8 +141,8 @@ def test_clients_that_lie_about_shares_are_named_and_left_out_and_the_job_succee
     assert [job.metrics[step]["federated/updates"] for step in (1, 2, 3)] == [6, 4, 4]
     (named,) = [event for event in events if event.type == "clients_left_out"]
     assert named.data == {"round": 1, "clients": [1, 4]}
-    assert "client 1: the client's share" in named.message
-    assert "client 4: the client's share" in named.message
+    assert "client 1: the client returned a share" in named.message
+    assert "client 4: the client returned a share" in named.message
     assert events[-1].to_state is JobState.SUCCEEDED
 
 
@@ -189,8 +189,8 @@ def test_a_round_that_is_broken_again_and_again_fails_the_job(
     job, events = run(server, tmp_path, monkeypatch, masked(3, 3))
     assert job.log == [
         "round 1 of secure aggregation failed 3 times in a row. Last failure: at least one client "
-        "has masked an invalid update: no updates within federated.max_update_norm and weights "
-        "within http.max_samples have this sum"
+        "has masked an invalid update: the sum is impossible for updates within "
+        "federated.max_update_norm and weights within http.max_samples"
     ]
     assert len([event for event in events if event.type == "round_broken"]) == 3
     assert events[-1].to_state is JobState.FAILED

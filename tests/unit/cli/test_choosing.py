@@ -42,7 +42,7 @@ def test_a_name_of_several_jobs_means_none_of_them(cli: Cli, server: LiveServer)
     lines = cli.err.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [[job, "QUEUED"] for job in made[::-1]]
     assert cli("get", "job-0", exits=2) == ""
-    assert "matches more than 10 jobs" in cli.err or "jobs: give a complete id" in cli.err
+    assert "matches more than 10 jobs" in cli.err or "jobs: specify a complete id" in cli.err
 
 
 def test_jobs_are_stopped_and_deleted_by_label_and_state(cli: Cli, server: LiveServer) -> None:

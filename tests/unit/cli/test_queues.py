@@ -85,7 +85,7 @@ def test_the_jobs_of_a_queue_are_shown_by_user(cli: Cli, server: LiveServer) -> 
             ("queue", "set", "x", "--quota", "GPU=2", "--limit", "GPU=1"),
             "is 1 GPU, which is less than the quota of 2 GPU (at /limit/GPU)",
         ),
-        (("move", "@last"), "give a destination: --queue QUEUE, --first, or both"),
+        (("move", "@last"), "specify a destination: --queue QUEUE, --first, or both"),
         (("priority", "@last", "101"), "less than or equal to 100"),
         (("move", "@last", "--queue", "defalt"), "there is no queue 'defalt'; the queues are"),
     ],

@@ -204,7 +204,7 @@ def test_a_job_is_submitted_again_with_other_arguments(cli: Cli, server: LiveSer
     cli("submit", "--like", recipe, "--", "--lr", "1", exits=2)
     assert "runs the recipe image_classification, which takes no arguments" in cli.err
     cli("submit", exits=2)
-    assert "name a job document, or a program after --" in cli.err
+    assert "specify a job document, or a program after --" in cli.err
     cli("submit", "--metric", "loss", "--", "train.py", exits=2)
     assert "--metric must have the form NAME=PATTERN" in cli.err
     member = cli.json("get", cli("submit", "--like", first["id"], "--array", "2").split()[0] + "/1")

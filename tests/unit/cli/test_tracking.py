@@ -74,7 +74,7 @@ def test_what_can_not_be_done_is_said(cli: Cli, jobs: list[str]) -> None:
     cli("experiment", "show", "none", exits=3)
     assert "no job belongs to the experiment 'none'" in cli.err
     cli("experiment", "baseline", "s", exits=2)
-    assert "name a job or use --none" in cli.err
+    assert "specify a job, or use --none" in cli.err
     cli("ls", "--where", "val/loss <", exits=2)
     assert "column 11: expected a number" in cli.err
     cli("annotate", jobs[0], "--tag", "a b", exits=2)

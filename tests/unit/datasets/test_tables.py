@@ -82,7 +82,7 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
-    with pytest.raises(DataError, match=r"is '1,5', not a number, but .* data\.decimal"):
+    with pytest.raises(DataError, match=r"is '1,5', which is not a number; .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
 
 
@@ -174,7 +174,7 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("x,y\n1,a\n".encode("utf-16"), "set data.encoding to the file's encoding, such as utf-16"),
         ("x,y\n1,a\n".encode("utf-16-le"), "set data.encoding, for example to utf-16-le"),
         (COMMAS, "'x' has a different string in every row, so a model can't learn from it; leave"),
-        (COMMAS, 'data.decimal: "," reads it as a number'),
+        (COMMAS, 'to read this value as a number, set data.decimal: ","'),
         ("y\n1\n2\n", "table.csv: has no columns other than the target"),
         ("x,x,y\n1,2,3\n", "table.csv: has 2 columns with the name 'x'"),
         (",y\n1,2\n", "table.csv: column 1 has no name"),
@@ -233,7 +233,7 @@ def test_a_row_is_named_though_another_column_is_no_text(
 
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(
-        DataError, match="line 3: the target 'y' is 'many', not a number, but regression"
+        DataError, match="line 3: the target 'y' is 'many', which is not a number; regression"
     ):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
 
@@ -383,13 +383,13 @@ MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
             "oops",
             "line 102: the column 'x' is 'oops', not a number, although 199 of its 200 values are",
         ),
-        ('"1,163.74"', 'data.numbers: {thousands: ","} reads it as a number; correct the file'),
-        ("88%", 'data.numbers: {units: ["%"]} reads it as a number; correct the file'),
-        ("$100.50", 'data.numbers: {units: ["$"]} reads it'),
-        ("5%", 'data.numbers: {units: ["%"]} reads it'),
-        ('"-$1,100.50"', 'data.numbers: {thousands: ",", units: ["$"]} reads it'),
-        ('"12,5"', 'data.decimal: "," reads it'),
-        ('"1.163,74"', 'data.decimal: "," with data.numbers: {thousands: "."} reads it'),
+        ('"1,163.74"', 'set data.numbers: {thousands: ","}; correct the file'),
+        ("88%", 'set data.numbers: {units: ["%"]}; correct the file'),
+        ("$100.50", 'data.numbers: {units: ["$"]}'),
+        ("5%", 'data.numbers: {units: ["%"]}'),
+        ('"-$1,100.50"', 'data.numbers: {thousands: ",", units: ["$"]}'),
+        ('"12,5"', 'data.decimal: ","'),
+        ('"1.163,74"', 'data.decimal: "," with data.numbers: {thousands: "."}'),
     ],
 )
 def test_a_bad_cell_among_numbers_is_named(

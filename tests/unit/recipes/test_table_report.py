@@ -35,7 +35,7 @@ def test_each_column_has_a_line(tmp_path: Path) -> None:
         "  'rooms': number",
         "  'colour': category with 1 value, missing in 8 rows, treated as a separate category",
         "  'kind': category with 2 values",
-        "  'note': ignored, because data.features does not name it",
+        "  'note': ignored, because data.features does not list it",
     ]
 
 

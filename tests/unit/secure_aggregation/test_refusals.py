@@ -117,5 +117,8 @@ def test_a_wrong_share_spoils_no_result_in_silence(secret: str) -> None:
     spoiled = r"secret of client client 00[69] .* 6 shares .* only 5 are"
     with pytest.raises(WrongShares, match=spoiled):
         played.phase(lost=[NAME, *played.names[6:]])
-    lie = f"the client's share of client {about}'s secret is not the share that the client received"
+    lie = (
+        f"the client returned a share of client {about}'s secret that differs from the share "
+        "it had received"
+    )
     assert played.server.liars == {NAME: lie}

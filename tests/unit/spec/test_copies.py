@@ -26,7 +26,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     (CUSTOM, "/sync/edges", "is required with `graph: custom`"),
     ({"edges": [[0, 1]]}, "/sync/edges", "is required with `graph: custom`"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
-    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but ranks are 0"),
+    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but the ranks are 0"),
     (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "connects a rank to itself"),
     (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
     (
@@ -55,12 +55,12 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"every": 5}, elastic={"min_workers": 1}),
             "/elastic",
-            "the weights of the ranks differ between averages",
+            "the ranks' weights differ until they are averaged",
         ),
         (
             images(sync={"every": 5}, train={"ema": {}}),
             "/train/ema",
-            "the weights of the ranks differ between averages",
+            "the ranks' weights differ until they are averaged",
         ),
         (
             images(sync={"every": 5}, checkpoint={"every_steps": "auto"}),
@@ -80,7 +80,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (gossip(2) | {"train": {"ema": {}}}, "/train/ema", "with sync.kind gossip"),
         (gossip(2) | {"checkpoint": {"every_steps": "auto"}}, "/checkpoint/every_steps", "gossip"),
         (gossip(2) | {"parallel": {"shard": 2}}, "/sync/kind", "requires parallel.shard to be 1"),
-        (gossip(2) | {"parallel": {"balance": "auto"}}, "/parallel/balance", "sync.kind other"),
+        (gossip(2) | {"parallel": {"balance": "auto"}}, "/parallel/balance", "kinds of sync other"),
         (
             gossip(2, mode="ad_psgd") | {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
             "/resources/gpus_per_worker",
@@ -141,7 +141,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4) | {"parallel": {"balance": "auto"}},
             "/parallel/balance",
-            "with sync.kind other than all_reduce",
+            "with kinds of sync other than all_reduce",
         ),
         (
             served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
@@ -224,7 +224,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
                 train={"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
             ),
             "/train/optimizer/nesterov",
-            "can't be combined with topk",
+            "must be false with topk",
         ),
         (
             images(sync={"compression": {"name": "topk"}}, train={"optimizer": {"name": "lars"}}),

@@ -54,7 +54,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"pipeline": 2, "stages_per_rank": 2}),
             "/parallel/stages_per_rank",
-            "not for 1f1b",
+            "not to 1f1b",
         ),
         (
             divided_gpt({"pipeline": 4, "stages_per_rank": 2, "schedule": "interleaved"}),
@@ -79,7 +79,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2}, train={"measure_noise": True}),
             "/train/measure_noise",
-            "is only for data parallelism",
+            "only applies to data parallelism",
         ),
         (
             divided({"balance": "auto"}, train={"measure_noise": True}),
@@ -139,7 +139,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({}, train={"optimizer": {"name": "sgd", "state_dtype": "bf16"}}),
             "/train/optimizer/state_dtype",
-            "sgd without momentum, which has no state",
+            "sgd with a momentum of 0, which has no state",
         ),
         (
             divided({"shard": 2, "zero": 1}, train={"optimizer": {"state_dtype": "bf16"}}),
@@ -191,7 +191,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
                 sync={"compression": {"name": "topk"}},
             ),
             "/train/optimizer/state_dtype",
-            "topk, which stores the momentum itself",
+            "topk, because topk stores the momentum",
         ),
         (
             divided_gpt({"tensor": 2}) | {"train": {"compile": True}},
@@ -237,7 +237,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
                 "resources": {"num_workers": 2},
             },
             "/parallel",
-            "is only for scripts with `framework: torch` and without roles",
+            "requires a script with `framework: torch` and no roles",
         ),
         (images(parallel={"data": 2}), "/parallel/data", "resources.num_workers is 1"),
     ],

@@ -129,7 +129,7 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {"bits": 32}}),
         "/max_update_norm",
-        "must be 100 or less with secure_aggregation.bits of 32",
+        "must be 100 or less if secure_aggregation.bits is 32",
     ),
     (
         job({"secure_aggregation": {"threshold": 0.5}}),
@@ -145,12 +145,12 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "krum"}}),
         "/aggregator/name",
-        "must be mean with secure_aggregation: krum needs each update",
+        "must be mean with secure_aggregation: krum needs each client's update",
     ),
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "median"}}),
         "/aggregator/name",
-        "median needs each update, and the server has only",
+        "median needs each client's update, but the server receives only",
     ),
     (
         job({"secure_aggregation": {}, "algorithm": "scaffold"}),
@@ -175,7 +175,7 @@ BESIDE_IT = [
     (
         job({}, resources={"num_workers": 11}),
         "/resources/num_workers",
-        "other workers would be idle",
+        "additional workers would be idle",
     ),
     (job({}, sync={"every": 2}), "/sync", "clients send updates, not gradients"),
     (
@@ -193,13 +193,13 @@ BESIDE_IT = [
         "use federated.batch_size",
     ),
     (job({}, train={"precision": "fp16"}), "/train/precision", "must be fp32 or bf16"),
-    (job({}, train={"recompute": "full"}), "/train/recompute", "must be unset"),
+    (job({}, train={"recompute": "full"}), "/train/recompute", "be combined with federated"),
     (
         job({}, train={"optimizer": {"state_dtype": "bf16"}}),
         "/train/optimizer/state_dtype",
         "clients keep no optimizer state",
     ),
-    (job({"algorithm": "scaffold"}), "/train/optimizer/name", "must be sgd without momentum"),
+    (job({"algorithm": "scaffold"}), "/train/optimizer/name", "must be sgd with a momentum of 0"),
     (
         job({"partition": {"by": "dirichlet"}}, "language_model"),
         "/federated/partition/by",
@@ -245,17 +245,17 @@ OF_SILOS = [
         "/federated/quorum",
         "must be at most federated.clients_per_round, which is 2",
     ),
-    (silos(dropout_rate=0.1), "/federated/dropout_rate", "is only for simulations"),
-    (silos(partition={"by": "classes"}), "/federated/partition", "is only for simulations"),
-    (silos(privacy=PRIVACY), "/federated/privacy", "is only for simulations"),
+    (silos(dropout_rate=0.1), "/federated/dropout_rate", "only applies to simulations"),
+    (silos(partition={"by": "classes"}), "/federated/partition", "only applies to simulations"),
+    (silos(privacy=PRIVACY), "/federated/privacy", "only applies to simulations"),
     (silos(metrics=["val/Age"]), "/federated/metrics/0", "match pattern"),
     (silos({"resources": {"num_workers": 2}}), "/resources/num_workers", "must be 3"),
     (silos({"elastic": {"min_workers": 1}}), "/elastic", "Set a quorum"),
     (silos({"environment": {"env": {"A": "b"}}}), "/environment", "must be unset"),
     (silos({"model": {"import": "net:Net"}}), "/model", "silos don't run users' code"),
     (silos({"array": {"size": 2}}), "/array", "must be unset"),
-    (job({"metrics": ["val/loss"]}), "/federated/metrics", "is only for silos"),
-    (job({"deadline_s": 5}), "/federated/deadline_s", "is only for silos and http"),
+    (job({"metrics": ["val/loss"]}), "/federated/metrics", "only applies to silos"),
+    (job({"deadline_s": 5}), "/federated/deadline_s", "only applies to silos and http"),
 ]
 
 
@@ -279,7 +279,7 @@ def test_a_script_trains_its_clients_itself() -> None:
     del document["recipe"]
     assert refusal(document) == (
         "/federated",
-        "is only for recipes: a script trains its own clients",
+        "is only for recipes: a script must train its clients itself",
     )
 
 

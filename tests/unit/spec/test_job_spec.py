@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from dray.input import validation
 from dray.spec import RECIPES, JobSpec
+from dray.spec.program.model import Mlp
 from dray.spec.program.recipes import MINIMISED
+from dray.spec.training.sync import Gossip, ParameterServer
 from tests.unit.spec.job_documents import SCRIPT, check_refusal, divided, images, recipe, refusal
 
 
@@ -50,10 +52,10 @@ DIVISOR = "does not divide both the end of the range and train.global_batch_size
         (ranged(24, 256), f"starts at 24, which {DIVISOR}"),
         (ranged(32, 100), f"starts at 32, which {DIVISOR}"),
         (ranged(2, 256), "must start at 4 or more, one sample for each worker"),
-        (ranged(32, 256, elastic=None), "requires elastic with by_speed"),
+        (ranged(32, 256, elastic=None), "requires elastic.by_speed"),
         (
             ranged(32, 256, elastic={"min_workers": 1, "by_speed": False}),
-            "requires elastic with by_speed",
+            "requires elastic.by_speed",
         ),
         (ranged(32, 256, train={"measure_noise": False}), "requires train.measure_noise"),
         (ranged(32, 256, train={"ema": {}}), "can't be combined with train.ema"),
@@ -129,7 +131,11 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
                 ({"delimiter": ";;"}, "/data/delimiter", "String should match pattern"),
                 ({"encoding": "klingon"}, "/data/encoding", "must be a text encoding that Python"),
                 ({"encoding": "base64"}, "/data/encoding", "must be a text encoding that Python"),
-                ({"decimal": ","}, "/data/decimal", "is a comma, like data.delimiter"),
+                (
+                    {"decimal": ","},
+                    "/data/decimal",
+                    "is a comma, but data.delimiter is also a comma",
+                ),
             )
         ),
         (
@@ -338,3 +344,34 @@ def test_an_elastic_job_says_with_how_few_it_goes_on() -> None:
     assert spec.elastic is not None
     assert spec.elastic.min_workers == 2
     assert JobSpec.model_validate(images(elastic=None)).elastic is None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"sync": Gossip()},
+        {"sync": ParameterServer()},
+        {"sync": "auto"},
+        {"model": Mlp()},
+        {"model": {"name": "resnet"}},
+    ],
+)
+def test_a_document_without_defaults_still_names_its_classes(parts: dict[str, Any]) -> None:
+    spec = JobSpec.model_validate({**images(resources={"num_workers": 3}), **parts})
+    for document in (spec.as_given(), spec.without_defaults()):
+        assert JobSpec.model_validate(document) == spec
+
+
+def test_a_trial_keeps_the_kind_of_sync() -> None:
+    spec = JobSpec.model_validate(
+        {
+            **images(resources={"num_workers": 2}),
+            "sync": Gossip(),
+            "sweep": {
+                "metric": "val/loss",
+                "sampler": "grid",
+                "parameters": {"train.seed": [1, 2]},
+            },
+        }
+    )
+    assert spec.of_trial({"train.seed": 1})["sync"] == {"kind": "gossip"}

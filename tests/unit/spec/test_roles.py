@@ -62,7 +62,7 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
             {"worker": {"resources": {}}, "ps": {"resources": {}}},
             "torch",
             "/script/roles",
-            "all have their own resources, .* omit the resources of one role",
+            "all roles have their own resources, .* omit the resources of one role",
         ),
         ({}, "mxnet", "/script/roles", "lacks scheduler and server and worker"),
         ({"worker": {}, "server": {}}, "mxnet", "/script/roles", "lacks scheduler: "),

@@ -94,7 +94,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         parameter("model.import", ["a"]),
         "/model.import",
-        "is not a field of train, model, sync, federated that",
+        "is not a field of train, model, sync, federated, or can't be varied by a sweep",
     ),
     (parameter("epochs", [1]), "/epochs", "is not a field of train, model, sync"),
     (parameter("train epochs", [1]), "/train epochs", "must match pattern"),
@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {**SCRIPT, "sweep": GOOD},
         "/train.optimizer.lr",
-        "a script's parameters are not paths of fields",
+        "a script's parameters are not field paths",
     ),
 ]
 

@@ -193,7 +193,7 @@ class TopK:
 
 
 def topk_hook(state: TopK, bucket: GradBucket) -> Gradients:
-    """Return the mean of the elements that the ranks send, in the bucket's own memory."""
+    """Return the mean of the elements that the ranks send, stored in the bucket's own memory."""
     flat: Tensor = bucket.buffer()
     state.step()  # there is one bucket with the whole gradient
     world_size = dist.get_world_size()

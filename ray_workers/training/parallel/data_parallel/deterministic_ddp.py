@@ -45,7 +45,7 @@ class DeterministicGradientEngine(GradientEngine):
         self.keep_buffers()
         shares = work.shares
         terms = self._slot.new_zeros(len(shares), self._slice * self._world_size)
-        # Iterate in reverse order, so that rank 0 ends with the buffers of the first share.
+        # Iterate in reverse order, so that rank 0 keeps the buffers that the first share produced.
         for row in reversed(range(len(shares))):
             self.restore_buffers()
             self._compute(shares[row], work)

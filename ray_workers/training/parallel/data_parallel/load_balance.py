@@ -29,10 +29,10 @@ FIRST_AFTER, EVERY = 5, 20
 """The ranks compare their speeds for the first time after FIRST_AFTER steps, and then every EVERY
 steps."""
 WORTH_IT = 1.03
-"""The shares change only if this is expected to make a step shorter by at least this factor."""
+"""The shares change only if the change is expected to shorten a step by at least this factor."""
 STRAGGLES, KEEPS_UP = 1.25, 1.1
-"""A rank is reported as a straggler once its time per sample exceeds STRAGGLES times the median,
-and until it is below KEEPS_UP times the median."""
+"""A rank becomes a straggler when its time per sample exceeds STRAGGLES times the median, and
+remains a straggler until this time is below KEEPS_UP times the median."""
 
 
 class LoadBalancedDdp(Replicas):
@@ -101,8 +101,9 @@ class TimedGradientEngine(GradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine = work.share
-        # Count the work in forward passes of one sample. A backward pass takes about as long as two
-        # forward passes, and the measurement ends before the backward pass of the last micro-batch.
+        # The unit of work is the forward pass of one sample. A backward pass takes about as long as
+        # two forward passes, and the measurement ends before the backward pass of the last
+        # micro-batch.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
         self._wait_for_device()  # unfinished operations belong to the previous step
         began = time.perf_counter()

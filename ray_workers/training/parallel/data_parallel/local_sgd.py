@@ -142,8 +142,8 @@ class LocalSgd(Replicas):
         return {**super().state(), "local": {"outer": outer, "inner": inner}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state. The inner state is the state of this rank or, if the checkpoint contains
-        none for it, of another rank."""
+        """Load a state. The inner state is the state of this rank or, if the checkpoint does not
+        contain this state, the state of another rank."""
         super().load(state)
         local = state["local"]
         if self._outer is not None and local["outer"]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
-    # torch compiles its functional optimizers with an API that it has deprecated.
+    # torch uses one of its own deprecated APIs to compile its functional optimizers.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

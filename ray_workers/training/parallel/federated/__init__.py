@@ -1,1 +1,2 @@
-"""Federated learning: a round of clients is a step of the job, no matter where the clients are."""
+"""Federated learning: a round of clients is a step of the job, regardless of where the clients
+run."""

@@ -65,7 +65,7 @@ class RoundEnd:
     """The changes that a round makes to everything but the weights."""
 
     counts: bool
-    """Whether enough updates arrived. If too few arrived, the round changes nothing."""
+    """Whether enough updates arrived. If too few updates arrived, the round changes nothing."""
     buffers: Sequence[Tensor]
     """The changes to the model's buffers."""
     integers: Tensor | None
@@ -175,8 +175,8 @@ class FederatedEngine(GradientEngine):
         return participant.num_samples / mine.plan.num_samples
 
     def _mean(self, received: ReceivedUpdates, total: Tensor) -> Tensor | None:
-        """Return the mean, given the weighted sum of the accepted updates; None if there are
-        none."""
+        """Return the mean, given the weighted sum of the accepted updates; None if no updates were
+        accepted."""
         plan = received.plan
         if self._clipping is not None:
             return self._private_mean(plan.number, total * len(plan.participants))

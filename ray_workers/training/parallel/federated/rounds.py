@@ -91,8 +91,8 @@ class Rounds:
                     continue
             num_steps = options.steps_of(self._sizes[client])
             stragglers = options.stragglers
-            # A client with a single step can't be a straggler, because stragglers take only some of
-            # their steps.
+            # A client with a single step can't be a straggler, because stragglers perform only some
+            # of their steps.
             if stragglers is not None and straggles < stragglers.rate and num_steps > 1:
                 num_stragglers += 1
                 if stragglers.updates == "drop":

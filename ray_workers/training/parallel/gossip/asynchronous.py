@@ -60,12 +60,12 @@ class SharedCopy:
         self.lock = threading.RLock()
         self.rows = weights.empty()
         self._read = weights.empty()
-        """The copy as it was when training last read it."""
+        """The state of the copy when training last read the copy."""
         self._averaged = 0
         """Number of averaging operations that have modified the copy since it was last read."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
-        """Number of updates by staleness. The staleness of an update is the number of averaging
-        operations since its weights were read."""
+        """Number of updates, keyed by staleness. The staleness of an update is the number of
+        averaging operations since its weights were read."""
 
     def begin(self) -> None:
         """Copy the model's weights."""
@@ -126,7 +126,7 @@ class Averaging:
         self._copy = copy
         self._asked, self._asking = sides
         # Pass the group to each operation explicitly, so that a delayed thread can't send to the
-        # next group.
+        # group of a later round.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
         self._wanted = self._busy = self._is_ending = self._is_abandoned = False
@@ -139,8 +139,8 @@ class Averaging:
         self._thread.start()
 
     def want(self) -> None:
-        """Make an active rank perform another averaging during the next step. Like `pause`, `meet`
-        and `end`, this method raises the error that ended the thread, if any."""
+        """Make an active rank average its copy again during the next step. Like `pause`,
+        `meet` and `end`, this method raises the error that ended the thread, if any."""
         with self._changed:
             self._check()
             self._wanted = True
@@ -174,8 +174,9 @@ class Averaging:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the averaging after the training has ended on all ranks. This is a collective, so
-        that a passive rank doesn't wait forever for a message from a rank that has exited."""
+        """End the averaging after the training has ended on all ranks. This is a collective
+        operation, so that a passive rank doesn't wait forever for a message from a rank that has
+        exited."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -255,8 +256,8 @@ class Averaging:
 
 
 class AveragedStep(OptimizerStep):
-    """An optimizer step on weights that were read from a shared copy. The step's changes are then
-    added to the shared copy."""
+    """An optimizer step on weights that were read from a shared copy. After the step, its changes
+    are added to the shared copy."""
 
     def __init__(
         self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy

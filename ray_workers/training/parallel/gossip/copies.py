@@ -108,8 +108,8 @@ class GossipReplicas(Replicas):
                 if self.rank == 0:
                     mean = _cloned(self.model.state_dict())
         if self.rank == 0:
-            # Clone the tensors, because a rank's copy can change before the next optimizer step,
-            # and only that step waits for the checkpoint.
+            # Clone the tensors: only the next optimizer step waits for the checkpoint, but a rank's
+            # copy can change before that step.
             own = {**self._own_copy(), "model": _cloned(self.model.state_dict())}
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
@@ -161,8 +161,8 @@ class GossipReplicas(Replicas):
             squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
         dist.all_reduce(squares)
         self._distance = math.sqrt(squares.item() / self.world_size)
-        # Write only after all exchanges. If the group broke after a rank had replaced its copy with
-        # the mean, that rank would contribute this mean to the next group's mean.
+        # Write the mean only after all exchanges. If the group broke after a rank had replaced its
+        # copy with the mean, that rank would contribute this mean to the next group's mean.
         self._weights.write(means[: len(weights)])
         self._buffers.write(means[len(weights) :])
 

@@ -3,8 +3,9 @@
 The weights of a step form a matrix M: the new copy of rank i is the sum over j of M[i, j] times the
 copy of rank j. The rows and the columns of M sum to 1, so the mean of all copies doesn't change,
 and equal copies stay equal. With directed graphs (`sgp`), only the columns sum to 1: a rank divides
-its copy among its receivers, regardless of what the receivers get from other ranks. The push weight
-is a number that is divided in the same way, so it shows the total share of copies that a rank has.
+its copy among its receivers, regardless of what the receivers get from other ranks. A rank's push
+weight is a number that is divided in the same way as its copy, so it shows the total share of
+copies that the rank has.
 
 All ranks compute the same graph from (seed, step), so receivers know their senders.
 """
@@ -20,7 +21,7 @@ from dray.spec.training.sync import distances
 from ray_workers.training.data.sampler import derive_seed
 
 Row = Mapping[int, float]
-"""The weights with which a rank mixes copies, including its own copy, by rank."""
+"""The weights with which a rank mixes copies, including its own copy, keyed by rank."""
 
 
 class Graph(ABC):
@@ -94,7 +95,7 @@ class RandomPairs(Graph):
         super().__init__(num_ranks)
         self._seed = seed
         self._drawn: tuple[int, list[int]] = (0, [])
-        """(step, the partner of each rank)."""
+        """The step of the latest draw, and the partner of each rank in this step."""
 
     def row(self, rank: int, step: int) -> Row:
         other = self._other(rank, step)
@@ -172,7 +173,7 @@ def without_missing(options: Gossip, worker_indices: Sequence[int], num_position
     first workers' positions in the graph are their indices; later workers get free positions.
     num_positions: the number of ranks in the document.
 
-    Only custom graphs depend on positions. The neighbours of a missing rank are connected in a
+    Positions only matter for custom graphs. The neighbours of a missing rank are connected in a
     circle, which replaces every path through the missing rank.
     """
     if options.edges is None or list(worker_indices) == list(range(num_positions)):

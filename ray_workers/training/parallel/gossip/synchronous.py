@@ -4,8 +4,8 @@ the copies of some other ranks.
 D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed for the previous
 copy while the copies are exchanged, and the optimizer's step is then applied to the mixture. SGP
 (Assran et al. 2019, arXiv:1811.10792, algorithm 1): the copies are mixed, and the gradient is then
-computed for the mixture. In the paper, mixing is the end of a step. The only difference is that
-dray also mixes before the first step, which has no effect, because all copies are equal.
+computed for the mixture. In the paper, mixing is the last part of a step. The only difference is
+that dray also mixes before the first step, which has no effect, because all copies are equal.
 
 All ranks synchronize only for evaluations, checkpoints and the result.
 """

@@ -142,7 +142,7 @@ class ModelParallel(Strategy):
             group = self.mesh.group("data")
             handed = state_transfer.broadcast(state, source, self.rank, self.device, group)
         # If some ranks have not completed the evaluation and the checkpoint after the step, all
-        # ranks repeat them.
+        # ranks repeat the evaluation and the checkpoint.
         return min(newest), handed if progress < newest[self.rank] else None
 
     def compare_copies(self) -> None:

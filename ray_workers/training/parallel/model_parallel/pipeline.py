@@ -72,7 +72,7 @@ class Pipeline:
     def __init__(
         self, stages: Mapping[int, nn.Module], num_stages: int, mesh: Mesh, given: StrategyContext
     ) -> None:
-        """stages: this rank's stages, by number."""
+        """stages: this rank's stages, keyed by number."""
         options = given.spec.parallel
         self._modules = stages
         self._num_stages = num_stages

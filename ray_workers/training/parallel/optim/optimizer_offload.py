@@ -44,8 +44,8 @@ class Later(NamedTuple):
 
 
 def made_later(part: Part) -> Part:
-    """Defer `part` for values that could be moments. Other values, such as step counts, are not
-    deferred."""
+    """Return a version of `part` that defers its work for values that could be moments. Other
+    values, such as step counts, are not deferred."""
 
     def made(value: Any, parameter: Tensor) -> Any:
         is_large = isinstance(value, Tensor) and value.ndim > 0

@@ -175,7 +175,7 @@ class OptimizerStep:
         load_named_state(self._optimizer, self._names, state, taken)
 
     def start_average(self) -> None:
-        """Start the average with the current weights."""
+        """Initialise the average with the current weights."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
 
@@ -218,8 +218,8 @@ Names = Mapping[Tensor, str]
 
 def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
     """Return an optimizer's state dict with parameter names instead of torch's numbers. With names,
-    a rank that has different parameters, or the same parameters in a different order, can find
-    their state."""
+    a rank with different parameters, or with the same parameters in a different order, can find the
+    state of its parameters."""
     own = [names[parameter] for parameter in _parameters(optimizer)]
     state = optimizer.state_dict()
     return {

@@ -48,7 +48,7 @@ class _Layerwise(Optimizer, ABC):
         """Update the group's parameters."""
 
     def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        """Return a state tensor for each parameter, which is initially zero."""
+        """Return a state tensor, initially zero, for each parameter."""
         for parameter in parameters:
             if name not in self.state[parameter]:
                 self.state[parameter][name] = torch.zeros_like(parameter)
@@ -130,7 +130,7 @@ class Lamb(_Layerwise):
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
     """Return the ratio, or 1 if either value is zero. The values are not read on the CPU, because
-    this would wait for the GPU."""
+    reading them would require waiting for the GPU."""
     usable = (above > 0) & (below > 0)
     return torch.where(usable, above / torch.where(usable, below, 1.0), 1.0)
 

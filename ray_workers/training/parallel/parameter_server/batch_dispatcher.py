@@ -30,7 +30,7 @@ no batches are left."""
 
 
 class BatchDispatcher(ABC):
-    """The common rules of all modes. When no batches are left, only the chief is notified
+    """The rules that all modes share. When no batches are left, only the chief is notified
     immediately. The other workers are notified after the chief has stored the result, because one
     of them might have to replace the chief."""
 

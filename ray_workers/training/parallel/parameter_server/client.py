@@ -45,7 +45,7 @@ class ServersState:
     done: Sequence[DoneBatches]
     """The batches that each server has completed."""
     staleness: Mapping[int, int]
-    """Number of updates by staleness, on server 0."""
+    """Number of updates for each staleness, as counted by server 0."""
     moved_bytes: int
     """Bytes of weights and gradients sent between servers and workers since the servers started."""
 

@@ -17,7 +17,7 @@ class Sizes(NamedTuple):
     decayed: int
     """Elements of parameters with weight decay, according to `optimizers.parameter_groups`."""
     plain: int
-    """Elements of the other parameters."""
+    """Elements of parameters without weight decay."""
     buffers: int
     """Elements of buffers that change in training, such as running means. Buffers have no
     gradient."""
@@ -42,9 +42,9 @@ class FlatLayout:
         buffers = [(n, b) for n, b in model.named_buffers() if b.is_floating_point()]
         self.num_servers = num_servers
         self.trained = [*decayed, *plain]
-        """(name, parameter), in the order of the vector."""
+        """Pairs (name, parameter), in the order of the vector."""
         self.num_decayed = len(decayed)
-        """Number of parameters with weight decay, which are the first in `trained`."""
+        """Number of parameters with weight decay. These parameters come first in `trained`."""
         self.buffers = [buffer for _, buffer in buffers]
         self.sizes = Sizes(*(sum(t.numel() for _, t in some) for some in (decayed, plain, buffers)))
 
@@ -58,8 +58,8 @@ class FlatLayout:
         return Sizes(*(stop - start for start, stop in self._bounds(server)))
 
     def part(self, vector: Tensor, server: int) -> list[Tensor]:
-        """Return views of a server's pieces of the vector. The vector may lack the segment of
-        buffers."""
+        """Return views of a server's pieces of the vector. The vector might not contain the segment
+        of buffers."""
         return [vector[start:stop] for start, stop in self._bounds(server)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:

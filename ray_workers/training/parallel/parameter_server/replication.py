@@ -89,8 +89,8 @@ class ReplicationLog:
             self._changed.notify_all()
 
     def forget_all(self) -> int:
-        """Remove all messages, whose effects a snapshot includes, and return the number of the
-        latest message."""
+        """Remove all messages, because a snapshot includes their effects, and return the number of
+        the latest message."""
         with self._changed:
             self._entries.clear()
             return self.newest
@@ -222,7 +222,8 @@ class ReplicaHolder:
     def _takes_from(self, generation: int) -> bool:
         """Whether the process of this generation is the latest known process of the previous
         server. If the result is true, messages from older processes are rejected from now on,
-        because an older process might be stopped but not dead. Must be called under the lock."""
+        because an older process might be stopped but not dead. Must be called while the lock is
+        held."""
         if generation < self._generation:
             return False
         self._generation = generation

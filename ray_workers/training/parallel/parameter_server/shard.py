@@ -54,7 +54,7 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Weights:
-    """The reply when a worker pulls weights."""
+    """The reply to a worker that pulls weights."""
 
     version: int
     values: Tensor
@@ -105,7 +105,7 @@ class DoneBatches:
 
 @dataclass(frozen=True)
 class ShardSnapshot:
-    """The complete state of a state machine, as the parts of a message."""
+    """The complete state of a `ParameterShard`, as the parts of a message."""
 
     about: dict[str, Any]
     """The JSON part."""
@@ -145,7 +145,7 @@ class ParameterShard:
         self._pushed: dict[int, tuple[int, Pushed]] = {}
         """Each worker's last push that counted: (batch, reply)."""
         self.staleness: Counter[int] = Counter()
-        """Number of updates by staleness."""
+        """Number of updates with each staleness."""
 
     @property
     def version(self) -> int:
@@ -197,7 +197,7 @@ class ParameterShard:
         return Weights(self.version, self._values, loss, squares)
 
     def lost(self, worker: int) -> None:
-        """Delete the last pull of a lost worker, and the last reply to it."""
+        """Delete the last pull of a lost worker, and the last reply to the worker."""
         self._pulled.pop(worker, None)
         self._pushed.pop(worker, None)
 

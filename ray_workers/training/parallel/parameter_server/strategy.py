@@ -178,7 +178,8 @@ class ParameterServerWorker(Strategy):
         self.servers.note({**notes, "settled": step})
 
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Convert a state by parameter name, or by number as in older versions, to vectors."""
+        """Convert a state that is keyed by parameter name, or by number as in older versions, to
+        vectors."""
         own = [
             state[name] if name in state else state[index]
             for index, (name, _) in enumerate(self._layout.trained)
@@ -199,7 +200,7 @@ class ParameterServerWorker(Strategy):
     # One batch.
 
     def take(self) -> None:
-        """Get the next batch after `batch` is complete."""
+        """Get the next batch once `batch` is complete."""
         self.batch = self.servers.take(self.batch)
 
     def pull(self, version: int | None = None) -> Tensor:

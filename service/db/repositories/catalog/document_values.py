@@ -33,8 +33,8 @@ def insert_shared(session: Session, shared: SharedValues) -> None:
 
 
 def insert(session: Session, holder: str, own: Mapping[str, Values]) -> None:
-    """Store the jobs' own values. `own` contains these values by job id. The jobs share all other
-    values with `holder`."""
+    """Store the jobs' own values. `own` contains these values, keyed by job id. The jobs share all
+    other values with `holder`."""
     rows = [
         row
         for job_id, values in own.items()

@@ -72,6 +72,6 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> MlflowExportRow
 
 
 def reopen(session: Session, job_id: str) -> None:
-    """Mark a job that was exported completely for another export."""
+    """Mark a completely exported job so that it is exported again."""
     row = MlflowExportRow
     session.execute(update(row).where(row.job_id == job_id).values(is_complete=False))

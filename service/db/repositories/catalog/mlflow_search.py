@@ -191,8 +191,8 @@ class _Compiler:
             return self.compare(cast(self._as_text(path), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
-        # MLflow sends a parameter's value as text, which can represent a string, a number or a list
-        # in the document.
+        # MLflow sends every parameter value as a string, but in the document the value can be a
+        # string, a number or a list.
         forms = [
             form
             for value in values

@@ -143,8 +143,8 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
 
 
 def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
-    """Return the bound on the id that the condition implies, because ids start with the submission
-    time. With this bound, the database can use an index."""
+    """Return the bound on ids that the condition implies. Ids start with the submission time. With
+    this bound, the database can use an index."""
     if name != "created_at" or not isinstance(node, Compared):
         return true()
     assert isinstance(node.literal, datetime)
@@ -178,7 +178,7 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
 
 def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
     """Return a condition that is true if the value at the pointer in the job's document matches
-    `node`. The value may be the job's own or shared."""
+    `node`. The value is stored either for the job itself or as a shared value."""
     own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
     if _is_default(session, pointer, node):
         # Most jobs match, so evaluate the condition for each job instead of listing the matching

@@ -21,8 +21,8 @@ def annotation(session: Session, job_id: str) -> JobAnnotationRow | None:
 
 
 def notes_of(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """Return the notes of these jobs by job id. Jobs whose tags and notes were never changed are
-    omitted."""
+    """Return the notes of these jobs, keyed by job id. Jobs whose tags and notes were never changed
+    are omitted."""
     row = JobAnnotationRow
     found: dict[str, str] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
@@ -90,8 +90,8 @@ def _shown(job_id: Any) -> tuple[Any, ...]:
 
 
 def baselines(session: Session, names: Collection[str]) -> Mapping[str, str]:
-    """Return the pinned baselines of these experiments by name. Experiments without a baseline are
-    omitted."""
+    """Return the pinned baselines of these experiments, keyed by the name of the experiment.
+    Experiments without a baseline are omitted."""
     found: dict[str, str] = {}
     for some in in_chunks(sorted(names), CHUNK):
         query = (

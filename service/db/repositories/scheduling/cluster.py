@@ -44,7 +44,7 @@ def nodes(session: Session) -> list[NodeRow]:
 
 
 def labels(session: Session, node_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the labels of these nodes, by node id. Unknown nodes are omitted."""
+    """Return the labels of these nodes, keyed by node id. Unknown nodes are omitted."""
     found = session.connection().execute(_labels(), {"node_ids": node_ids})
     return {row.node_id: row.labels for row in found}
 

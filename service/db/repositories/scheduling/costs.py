@@ -65,7 +65,7 @@ def between(
     queues: Collection[str] | None = None,
     currency: str | None = None,
 ) -> dict[tuple[str, str], CostSum]:
-    """Return the spending between two times, by (owner or queue, currency).
+    """Return the spending between two times, keyed by (owner or queue, currency).
 
     If only a fraction of an attempt's time is in this period, the same fraction of its cost is
     counted.

@@ -1,4 +1,4 @@
-"""SQL for scheduler rounds, which are kept for replay."""
+"""SQL for scheduler rounds that are kept for replay."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ _CLAIMED = (
 
 
 def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Lock the jobs that are still waiting, and return their columns `_CLAIMED` by id.
+    """Lock the jobs that are still waiting, and return a dict from job id to a row with the columns
+    `_CLAIMED`.
 
     Until this transaction ends, no other transaction can change these jobs.
     """
@@ -105,12 +106,12 @@ _NOTED = (
 
 
 def waiting_notes(session: Session) -> dict[str, Row[Any]]:
-    """Return the columns `_NOTED` of all waiting jobs, by id."""
+    """Return the columns `_NOTED` of all waiting jobs, keyed by job id."""
     return {row.id: row for row in session.connection().execute(_waiting_notes())}
 
 
 def waiting_notes_of(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
-    """Return the columns `_NOTED` of the given jobs that are waiting, by id."""
+    """Return the columns `_NOTED` of the waiting jobs among `job_ids`, keyed by job id."""
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(job_ids, CHUNK):
         rows = session.connection().execute(_waiting_notes_of(), {"job_ids": some})
@@ -152,7 +153,7 @@ def count_events_of_waiting(
     session: Session, job_ids: Sequence[str], code: str
 ) -> Sequence[Row[str, int, int]]:
     """Reserve an event number for each of these jobs that is waiting and whose latest event has a
-    different code. Return (id, number of the event, attempt)."""
+    different code. Return (job id, reserved event number, attempt)."""
     newest = select(EventRow.seq).where(
         EventRow.job_id == JobRow.id, EventRow.seq == JobRow.event_seq, EventRow.code == code
     )
@@ -176,8 +177,8 @@ _NAMED: tuple[Any, ...] = (JobRow.id, JobRow.name, JobRow.state, JobRow.priority
 def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
     """Return the columns `_NAMED` of up to 20 waiting jobs before this position in the latest
     plan."""
-    # No condition on the state is needed, because only waiting jobs have a position. Such a
-    # condition would also make SQLite choose a slower index.
+    # No condition on the state is needed, because only waiting jobs have a position. A condition on
+    # the state would also make SQLite choose a slower index.
     query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
     return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
 

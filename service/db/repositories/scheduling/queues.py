@@ -38,7 +38,7 @@ def lock(session: Session, name: str) -> Queue | None:
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
     the queue limits the number of waiting jobs, other transactions also can't add waiting jobs. A
-    queue without such limits is locked in shared mode, so that submissions to it do not wait for
+    queue without such a limit is locked in shared mode, so that submissions to it do not wait for
     each other.
     """
     return _found(session, _locking(shared=True), name) or lock_alone(session, name)

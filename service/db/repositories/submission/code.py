@@ -45,7 +45,7 @@ def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | 
 
 
 def locations(session: Session, owner: str, parts: Collection[str]) -> dict[str, PartLocation]:
-    """Return the locations of these parts, by hash. Parts that the owner has not uploaded are
+    """Return the locations of these parts, keyed by hash. Parts that the owner has not uploaded are
     omitted."""
     found: dict[str, PartLocation] = {}
     for some in _batches(sorted(parts), MOST_AT_ONCE):
@@ -59,7 +59,8 @@ def locations(session: Session, owner: str, parts: Collection[str]) -> dict[str,
 
 
 def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
-    """Restart the retention period of those packs that are not being deleted, and return them."""
+    """Restart the retention period of the packs that are not being deleted, and return these
+    packs."""
     kept: set[str] = set()
     for some in _batches(sorted(packs), MOST_AT_ONCE):
         kept |= set(
@@ -119,7 +120,7 @@ def delete_unused(session: Session, before: datetime) -> None:
 
 
 def begin_deleting_packs(session: Session, before: datetime, now: datetime) -> None:
-    """Start deleting packs that no code uses and that were last used before this time: mark the
+    """Start deleting packs that no code uses and that were last used before `before`: mark the
     packs, and delete their parts' rows."""
     in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
     doomed = list(

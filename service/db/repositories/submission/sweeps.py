@@ -58,8 +58,8 @@ def rank_on_rung(
     """Return the number of trials that were judged at the rung, and the number of these trials that
     are better than `value`."""
     better = func.count().filter(_is_better(value, maximises))
-    # Don't count trials that failed after they were judged, so that they don't cause other trials
-    # to be stopped.
+    # Don't count trials that failed after they were judged, because such a failure must not cause
+    # other trials to be stopped.
     failed = select(JobRow.id).where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
     query = select(func.count(), better).where(
         TrialRungRow.array_id == array_id,
@@ -146,7 +146,7 @@ def earlier_trials(session: Session, array_id: str) -> Sequence[EarlierTrialRow]
 
 
 def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
-    """Return the parameters of each of these jobs that is a trial, by job id; None for a trial
+    """Return the parameters of the trials among these jobs, keyed by job id; None for a trial
     without parameters."""
     return {
         row.job_id: row.parameters

@@ -75,8 +75,8 @@ def metric_chunks(
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
 
 
-# Build statements that are used for polling only once, because building a statement takes longer
-# than executing it.
+# Cache the statements that are used for polling, because building a statement takes longer than
+# executing it.
 
 
 @cache
@@ -114,8 +114,8 @@ def _blobs(session: Session, column: str, chunk_ids: Collection[int]) -> dict[in
 def first_metric_steps(
     session: Session, job_id: str, rank: int, after_attempt: int
 ) -> dict[tuple[str, int], int]:
-    """Return the first step of each series, by (key, attempt), in attempts after
-    `after_attempt`."""
+    """Return the first step of each series in attempts after `after_attempt`, keyed by (key,
+    attempt)."""
     m = MetricChunkRow
     query = (
         select(m.key, m.attempt, func.min(m.first_step))
@@ -130,14 +130,15 @@ def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, byt
 
 
 def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
-    """Return the outlines of these chunks by id. Chunks without an outline are omitted."""
+    """Return the outlines of these chunks, keyed by chunk id. Chunks without an outline are
+    omitted."""
     return _blobs(session, "outline", chunk_ids)
 
 
 def last_log_chunks(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[int, list[LogChunkRow]]:
-    """Return the open log chunks and the latest log chunk of each rank, in order, by rank."""
+    """Return the open log chunks and the latest log chunk of each rank, in order, keyed by rank."""
     found: dict[int, list[LogChunkRow]] = {}
     for batch in batches(ranks):
         asked = {"job_id": job_id, "attempt": attempt, "ranks": batch}
@@ -203,8 +204,8 @@ def refused_log_chunks(session: Session, job_id: str) -> list[LogChunkRow]:
 
 
 def dropped_log_bytes(session: Session, job_id: str) -> dict[int, int]:
-    """Return the number of bytes that were dropped because neither the storage nor the database had
-    space, by rank."""
+    """Return the number of bytes of each rank that were dropped because neither the storage nor the
+    database had space."""
     row = LogChunkRow
     query = select(row.rank, func.sum(row.dropped_bytes)).where(
         row.job_id == job_id, row.dropped_bytes.is_not(None)
@@ -239,7 +240,7 @@ def log_chunks(
 def log_texts(
     session: Session, job_id: str, chunks: Sequence[LogChunkRow]
 ) -> dict[tuple[int, int, int], str]:
-    """Return the text of these open chunks of the job, by (attempt, rank, first line)."""
+    """Return the text of these open chunks of the job, keyed by (attempt, rank, first line)."""
     row = LogChunkRow
     key = row.attempt, row.rank, row.first_line
     found: dict[tuple[int, int, int], str] = {}

@@ -57,7 +57,7 @@ def _merging(dialect: str) -> Insert:
 
 
 def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Replace all summaries of the job with `summaries` (by key)."""
+    """Replace all summaries of the job with `summaries`, a mapping from keys to summaries."""
     session.connection().execute(delete(_TABLE).where(_TABLE.c.job_id == job_id))
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     if rows:
@@ -65,7 +65,7 @@ def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary
 
 
 def of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, MetricSummary]]:
-    """Return the summaries of each of these jobs, by job and key."""
+    """Return the summaries of each of these jobs, keyed by job and key."""
     found: dict[str, dict[str, MetricSummary]] = {job_id: {} for job_id in job_ids}
     c = _TABLE.c
     columns = [c[name] for name in MetricSummary.__dataclass_fields__]

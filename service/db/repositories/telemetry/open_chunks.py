@@ -1,4 +1,4 @@
-"""SQL for growing chunks, which runs for each reply and therefore avoids ORM objects."""
+"""SQL for growing chunks. These statements run for each reply, so they avoid ORM objects."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def last_steps(session: Session, job_id: str, attempt: int) -> dict[tuple[str, i
 def newest(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[tuple[str, int], OpenChunk]:
-    """Return the latest chunk of each series, by (key, rank)."""
+    """Return the latest chunk of each series, keyed by (key, rank)."""
     found: dict[tuple[str, int], OpenChunk] = {}
     connection = session.connection()
     for batch in batches(ranks):

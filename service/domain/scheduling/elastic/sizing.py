@@ -6,9 +6,9 @@ workers. The workers of the cluster are assigned in increments; each increment i
 job that gains most from it. The gain of a job is its speed relative to its speed at the minimum
 size, weighted by the time that the job has left. The weights keep the mean completion time low.
 With equal weights, each job would get a fair share (Pollux, Qiao et al., OSDI 2021). With the
-weight 1 / time left, short jobs would strictly come first. The weight used here, 1 / sqrt(time
-left), is between these two weights, as is the optimum for speeds that grow with a power of the size
-(heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
+weight 1 / (remaining time), short jobs would strictly come first. The weight used here, 1 /
+sqrt(time left), is between these two weights, as is the optimum for speeds that grow with a power
+of the size (heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
 
 At each size, a job with a batch range (`train.batch_range`) uses the batch size with the most
 progress per second. The progress is the number of samples per second, times the value of a sample
@@ -35,7 +35,7 @@ outweigh the cost of the restart."""
 LEFT_POWER = 0.5
 """Exponent of the time left in the divisor of a job's gain; see the module's docstring."""
 UNKNOWN_LEFT_S = 600.0
-"""Assumed time left of a job, in seconds, until the job reports it."""
+"""Assumed remaining time of a job, in seconds, until the job reports the remaining time."""
 SHORTEST_S = 30.0
 """Lower bound of the time that a job has left, in seconds."""
 NEARLY_NOTHING = 1e-6
@@ -83,7 +83,7 @@ class ElasticJob:
     """Steps left at the current batch size; None if unknown."""
     batch_range: tuple[int, int] | None = None
     """Smallest and largest batch size; None if the batch size is fixed. All batch sizes are
-    multiples of the smallest."""
+    multiples of the smallest batch size."""
     noise_scale: float | None = None
     """The gradient noise scale in samples; None until it is measured."""
 
@@ -101,8 +101,8 @@ class Sized:
     comes_first: bool = False
     """Whether the job gets its minimum size before other jobs are enlarged."""
     has_grown: bool = False
-    """Whether the job got slots recently. The job must release these slots for jobs that start, but
-    not for running jobs."""
+    """Whether the job got slots recently. The job must release these slots for jobs that are about
+    to start, but not for running jobs."""
     has_shrunk: bool = False
     """Whether the job recently released slots to jobs that gain more from these slots. The job gets
     more slots only if no other job wants them."""
@@ -112,9 +112,9 @@ class Sized:
 def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
     """Return nonnegative coefficients of `_terms` for the step time.
 
-    The fit minimizes the squared relative errors. If the reports don't show to which term some time
-    belongs, the time is attributed to the number of samples, so a job is assumed to scale well
-    until its reports show otherwise.
+    The fit minimizes the squared relative errors. Time that the reports can't assign to a
+    particular term is attributed to the number of samples, so a job is assumed to scale well until
+    its reports show otherwise.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)
@@ -200,9 +200,9 @@ def step_s(
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
-    """Return the batch size with the most progress per second on `num_workers`. Only the current
-    size, twice this size, and half of this size are compared, because the step times of other batch
-    sizes can't be predicted well enough."""
+    """Return the batch size with the most progress per second on `num_workers` workers. Only the
+    current size, twice this size, and half of this size are compared, because the step times of
+    other batch sizes can't be predicted well enough."""
     now = job.batch_size
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
         return now

@@ -14,7 +14,8 @@ from service.domain.scheduling.elastic.sizing import ElasticJob, Sized, sizes
 from service.domain.scheduling.placement.gangs import WorkerKind
 
 Standing = tuple[int, int, bool]
-"""(tier, negative priority, whether the user is ahead). Lower standings choose first."""
+"""Sort key of a claim: (tier, negative priority, whether the user is ahead). Lower standings choose
+first."""
 
 
 @dataclass(frozen=True)

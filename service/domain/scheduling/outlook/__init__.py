@@ -1,2 +1,2 @@
-"""Simulations of the policy, which predict when jobs will start, and which changes would make them
-start sooner."""
+"""Simulations of the policy. They predict when jobs will start, and what changes would make the
+jobs start sooner."""

@@ -77,7 +77,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A possible change to a job, and when the job would then start."""
+    """A possible change to a job, and when the changed job would start."""
 
     message: str
     at: datetime | None
@@ -249,7 +249,7 @@ class JobQuestions:
 
     def _most_units(self, name: str, unit: float, below: int, there: Resources) -> int:
         """Return the largest number of units of a resource, up to `below`, with which the job fits;
-        0 if the job fits with no such number."""
+        0 if there is no such number."""
         request = self.job.request
 
         def has_capacity(units: int) -> bool:

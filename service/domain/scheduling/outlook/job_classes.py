@@ -42,8 +42,8 @@ class JobClasses:
         """(position, id) of the jobs without open dependencies, in order of their positions."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
-        """Number of jobs that `heads` left out, by the id of the job just before them in their
-        class."""
+        """Numbers of jobs that `heads` left out, keyed by the id of the job just before them in
+        their class."""
         for position, job in enumerate(queue):
             if job.held is None:
                 self.add(job, position)
@@ -73,8 +73,8 @@ class JobClasses:
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
         """Return the first jobs of each class: all jobs that could start on the free resources, and
-        all jobs that could block other jobs. free: free resources by node. at_least: minimum number
-        of jobs per class."""
+        all jobs that could block other jobs. free: free resources, keyed by node. at_least: minimum
+        number of jobs per class."""
         found: list[WaitingJob] = []
         self.left_out = {}
         capacity: dict[_Sort, int] = {}

@@ -66,7 +66,7 @@ def of_usual(runs: Sequence[float]) -> TimeLeft | None:
 
 
 def by_earlier_runs(earlier_s: Sequence[float], ran_s: float) -> TimeLeft | None:
-    """Estimate the time that a job has left from the runs of similar earlier jobs. Returns None if
+    """Estimate a job's remaining time from the runs of similar earlier jobs. Returns None if
     there are no such runs, or if the job has already run longer than these runs suggest. ran_s:
     seconds that the job has run."""
     newest = earlier_s[-forecast.NEWEST :]

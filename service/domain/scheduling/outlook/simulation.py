@@ -43,7 +43,7 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 LEAVING_S = 15.0
-"""Seconds that a job takes to release its slots after it was asked to leave."""
+"""Seconds that a job takes to release its slots after it was asked to do so."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
 """Minimum time between two steps of the simulation, as a fraction of the simulated time so far. The
@@ -66,7 +66,7 @@ class Expected:
     """Number of jobs of unknown length on which `at` depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """`earliest` and `latest` are the range of `at`. `latest` is None if the job's start can't be
+    """`earliest` and `latest` are the bounds of `at`. `latest` is None if the job's start can't be
     predicted on the assumption that the other jobs take their longest expected time."""
 
 
@@ -130,8 +130,8 @@ class Simulation:
         self._unfinished.update(situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
-        """Whether a job has started that precedes jobs which the situation leaves out. If so, jobs
-        that the simulation starts later may actually start later than predicted."""
+        """Whether the simulation has started a job that precedes jobs omitted from the situation.
+        If true, the actual starts of later jobs can be later than predicted."""
         self._num_assumed = 0
         """Number of jobs of unknown length that have ended in the simulation."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
@@ -146,7 +146,7 @@ class Simulation:
 
     def step(self) -> bool:
         """Apply a plan for the current time, and advance to the next time at which something can
-        happen. Returns False if there is no such time."""
+        happen. Returns False if nothing more can happen."""
         while self._plans_left > 0:
             heads = self._classes.heads(self._free)
             has_more = bool(self._classes.left_out)
@@ -264,8 +264,8 @@ class Simulation:
             return _Active(job, self._now, ends_at, goes_on=goes_on)
         left_s = job.left_s
         if left_s is None:
-            # If the job has run for longer than usual, assume that it will run for the same time
-            # again.
+            # If the job has run for longer than usual, assume that the remaining time equals the
+            # time that the job has run so far.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
@@ -394,7 +394,7 @@ class Simulation:
 
 
 NOTHING_ENDS = Reason(
-    "behind_in_queue", "the jobs ahead of this job do not start, no matter which running jobs end"
+    "behind_in_queue", "the jobs ahead of this job can't start, no matter which running jobs end"
 )
 
 

@@ -29,28 +29,28 @@ class Situation:
     snapshot: policy.Snapshot
     """The snapshot, whose queue is in the order of the last plan, as far as this order is known."""
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds until a job with `max_runtime_s` is stopped, by job."""
+    """Seconds until each job with `max_runtime_s` is stopped, keyed by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
-    """The array of each unfinished job that belongs to an array, by job."""
+    """The array of each unfinished job that belongs to an array, keyed by job id."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
-    """Number of unfinished jobs that are not in the snapshot, by array."""
+    """Number of unfinished jobs that are not in the snapshot, keyed by array."""
     cancelled: frozenset[str] = frozenset()
-    """Jobs that release their slots and don't wait again."""
+    """Jobs that release their slots and don't return to the queue."""
     usual_s: float = UNKNOWN_S
     """Assumed running time of a job of unknown length, in seconds."""
     usual_range_s: TimeLeft | None = None
     """The range around `usual_s`; None if too few jobs have run."""
     time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
-    """Time left, by job, of each running or waiting job whose speed or earlier runs allow an
-    estimate."""
+    """Time left of each running or waiting job for which it can be estimated from the job's speed
+    or from earlier runs, keyed by job."""
     unmeasured: frozenset[str] = frozenset()
-    """Running jobs whose time left is unknown."""
+    """Running jobs whose remaining time is unknown."""
     accounts: frozenset[Account] = frozenset()
-    """Pairs of a queue and a user with running jobs or with jobs that could run, including jobs
-    that were left out."""
+    """Each pair of a queue and a user that has running jobs, or jobs that could run, including jobs
+    that were left out of the snapshot."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of waiting jobs that are not in the snapshot, by the id of the job behind which they
-    wait, which has the same request and limits."""
+    """For jobs of the snapshot, keyed by id: the number of waiting jobs with the same request and
+    limits that are left out of the snapshot because they wait behind the job."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""

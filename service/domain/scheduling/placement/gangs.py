@@ -32,7 +32,7 @@ every narrow job with the same runtime; with an exponent of 0, the width would n
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The requirement that a single domain of `level` has room for at least `least` workers."""
+    """The requirement that a single domain of `level` has capacity for at least `least` workers."""
 
     level: str
     least: int
@@ -58,7 +58,7 @@ class WorkerKind:
         self.counted = tuple(
             amounts(bundle if heterogeneous is None else heterogeneous.mean_bundle, 1).items()
         )
-        """A worker's resources as counted by the rules of queues."""
+        """A worker's resources, as the queue rules count them."""
         self.vector: tuple[float, ...] = ()
         """The worker's amount of each resource that any job requests."""
         self.role_vectors: Mapping[int, tuple[float, ...]] = {}
@@ -104,7 +104,7 @@ class Gang:
         self.kind = kind
         self.least = request.least
         self.weight: float = share**SIZE_POWER
-        """Weight that the gang's size has in the order of the queue."""
+        """Weight of the gang's size in the order of the queue."""
 
     @functools.cached_property
     def needs(self) -> str:
@@ -122,7 +122,7 @@ class Gangs:
         """`total` is the sum of the cluster's resources."""
         self._total = total
         self._known: dict[int, Gang] = {}
-        """Gangs by the `id()` of a request."""
+        """Gangs, keyed by the `id()` of a request."""
         self._requests: list[Request] = []
         """The known requests, kept alive so that their `id()` is not reused."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
@@ -195,8 +195,8 @@ class Gangs:
     def _measure(self, kind: WorkerKind) -> None:
         """Compute the vectors of a kind. Workers of the same job never share a GPU: workers with
         fractions need one GPU with room each, and workers with whole GPUs need GPUs of which no job
-        has a fraction. Each fraction is assumed to be the only fraction on its GPU. The GPU has
-        room for a second fraction if the sum of the two fractions is at most 1."""
+        has a fraction. Each fraction is assumed to be the only fraction on its GPU. A second
+        fraction fits on the GPU if the sum of the two fractions is at most 1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         capacities = {

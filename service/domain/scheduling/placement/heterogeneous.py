@@ -10,7 +10,7 @@ from service.domain.scheduling.placement.slots import EPSILON, Request, add, fit
 from service.domain.scheduling.placement.topology import Topology
 
 Free = Mapping[str, Mapping[str, float]]
-"""The free resources of nodes, by node id."""
+"""The free resources of nodes, keyed by node id."""
 Sort = tuple[int, Mapping[str, float]]
 """The number of ranks with equal slots, and their bundle."""
 
@@ -33,7 +33,7 @@ def never_fits(request: Request, free: Free, topology: Topology) -> bool:
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """Return (slices, is_certain). If `slices` is empty, `is_certain` is whether the search has
+    """Return (slices, is_certain). If `slices` is empty, `is_certain` states whether the search has
     shown that no placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))

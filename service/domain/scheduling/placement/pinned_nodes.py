@@ -20,7 +20,7 @@ def place_pinned(
     has_labels: HasLabels,
     is_open: Callable[[str], bool],
 ) -> tuple[Slice, ...] | int:
-    """Return a slice for each worker, in the order of the workers. If a worker has no room on its
+    """Return a slice for each worker, in the order of the workers. If a worker does not fit on its
     pinned nodes, return its index in `homes` instead, or len(homes) for the first worker.
 
     `capacities` is the number of workers that fit on each node. `is_open` returns whether a node

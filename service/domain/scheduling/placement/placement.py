@@ -20,7 +20,7 @@ from service.domain.scheduling.placement.topology import Domain, Place, Topology
 
 
 class _Area:
-    """The free room in one domain."""
+    """The capacity of one domain."""
 
     __slots__ = ("capacity", "nodes", "num_nodes")
 
@@ -28,17 +28,17 @@ class _Area:
         self.capacity = 0
         """Number of workers that fit in the domain."""
         self.num_nodes = 0
-        """Number of nodes that have room."""
+        """Number of nodes on which at least one worker fits."""
         self.nodes: dict[int, list[str]] = {}
-        """Sorted lists of the nodes that have room and belong directly to this domain, keyed by the
-        room on the node."""
+        """Sorted lists of the nodes with free capacity that belong directly to this domain, keyed
+        by the node's free capacity."""
 
 
 _NOTHING = _Area()
 
 
 class Placement:
-    """The room for workers of one kind, by node and by domain."""
+    """Counts how many workers of one kind fit on each node and in each domain."""
 
     def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
         """`sizes` maps each node that has room to the number of workers that fit on it."""
@@ -54,7 +54,7 @@ class Placement:
             self._add(domain, size * len(there), len(there))
 
     def change(self, node_id: str, size: int) -> None:
-        """Set the room on a node to `size` workers."""
+        """Set the number of workers that fit on a node to `size`."""
         before = self._size_of.pop(node_id, 0)
         if size == before == 0:
             return
@@ -82,7 +82,7 @@ class Placement:
         return self._areas.get(place, _NOTHING).capacity
 
     def capacities(self, level: str) -> dict[Place, int]:
-        """Return the room in each domain of a level."""
+        """Return how many workers fit in each domain of a level."""
         domains = self._topology.of_level(level)
         found: dict[Place, int] = {domain: self.capacity(domain) for domain in domains.all}
         for domain in domains.wider:
@@ -93,7 +93,8 @@ class Placement:
     def pack(
         self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
     ) -> tuple[Slice, ...]:
-        """Return slices for `num_workers`. There must be room for this number of workers.
+        """Return slices for `num_workers`. There must be enough free slots for this number of
+        workers.
 
         `near` are nodes on which the group already has workers. These nodes are used first, then
         the domains around them, from the narrowest to the widest. `within` restricts the slices to
@@ -106,8 +107,8 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """Return the nodes, sorted by decreasing room, followed by the domains that contain
-        them."""
+        """Return the nodes, sorted by decreasing free capacity, followed by the domains that
+        contain them."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.capacity(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]
@@ -153,8 +154,9 @@ class Placement:
                 yield from self._wide_enough(child, num_workers)
 
     def _fullness(self, domain: Domain) -> tuple[object, ...]:
-        """Return a sort key for domains: by room, then by number of nodes with room, then by the
-        room and the number of nodes of each surrounding domain, and finally by name."""
+        """Return a sort key for domains: by capacity, then by number of nodes with free capacity,
+        then by the capacity and the number of nodes of each surrounding domain, and finally by
+        name."""
         around = list(domain.around)
         areas = [self._areas[each] for each in around]
         capacities = [(area.capacity, area.num_nodes) for area in areas]
@@ -162,18 +164,18 @@ class Placement:
 
 
 class _Pack:
-    """Slices that are chosen one by one. The room of chosen slices counts as taken until `finish`
-    restores it."""
+    """Slices that are chosen one by one. The capacity of chosen slices counts as used until
+    `finish` restores it."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._slices: list[Slice] = []
         self._before: dict[str, int] = {}
-        """The room on each chosen node before it was chosen."""
+        """The free capacity of each chosen node before the node was chosen."""
         self.num_workers = 0
 
     def fill(self, place: Place, num_workers: int) -> None:
-        """Choose slots for `num_workers` in a place that has enough room."""
+        """Choose slots for `num_workers` in a place with enough free capacity."""
         while num_workers:
             if isinstance(place, str):
                 self._choose(place, num_workers)

@@ -1,9 +1,9 @@
 """Counts how many workers of each kind fit in the free resources of the nodes.
 
 Room is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs is the
-same on all nodes that are equal when empty, so it is stored once for all of them. If this amount
-leaves no room even on empty nodes, the free resources are not checked. Room is counted per domain
-(`placement`) only when a gang is placed or must be within one domain.
+same on all nodes that are equal when empty, so it is stored once for all of them. If no worker fits
+even on an empty node after this amount is subtracted, the free resources are not checked. Room is
+counted per domain (`placement`) only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reserved:
         self._whole: set[WorkerKind] = set()
         """Kinds for which all slots of all nodes are set aside."""
         self.on = [(0.0,) * len(total) for total in stock.totals]
-        """Reserved amounts by kind of node."""
+        """Reserved amounts, keyed by kind of node."""
         self.version = 0
 
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
@@ -71,7 +71,7 @@ class Reserved:
             self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
-        """Whether an empty node would still have room for such a worker in addition to the reserved
+        """Whether a worker of this kind fits on an empty node in addition to the reserved
         amounts."""
         return any(map(kind.fits, self._stock.totals, self.on))
 
@@ -88,18 +88,18 @@ class Pool:
         self._capacities: dict[WorkerKind, _Capacity] = {}
 
     def capacity(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the place that has the most room among the places
-        that can hold their gang."""
+        """Return how many workers of this kind fit in the domain with the most free capacity, among
+        the domains that can hold their gang."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit in the cluster, regardless of the domains that a gang
-        requires."""
+        """Return how many workers of this kind fit in the cluster, regardless of the domains that a
+        gang requires."""
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:
-        """Return how many such workers would fit on nodes with data of silos if these nodes
-        accepted them."""
+        """Return how many such workers would fit on nodes with silos' data if these nodes accepted
+        the workers."""
         groups = self._free.groups.values()
         as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
@@ -110,8 +110,8 @@ class Pool:
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. The check is fast if they don't fit: unless resources were
-        added later, an earlier count is an upper bound."""
+        """Whether `num_workers` workers fit. The check is fast if the workers don't fit: unless
+        resources were added later, an earlier count is an upper bound."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
@@ -194,7 +194,7 @@ class Pool:
 
 
 class _Capacity:
-    """The room for workers of one kind, updated incrementally."""
+    """The free capacity for workers of one kind, updated incrementally."""
 
     def __init__(self, kind: WorkerKind, stock: Stock, free: Free, reserved: Reserved) -> None:
         self._kind = kind
@@ -214,7 +214,7 @@ class _Capacity:
         self._is_exact = False
         """Whether `bound` equals `most()`."""
         self._is_closed = False
-        """Whether so much is set aside that no worker fits even on an empty node."""
+        """Whether so many resources are set aside that no worker fits even on an empty node."""
         self._placement: Placement | None = None
         self._num_placed = 0
         """Number of moves (`Free.moves`) that have been applied to the placement."""
@@ -243,7 +243,7 @@ class _Capacity:
             self._size_of, self.total = {}, 0
             self._version = -1  # count again once a node has more free resources than its total
             return
-        # Groups without free capacity still have none, because reserved amounts only grow.
+        # A group that had no free capacity still has none, because reserved amounts only grow.
         self._size_of = {group: 0 for group, size in self._size_of.items() if not size}
         self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 
@@ -272,7 +272,7 @@ class _Capacity:
 
     @property
     def placement(self) -> Placement:
-        """The current room by node and domain."""
+        """How many workers currently fit on each node and in each domain."""
         moves = self._free.moves
         if self._placement is None:
             sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]

@@ -1,13 +1,13 @@
-"""Shared GPUs: counts how many GPUs of a node are not shared, and how many have room for another
-fraction.
+"""Shared GPUs: counts how many GPUs of a node are not shared, and on how many GPUs another fraction
+fits.
 
 Ray does not report which GPU a fraction is on, but puts each fraction on the fullest GPU that has
 room. dray therefore assumes that the fractions on a node are packed in the same way: the largest
 first, followed by the fractions of the current plan, with workers of the same job on different
 GPUs. Workers that are asked to leave occupy their GPUs until jobs start in their place, so other
 fractions are packed around them. If this packing needs more GPUs than the node has, a search looks
-for another packing. If Ray packs the fractions differently, a job can fail to start; the start is
-then retried.
+for another packing. If Ray packs the fractions differently, a job can fail to start, and the start
+is retried.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Fractions]:
 
 
 def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Fractions]:
-    """Return the fractions on a node after `number` workers of a job were asked to leave; if
-    `number` is negative, they stay after all."""
+    """Return the fractions on a node after `number` workers of a job were asked to leave. A
+    negative `number` withdraws the request for that many workers."""
     return [
         part._replace(num_leaving=part.num_leaving + number) if part.job_id == job_id else part
         for part in parts
@@ -87,8 +87,8 @@ def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Fractions]:
 
 
 def with_more(parts: Parts, more: Fractions) -> list[Fractions]:
-    """Return the fractions on a node after a job got more workers. Workers of the same job do not
-    share a GPU."""
+    """Return the fractions on a node after a job was given more workers. Workers of the same job do
+    not share a GPU."""
     found = list(parts)
     for at, each in enumerate(found):
         if each.job_id == more.job_id:

@@ -33,13 +33,14 @@ Kind = tuple[tuple[str, float], ...]
 
 NUM_GPUS = "number of GPUs"
 """A pseudo-resource of a node: the number of its GPUs that no job uses exclusively. Workers do not
-request it."""
+request this pseudo-resource."""
 WHOLE_GPUS = "whole GPUs"
 """A pseudo-resource of a node: the number of its GPUs that no job uses, not even a fraction. Like
-`NUM_GPUS`, it exists only while GPUs are shared."""
+`NUM_GPUS`, this resource exists only while GPUs are shared."""
 
 GPUS_FITTING = "GPUs with room for "
-"""Prefix of the names of resources that count GPUs with room for a fraction of a given size."""
+"""Prefix of the names of resources that count the GPUs on which a fraction of a given size still
+fits."""
 UNITS = ("bytes", "KiB", "MiB", "GiB")
 """Units of memory, each 1024 times as large as the previous one."""
 
@@ -212,7 +213,7 @@ def offered(
 
 
 def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
-    """Return the resources that the jobs hold, by node."""
+    """Return the resources that the jobs hold, keyed by node."""
     held: dict[str, dict[str, float]] = {}
     for holder in holders:
         for part, bundle in by_bundle(holder.slices, holder.bundle, holder.roles):
@@ -266,7 +267,7 @@ def count(slices: Sequence[Slice]) -> int:
 
 
 def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
-    """Add `times` bundles to the free resources; a negative number removes them."""
+    """Add `times` bundles to the free resources. A negative `times` removes bundles."""
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
     if WHOLE_GPUS in free:  # assume that a worker's fraction is the only fraction on its GPU
@@ -350,7 +351,7 @@ def distinct_amounts(name: str, one: float, other: float) -> tuple[str, str]:
 
 
 def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
-    """Return the resources that `num_workers` hold, as counted by the rules of queues."""
+    """Return the resources that `num_workers` workers hold, as the queue rules count them."""
     return {
         name: num_workers * amount / (ACCELERATOR_SHARE if name.startswith(ACCELERATOR) else 1.0)
         for name, amount in bundle.items()

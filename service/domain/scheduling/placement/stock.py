@@ -63,7 +63,8 @@ class NodeGroup:
         self.kind = kind
         """Kind of the nodes (see `Stock.kind_of`)."""
         self.amounts = amounts
-        """Free resources of each node; negative if more is promised than the node has."""
+        """Free resources of each node; negative if more resources are promised than the node
+        has."""
         self.nodes: set[str] = set()
 
 
@@ -128,9 +129,9 @@ class Stock:
         self._parts: dict[tuple[When, str], list[Fractions]] = {}
         """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
         self.kind_of: dict[str, int] = {}
-        """The kind of each node, by node."""
+        """The kind of each node, keyed by node id."""
         self.totals: list[Amounts] = []
-        """Resources of an empty node, by kind."""
+        """Resources of an empty node of each kind."""
         self.counts: list[int] = []
         self._index_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
@@ -148,7 +149,8 @@ class Stock:
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
     def parts(self, when: When, node_id: str) -> list[Fractions]:
-        """Return the fractions of GPUs that jobs have (or will have, for SOON) on a node."""
+        """Return the fractions of GPUs that jobs hold on a node or, for `SOON`, that they will
+        hold."""
         if self._shared is None:
             return []
         found = self._parts.get((when, node_id))
@@ -166,21 +168,21 @@ class Stock:
         sign: int = 1,
     ) -> tuple[Amounts, list[Fractions]]:
         """Return a node's amounts and fractions of GPUs for SOON after a job was asked to release
-        these slots (or, if `sign` is -1, keeps them after all). `vector` is the vector of one
-        worker, and `parts` are the fractions before the change."""
+        these slots or, if `sign` is -1, after such a request was withdrawn. `vector` is the vector
+        of one worker, and `parts` are the fractions before the change."""
         number = sign * part.num_workers
         after = asked_to_leave(parts, job_id, number) if self._part_of(vector) else list(parts)
         return self._changed(amounts, vector, number, parts, after), after
 
     def _part_of(self, vector: Amounts) -> float:
-        """Return the fraction of a GPU that the worker requests; 0 if it does not."""
+        """Return the fraction of a GPU that the worker requests; 0 if it requests no fraction."""
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         return size if size < 1 else 0.0
 
     def _changed(
         self, amounts: Amounts, vector: Amounts, number: int, before: Parts, after: Parts
     ) -> Amounts:
-        """Return a node's amounts after `number` workers were added to what is free."""
+        """Return a node's free amounts after the resources of `number` workers were added."""
         found = plus(amounts, vector, number)
         if self._shared is None or before == after:
             return found
@@ -240,7 +242,7 @@ class Stock:
 
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """Return how many such workers fit on an empty node, by kind of node. For a gang that must
-        be in one domain, this is 0 for nodes whose domains are too small."""
+        be in one domain, the number is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
             found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
@@ -254,7 +256,7 @@ class Stock:
         return found
 
     def whole(self, kind: WorkerKind) -> int:
-        """Return how many such workers of one gang fit in an empty cluster."""
+        """Return how many workers of this kind, in one gang, fit in an empty cluster."""
         found = self._whole.get(kind)
         if found is None and kind.is_whole:
             amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
@@ -266,7 +268,7 @@ class Stock:
 
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
         """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
-        does not fit. `amounts` are the free resources by node."""
+        does not fit. `amounts` contains the free resources of each node."""
         if kind.heterogeneous is None:
             capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
@@ -316,7 +318,7 @@ class Stock:
         free.set(part.node_id, tuple(map(min, before, less)))
 
     def expect(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """Count these slots as free SOON."""
+        """Count these slots as slots that become free soon (`SOON`)."""
         self._soon.num_grown += 1
         for part, vector in kind.vectors(slices):
             group = self._soon.group_of.get(part.node_id)
@@ -336,8 +338,8 @@ class Stock:
         self, when: When, job_id: str, kind: WorkerKind, held: Sequence[Slice]
     ) -> dict[str, int]:
         """Return, for each node on which a group has workers with fractions of GPUs, how many more
-        workers fit on GPUs that the group does not use yet. For NOW, these workers must also fit
-        SOON, next to the fractions that are promised to jobs."""
+        workers fit on GPUs that the group does not use yet. If `when` is NOW, these workers must
+        also fit at the time SOON, next to the fractions that are promised to jobs."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found
@@ -352,7 +354,7 @@ class Stock:
         return found
 
     def _cap(self, node_id: str, most: Free) -> None:
-        """Limit the node's amounts for NOW to the amounts in `most`."""
+        """Limit the amounts that are free on the node now (`NOW`) to the amounts in `most`."""
         now, limit = self._now.group_of[node_id], most.group_of[node_id]
         self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
 

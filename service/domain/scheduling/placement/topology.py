@@ -56,7 +56,7 @@ def name_of(place: Place) -> str:
 
 
 def largest(capacities: Mapping[Place, int]) -> Place:
-    """Return the place with the most room; if several are equal, the first by name."""
+    """Return the place with the largest capacity; if several are equal, the first place by name."""
     return min(capacities, key=lambda place: (-capacities[place], name_of(place)))
 
 
@@ -76,7 +76,7 @@ class Topology:
     """The domains of a set of nodes."""
 
     def __init__(self, levels: Sequence[str], nodes: Iterable[Node]) -> None:
-        """`levels` are label keys; the node level is not included."""
+        """`levels` contains the label keys of all levels except the node level."""
         self.levels = (*levels, NODE_LEVEL)
         self._prefixes = [f"{LABEL}{key}=" for key in levels]
         self._found: dict[tuple[str | None, ...], Domain] = {}
@@ -103,8 +103,8 @@ class Topology:
         return self.of_level(level).around[self.domain_of[node_id]] or node_id
 
     def capacities(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:
-        """Return the number of workers in each domain of a level. `sizes` is the number of workers
-        by node."""
+        """Return the number of workers in each domain of a level. `sizes` maps nodes to numbers of
+        workers."""
         found: dict[Place, int] = {}
         for node_id, size in sizes.items():
             place = self.place_of(node_id, level)

@@ -14,13 +14,13 @@ from service.domain.scheduling.placement.slots import count, fits
 from service.domain.scheduling.policy.records import Snapshot
 
 LASTS_S = 60.0
-"""Minimum time in seconds between two changes of a batch size, since each change costs a new
+"""Minimum time in seconds between two changes of a batch size, since each change requires a new
 rendezvous."""
 
 
 def batch_changes(snapshot: Snapshot, but: Container[str]) -> dict[str, int]:
-    """Return the new batch sizes by job. Jobs in `but` keep their batch sizes, because the plan
-    changes these jobs in other ways."""
+    """Return the new batch sizes, keyed by job id. Jobs in `but` keep their batch sizes, because
+    the plan changes these jobs in other ways."""
     found: dict[str, int] = {}
     for running in snapshot.running:
         job = snapshot.elastic.get(running.job_id)

@@ -48,7 +48,7 @@ class Departures:
         self._leaving: dict[str, int] = {}
         """Jobs that were asked to leave or shrink, numbered in the order of the requests."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
-        """The jobs that release slots, by node."""
+        """The jobs that release slots, keyed by node."""
         self._soon = Pool(stock, When.SOON)
         self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         for job in running:
@@ -57,11 +57,11 @@ class Departures:
             elif job.recalled:
                 self._expect(job, job.recalled)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
-        """For each kind of request for which no room could be made: the rank of the requesting job,
-        and the number of its workers that would fit if every job that can be asked on its behalf
-        left."""
+        """For each kind of request for which not enough slots could be freed: the rank of the
+        requesting job, and the number of its workers that would fit if every job that can be asked
+        for slots released them."""
         self.targets: dict[str, int] = {}
-        """Chosen sizes of elastic jobs, by job."""
+        """Chosen sizes of elastic jobs, keyed by job id."""
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
         """Groups to which this plan gives slots, and which it therefore does not ask for slots."""
@@ -217,7 +217,8 @@ class Departures:
         self._expect(running, slices)
 
     def batch_size(self, job_id: str, kind: WorkerKind, num_workers: int) -> int | None:
-        """Return the global batch size of a job with `num_workers`; None if it is fixed."""
+        """Return the global batch size of a job with `num_workers`; None if the batch size is
+        fixed."""
         job = self._snapshot.elastic.get(job_id)
         if job is None or job.batch_range is None:
             return None

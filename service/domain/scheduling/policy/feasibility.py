@@ -29,7 +29,7 @@ from service.domain.scheduling.placement.topology import Topology, largest, name
 from service.domain.scheduling.rules.obstacles import Reason
 
 ALL_CLOSED = "every node of the cluster has a silo's data, and accepts only ranks of silos"
-OPEN_ARE_REFUSED = "waits for a node: every node that has no silo's data is refused"
+OPEN_ARE_REFUSED = "waits for a node: dray refuses every node without a silo's data"
 
 
 def can_ever_fit(
@@ -121,7 +121,7 @@ def _why_never_with_roles(
         return None
     role = lacking_role(request, nodes)
     capacity = (
-        "each of these but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
+        "each of these, but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
     )
     return _unsatisfiable(
         f"{needs(request)}, but the whole cluster has room for {capacity} at once"
@@ -142,8 +142,8 @@ def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
 
 
 def unplaceable_worker(request: Request, nodes: Sequence[Node]) -> int | None:
-    """Return the index in `homes` of a worker that has no room on its pinned nodes even if they are
-    empty (len(homes) for the first worker); None if all workers have room."""
+    """Return the index in `homes` of a worker that does not fit on its pinned nodes even if they
+    are empty (len(homes) for the first worker); None if all workers fit."""
     if not request.homes:
         return None
     total_of = {node.id: node.total for node in nodes}
@@ -176,8 +176,8 @@ def _why_unplaceable(request: Request, nodes: Sequence[Node]) -> Reason | None:
 def _why_never_together(
     request: Request, topology: Topology, sizes: Mapping[str, int]
 ) -> Reason | None:
-    """Return why no domain of the required level could hold the gang. `sizes` is the number of
-    workers that fit on each node."""
+    """Return why no domain of the required level could hold the gang. `sizes` contains the number
+    of workers that fit on each node."""
     level = request.required_level
     if level is None:
         return None

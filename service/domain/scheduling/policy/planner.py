@@ -1,5 +1,5 @@
-"""The scheduling policy, which decides which jobs start, and where; which jobs wait, make room or
-grow; and why.
+"""The scheduling policy. It decides which jobs start (and on which nodes), wait, release slots or
+grow, and gives the reasons.
 
 A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to
 its minimum. Jobs are considered in the order defined by `order`: by priority, then by remaining
@@ -15,7 +15,7 @@ releases its slots on request can even start on the reserved slots, since it can
 job with a limited runtime can start on reserved slots if it certainly ends before the job with the
 reservation could start (`backfill`).
 
-Elastic jobs that report step times get the sizes that maximize the total gain over all of them
+Elastic jobs that report step times get the sizes that maximize the total gain of all these jobs
 (`sizing`). Running jobs whose current size differs from the chosen size grow, release slots, or
 leave and resume.
 
@@ -25,9 +25,9 @@ slots before any waiting job, still holds its other slots, and waits for at most
 can therefore get any free slot, even a slot that a waiting job has reserved; if too few slots are
 free, slots are set aside for it as for the first job of the queue. After the queue has been served,
 elastic groups that train below their full size get slots that no waiting job has reserved. Before
-these groups are served, slots are also reserved for jobs that back off: a job that overtakes them
-ends at some point, but a group would keep its new slots. Groups are served by priority; groups with
-the same priority are served first come, first served.
+these groups are served, slots are also reserved for jobs that back off. Another job that took these
+slots would release them when it ends, but a group would keep them. Groups are served by priority;
+groups with the same priority are served first come, first served.
 
 A job that backs off reserves nothing until the queue has been served. The exception is a job that
 will be retried soon, which keeps its position, because it did not cause its failure (for example, a
@@ -87,8 +87,8 @@ def plan(
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs with the same `place` all have the rank of the first job that they overtake, so sort
-        # by `seq` first.
+        # Jobs that were moved to the same `place` have equal ranks, so sort the jobs by `seq`
+        # first.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
@@ -174,7 +174,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
         number = slots.number_of_nodes(starting)
         return Reason("no_nodes", f"waits for a node: dray's agent is starting on {number}")
     if snapshot.nodes and not accepted and not may_come:
-        return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
+        return Reason("no_nodes", "waits for a node: dray refuses every node of the cluster")
     if not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: the cluster has no nodes")
     if snapshot.storage_problem is not None:

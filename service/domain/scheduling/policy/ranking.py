@@ -1,4 +1,4 @@
-"""Ranks of jobs, taking the quotas and shares of their queues into account."""
+"""Computes the ranks of jobs, taking the quotas and shares of their queues into account."""
 
 from __future__ import annotations
 

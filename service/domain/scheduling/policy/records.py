@@ -29,7 +29,7 @@ class WaitingJob:
     not_before: datetime | None = None
     preparing: str | None = None
     """A message that is set while the environment is not ready on the nodes where the job would
-    start. As long as it is set, the job neither takes nor reserves slots."""
+    start. As long as the message is set, the job neither takes nor reserves slots."""
     left_s: float | None = None
     """Remaining runtime in seconds once the job has started; None if unknown."""
     waited_s: float = math.inf
@@ -47,8 +47,8 @@ class WaitingJob:
     place: int = 0
     """Among jobs of the same priority, lower values come first: see `models.JobRow.rank`."""
     after: tuple[Dependency, ...] = ()
-    """Jobs and arrays that must end before the job starts. Until they end, the job neither takes
-    nor reserves slots."""
+    """Jobs and arrays that must end before the job starts. Until these jobs and arrays end, the job
+    neither takes nor reserves slots."""
     array: ArrayLimit | None = None
 
 
@@ -95,7 +95,7 @@ class Snapshot:
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
     """Recent usage in cluster-seconds, by queue and user."""
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
-    """Number of jobs that hold slots, by array."""
+    """Number of jobs that hold slots, keyed by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
     """For each queue whose budget is used up, the reason why its jobs do not start."""
     topology: tuple[str, ...] = ()
@@ -103,8 +103,8 @@ class Snapshot:
     to_come: tuple[Node, ...] = ()
     """Nodes that an autoscaler could add, and nodes that are about to be accepted."""
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
-    """Jobs whose size is chosen based on their speed, by job. All of these jobs can save and resume
-    their state."""
+    """Jobs whose size is chosen based on their speed, keyed by job id. All of these jobs can save
+    and resume their state."""
 
 
 @dataclass(frozen=True)

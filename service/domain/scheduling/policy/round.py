@@ -37,12 +37,12 @@ from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstac
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
 SOON_S = 15.0
-"""Maximum backoff, in seconds, with which a job keeps its position. A job with such a short backoff
-has rarely caused its own failures."""
+"""A job keeps its position if its backoff, in seconds, is at most this value. A job with such a
+short backoff has rarely caused its own failures."""
 
 
 class Round:
-    """The state of one plan while it is made, such as the remaining slots."""
+    """The intermediate state of one plan, such as the remaining slots."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Round:
         ranks: Mapping[str, order.Rank],
         now: datetime,
     ) -> None:
-        """`ranks` are the ranks of the running jobs."""
+        """`ranks` contains the rank of each running job."""
         self._nodes = nodes
         self._gangs = gangs
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
@@ -86,7 +86,7 @@ class Round:
         self._now = now
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
         self._promised_of_arrays: Counter[str] = Counter()
-        """Number of jobs for which other jobs are making room, by array."""
+        """Number of jobs for which other jobs are releasing slots, keyed by array."""
 
     def serve(self, group: Growing) -> Decision:
         """Give a group all the workers that it lacks, on any free slots, even on reserved slots."""
@@ -184,8 +184,8 @@ class Round:
         return wait
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
-        """Reserve slots for a job that backs off, as if it were waiting for slots, if it will be
-        retried soon."""
+        """If a job that is backing off will be retried soon, reserve slots for it as if it were
+        waiting for slots."""
         kind, most = gang.kind, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
@@ -242,7 +242,7 @@ class Round:
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)
         verb = "makes" if len(leaving) == 1 else "make"
-        message = f"{gang.needs}; {jobs(leaving)} {verb} room for it"
+        message = f"{gang.needs}; {jobs(leaving)} {verb} room for this job"
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def _is_full(self, array: ArrayLimit) -> bool:
@@ -300,7 +300,7 @@ class Round:
         return self._stay(sentence, group, gang, 1)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
-        """Return the decision for a group if this plan asks it for slots; None if it doesn't."""
+        """Return the decision to ask a group for slots; None if this plan doesn't ask the group."""
         asked = self.departures.asked_of(group.job_id)
         if asked is None:
             return None

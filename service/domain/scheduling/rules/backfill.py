@@ -4,7 +4,7 @@ A job with a limit on its running time may overtake a blocked job if it is certa
 its slots before the blocked job can start. The blocked job waits for running jobs to leave. Each
 running job is assumed to leave as early as possible: immediately if its remaining time is unknown,
 otherwise after half of the forecast time. A job that the blocked job may be entitled to evict is
-assumed to leave as soon as it can be evicted, if that is earlier.
+assumed to leave even earlier if it can be evicted earlier.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck,
 from service.domain.scheduling.rules.order import SETTLING_S, Rank
 
 SURE = 0.5
-"""The fraction of the forecast time for which a job is assumed to be certain to keep running."""
+"""Fraction of its forecast remaining time for which a job is assumed to be certain to keep
+running."""
 MAX_BLOCKED = 100
 """Maximum number of blocked jobs that a job may overtake."""
 
@@ -43,7 +44,7 @@ class Backfill:
         self._gangs = gangs
         self._min_run_s = min_run_s
         self._kept = {job.job_id: list(job.slices) for job in running}
-        """The slots that each job was not asked to release."""
+        """For each job, the slots that the job was not asked to release."""
         self._num_blocked = 0
         self._free_s = math.inf
 
@@ -68,7 +69,7 @@ class Backfill:
                 kept.remove(part)
 
     def close(self) -> None:
-        """Prevent further jobs from overtaking."""
+        """Prevent more jobs from overtaking the blocked jobs."""
         self._free_s = 0.0
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:

@@ -1,11 +1,11 @@
 """Pure rules that decide which running jobs release their slots for a waiting job.
 
-A running job is asked to leave for a job with a higher priority, or for a job whose slots are
-guaranteed by its queue's quota. A job that saves its state on request and resumes from it is also
-asked to leave for a job whose queue or user has used less than its share, or for a job that clearly
-has less work left. No job leaves before it has held its slots for a minimum run time. A job is
-therefore evicted at most once in this time, which limits how often two jobs can alternately evict
-each other. Jobs that lose the least work leave first.
+A running job is asked to release its slots for a job with a higher priority, or for a job whose
+slots are guaranteed by its queue's quota. A job that saves its state on request and resumes from it
+is also asked to release its slots for a job whose queue or user has used less than its share, or
+for a job that clearly has less work left. No job is evicted before it has held its slots for a
+minimum run time. A job is therefore evicted at most once in this time, which limits how often two
+jobs can alternately evict each other. Jobs that lose the least work are evicted first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """
@@ -53,9 +53,10 @@ class RunningJob:
     lost_s: float = 0.0
     """Seconds of work that have to be repeated if the job leaves now."""
     yields: bool = False
-    """Whether the job saves its state when asked to leave, and resumes from it."""
+    """Whether the job saves its state when asked to release its slots, and later resumes from this
+    state."""
     is_leaving: bool = False
-    """Whether the job was asked to leave."""
+    """Whether the job was asked to release its slots."""
     place: int = 0
     """See `policy.WaitingJob.place`."""
     queue: str = "default"
@@ -70,7 +71,7 @@ class RunningJob:
     num_left: int = 0
     """Number of times that the job has released its slots on request."""
     grown_s: float = math.inf
-    """Seconds since the group last got more slots."""
+    """Seconds since the group was last granted additional slots."""
     shrunk_s: float = math.inf
     """Seconds since the job was last asked to release slots from which other jobs gain more."""
 
@@ -141,8 +142,8 @@ class Ask(NamedTuple):
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves. If it does, `slices` are the slots that it was not asked to release
-    before."""
+    """Whether the job leaves. If the job leaves, `slices` contains the slots that it was not
+    already asked to release."""
 
 
 class Candidates:
@@ -161,8 +162,8 @@ class Candidates:
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
         """Yield the requests that can be made for a job with the rank `coming`, except requests to
         the jobs in `but`. Requests for spare slots come before requests to leave."""
-        # If two ranks differ only in their work, the rank with more work can ask only a subset of
-        # the jobs that the other rank can ask.
+        # If the priorities of two waiting jobs differ only in the amount of work, the job with
+        # more work can only evict or shrink jobs that the other job can also evict or shrink.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
@@ -191,7 +192,7 @@ class Asked(NamedTuple):
     asks: tuple[Ask, ...]
     """The requests; empty if the gang does not fit even with all candidates."""
     capacity: int
-    """Number of workers that fit if all candidates that were tried are asked."""
+    """Number of workers that fit once all candidates that were tried have released their slots."""
 
 
 def victims(
@@ -200,7 +201,7 @@ def victims(
     """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
 
     `pool` contains slots that are free, or will be free once the jobs that were already asked have
-    left.
+    released them.
     """
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []
@@ -236,9 +237,9 @@ class SlotCheck:
         self._gangs = gangs
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
         """(free resources, the part of the free resources that is set aside, number of workers that
-        fit), by node."""
+        fit), keyed by node."""
         self._parts: dict[str, list[Fractions]] = {}
-        """The fractions of GPUs that jobs still have on each node after the slots were returned."""
+        """The fractions of GPUs that jobs still have on each node after the slots were released."""
         self._capacities = pool.capacities(kind)
 
     @property

@@ -45,8 +45,8 @@ class Headroom:
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
-        """Return why a job gets no more workers. The result is cached, because many jobs wait for
-        the same reason. `sentence` describes what the job needs."""
+        """Return the reason why a job gets no more workers. The result is cached, because many jobs
+        wait for the same reason. `sentence` describes what the job needs."""
         found = self._reasons.get(sentence)
         if found is None:
             found = Reason(self.code, f"{sentence}; {self.message}")
@@ -71,8 +71,8 @@ class _Use:
     """Resources that waiting jobs ahead in the queue will hold."""
     num_ahead: int = 0
     shared: dict[str | None, Headroom] = field(default_factory=dict)
-    """The headroom of a job that doesn't hold any resources yet, by resource. Cached until a job
-    gets resources."""
+    """The headroom of a job that doesn't hold any resources yet, keyed by resource. Cached until a
+    job gets resources."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class AccountLimits:
         self._most_ever: dict[WorkerKind, int] = {}
 
     def headroom(self, job_id: str, kind: WorkerKind, least: int) -> Headroom:
-        """Return how many additional workers a job may have under all limits. If they allow fewer
-        than `least` workers and a user's limit is one of the reasons, the headroom names this
+        """Return how many additional workers a job may have under all limits. If the limits allow
+        fewer than `least` workers and a user's limit is one of the reasons, the headroom names this
         limit, because it doesn't block other users."""
         if self._closed is not None:
             return self._closed
@@ -144,8 +144,8 @@ class AccountLimits:
             use.num_ahead += job_id not in use.jobs
 
     def _limits_of(self, kind: WorkerKind) -> list[tuple[_Scope, _Counted]]:
-        """Return the scopes that limit such workers, each with the limited resources of a
-        worker."""
+        """Return the scopes that limit workers of this kind, each with the resources of a worker
+        that the scope limits."""
         found = self._limiting.get(kind)
         if found is None:
             of_each = [(scope, scope.counted(kind)) for scope in self._scopes]
@@ -154,7 +154,7 @@ class AccountLimits:
         return found
 
     def _most(self, kind: WorkerKind) -> int:
-        """Return how many workers the limits allow if no other job holds anything."""
+        """Return how many workers the limits allow if no other job holds any slots."""
         found = self._most_ever.get(kind)
         if found is None:
             allowed = [
@@ -207,17 +207,17 @@ class QueueLimits:
         return limits
 
     def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
-        # A release without queue rules created queues that have no row in the table.
+        # Queues that were created by a release without queue rules have no row in the table.
         queue = self._queues.get(name) or Queue(name)
         of_user = _Scope(
             USER_LIMIT,
             *(queue.user_limit, queue.max_running_per_user, owner),
-            *(f" in the queue {name!r}", "its limit for a user is"),
+            *(f" in the queue {name!r}", "its limit for a user"),
             *(f"the queue {name!r} allows a user", _Use()),
         )
         of_queue = _Scope(
             QUEUE_LIMIT,
-            *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
+            *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit"),
             *(f"the queue {name!r} allows", self._of_queues[name]),
         )
         return of_user, of_queue
@@ -270,9 +270,9 @@ def _headroom(scope: _Scope, job_id: str, workers: int, resource: str | None) ->
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
-    """Return text such as `the queue 'night' holds 7 GPU, and its limit is 8 GPU`."""
+    """Return a string such as `the queue 'night' holds 7 GPU, and its limit is 8 GPU`."""
     ahead = "; jobs ahead are also waiting" if is_any_ahead else ""
-    return f"{scope.holder} {has}{scope.where}, and {scope.limit} {limit}{ahead}"
+    return f"{scope.holder} {has}{scope.where}, and {scope.limit} is {limit}{ahead}"
 
 
 def _jobs(number: int) -> str:

@@ -20,7 +20,7 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Maximum number of blocking jobs to list. The message contains the total number."""
+"""Maximum number of blocking jobs to list. The message also contains their total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -108,7 +108,7 @@ class Obstacles:
         return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
 
     def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Explanation:
-        """Return why the gang does not start, and which jobs block it."""
+        """Return the reason why the gang does not start, and the jobs that block it."""
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
@@ -136,8 +136,9 @@ class Obstacles:
         *,
         runs: bool = False,
     ) -> Explanation:
-        """Return why `least` workers are not available, and which jobs block them. `free` is the
-        number of workers that fit together, including the job's own workers if `runs` is set."""
+        """Return the reason why `least` workers are not available, and the jobs that block them.
+        `free` is the number of workers that fit at the same time, including the job's own workers
+        if `runs` is set."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
         reach = self._counted(kind)
@@ -149,7 +150,7 @@ class Obstacles:
             code = "waiting_for_domain"
             there = f"{total} {_is(total)} free, but {self._together(kind, free, not runs)}"
         if kind.is_whole:
-            there = "the free slots do not have room for all of them"
+            there = "the free slots do not have room for all ranks"
         elif closed := self._free.closed(kind):
             there += f" ({closed} more on nodes with a silo's data are reserved for ranks of silos)"
         message, in_the_way = f"{sentence}; {there}", tuple(named)
@@ -247,8 +248,8 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """Return text such as `jobs a, b, c and 7 more`. `number` is the total number of jobs, if not
-    all are in `names`."""
+    """Return a string such as `jobs a, b, c and 7 more`. `number` is the total number of jobs, if
+    not all are in `names`."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""

@@ -22,10 +22,10 @@ SETTLING_S = 300.0
 """Seconds added to the remaining time, so that differences much smaller than the cost of a start
 don't matter."""
 LONGEST_WAIT_S = 24 * 3600.0
-"""Seconds after which a waiting job comes before other jobs that otherwise rank equally, can't be
-evicted by them, and no longer lends its reserved slots. Before this time, jobs that yield can use
-the reserved slots, because they leave when the job needs the slots, and empty slots would delay all
-jobs."""
+"""Seconds after which a waiting job comes first among jobs that would otherwise be ordered by their
+remaining work, can't be evicted by these jobs, and no longer lends its reserved slots. Before this
+time, jobs that yield can use the reserved slots, because they leave when the job needs the slots,
+and empty slots would delay all jobs."""
 
 
 class Rank(NamedTuple):
@@ -36,8 +36,8 @@ class Rank(NamedTuple):
     """The negative priority."""
     user_is_ahead: bool
     work: float
-    """The remaining work: seconds multiplied by the share of the cluster to the power of
-    `gangs.SIZE_POWER`."""
+    """The remaining work: the remaining seconds, multiplied by the share of the cluster raised to
+    the power `gangs.SIZE_POWER`."""
     seq: int
     place: int
     """Lower for jobs that were moved to the front; see `Fronts`."""
@@ -63,7 +63,7 @@ class Fronts:
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
         """`waiting` contains the queue and the rank of each job that could start."""
         self._first: defaultdict[tuple[str, Tier, int], dict[int, Rank]] = defaultdict(dict)
-        """The first rank with each `place`, by queue, tier and priority."""
+        """For each queue, tier and priority: the first rank with each `place`."""
         for queue, rank in waiting:
             of_place = self._first[queue, rank.tier, rank.falling_priority]
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))

@@ -103,7 +103,7 @@ def unfit(queue: Queue) -> Unfit | None:
 
 
 def has_of(name: str, nodes: Iterable[Node]) -> float:
-    """Return how much of a resource the accepted nodes have, as counted by the rules."""
+    """Return the amount of a resource on the accepted nodes, as the rules count it."""
     counted = "GPU" if name.startswith(ACCELERATOR) else name
     return sum(n.total.get(counted, 0.0) for n in nodes if n.accepted and name in n.total)
 

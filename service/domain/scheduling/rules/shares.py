@@ -1,4 +1,5 @@
-"""The shares of queues, by quota and weight, and of their users, by weight.
+"""Computes the shares of queues from their quotas and weights, and the shares of users from their
+weights.
 
 Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
 share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
@@ -113,8 +114,8 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 def _user_slack_s(weights: Collection[float]) -> float:
     """Return a user's slack in a queue that has the whole cluster. The slack shrinks with the
-    lowest weight, because what a user takes beyond their share can be a large part of the share of
-    the user with the lowest weight."""
+    lowest weight, because one user's small excess can be a large part of the share of the user with
+    the lowest weight."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
@@ -126,7 +127,7 @@ class Quotas:
     """
 
     def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
-        """`kinds` are all kinds of workers that will be claimed."""
+        """`kinds` contains all kinds of workers that will be claimed."""
         self._left = {queue.name: dict(queue.quota) for queue in queues if queue.quota}
         self._open = {
             (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)

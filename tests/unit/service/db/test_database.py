@@ -439,7 +439,7 @@ async def test_a_database_that_stays_away_is_a_sentence(monkeypatch: pytest.Monk
     monkeypatch.setattr("service.db.session.FIRST_PAUSE_S", 0.001)
     database = Database("postgresql://nobody@127.0.0.1:1/none")
     try:
-        with pytest.raises(DatabaseUnavailable, match="does not answer"):
+        with pytest.raises(DatabaseUnavailable, match="does not respond"):
             await database.read(lambda s: s.execute(text("SELECT 1")))
     finally:
         database.close()

@@ -147,7 +147,7 @@ def test_an_error_says_where_and_what_was_expected(text: str, said: str) -> None
 def test_a_word_for_a_text_and_a_bare_metric_are_answered_with_the_way_to_write_them() -> None:
     for text, hint in (
         ("state = RUNNING", 'write "RUNNING" for a string'),
-        ("loss < 1", 'a metric without "/" is written metrics.loss'),
+        ("loss < 1", 'a metric without "/" must be written as metrics.loss'),
     ):
         with pytest.raises(InvalidSearch) as caught:
             parse_search(text)

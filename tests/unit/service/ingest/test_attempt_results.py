@@ -311,7 +311,7 @@ async def test_a_source_that_does_not_answer_costs_no_retry_of_the_users(service
     job = await service.jobs.get(job_id)
     assert job.state == JobState.QUEUED
     assert job.reason.message == (
-        "s3://b/k: no answer; tried 4 times (retried after 1 s at the earliest, "
+        "s3://b/k: no answer; tried 4 times (will be retried after at least 1 s, "
         "counted as a fault of the data source)"
     )
 
@@ -715,5 +715,5 @@ async def test_a_job_that_another_user_cancelled_names_that_one(service: Service
         await service.jobs.cancel(job_id, actor="admin")
         if running:
             service.end(job_id, 1, Cause.STOPPED)
-        before = "" if running else " before it started"
+        before = "" if running else " before the job started"
         assert (await service.jobs.get(job_id)).reason.message == f"cancelled by admin{before}"

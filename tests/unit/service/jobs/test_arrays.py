@@ -142,7 +142,7 @@ async def test_an_array_is_cancelled_as_one_whatever_its_jobs_do(service: Servic
         assert events[-1].actor == "ann"
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
     job = await service.jobs.get(jobs[3])
-    assert job.reason.message == "cancelled by the user before it started"
+    assert job.reason.message == "cancelled by the user before the job started"
     assert job.finished_at == service.now
 
 

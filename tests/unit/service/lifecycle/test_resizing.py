@@ -560,8 +560,8 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     (event,) = await events_of(service, job_id, "recall_unanswered")
     assert (event.code, event.message) == (
         "recall_unanswered",
-        "did not release 1 worker within 120 s of being asked: the job is assumed to keep these "
-        "slots, and may be asked to release all of them",
+        "did not release 1 worker within 120 s of the request: dray assumes that the job keeps "
+        "these slots, and may ask it to release all its slots",
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     seen = live(service, job_id)

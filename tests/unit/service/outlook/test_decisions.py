@@ -161,7 +161,7 @@ async def test_rounds_that_the_database_did_not_take_are_kept_with_the_next(
 
         async def write(_: object) -> None:
             recorder.note(seen(3))
-            raise DatabaseUnavailable("the database does not answer")
+            raise DatabaseUnavailable("the database does not respond")
 
         away.setattr(service.database, "write", write)
         recorder.note(seen(1))

@@ -227,3 +227,15 @@ def test_whatever_is_named_as_a_help_does_help(given: dict[str, Any], part: floa
 def test_what_the_document_does_not_tell_is_not_guessed(document: dict[str, Any]) -> None:
     with pytest.raises(Unknown):
         shapes_of(JobSpec.model_validate(document))
+
+
+def test_the_kind_of_sync_is_kept() -> None:
+    spec = JobSpec.model_validate(
+        {
+            "recipe": "image_classification",
+            "resources": {"num_workers": 3},
+            "sync": {"kind": "gossip"},
+            "parallel": "auto",
+        }
+    )
+    assert {each.sync.kind for each in meshes(spec)} == {"gossip"}

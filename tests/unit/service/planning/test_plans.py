@@ -210,7 +210,7 @@ async def test_jobs_of_these_kinds_are_neither_planned_nor_refused_for_their_mem
 ) -> None:
     document = text(train={}, resources={"num_workers": 3, "memory_bytes": 1000}, **how)
     plans = Plans(service.database)
-    with pytest.raises(NotPlannable, match=f"Omit {next(iter(how))} to plan"):
+    with pytest.raises(NotPlannable, match=f"`{next(iter(how))}` to plan"):
         await plans.plan(PlanRequest.model_validate(document))
     resolved = await plans.resolve(JobSpec.model_validate(document))
     assert resolved.refusal is None
@@ -284,7 +284,7 @@ async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
         assert name.startswith("local steps")
     else:  # the ranks share a model
         assert name == "all-reduce"
-        assert "divide one model" in plan.sync.options[0].why
+        assert "the model is divided among the ranks" in plan.sync.options[0].why
     noise = {"train": {"global_batch_size": 16, "measure_noise": True}}
     plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4, **noise)))
     assert plan.sync.chosen == "all-reduce", "also of a document that takes no sync"

@@ -65,7 +65,7 @@ PAIRS = "gossip, ad_psgd, ring"
             "all-reduce",
             "no other option that the document allows",
         ),
-        (document(), facts(speeds=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
+        (document(), facts(speeds=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending gradients takes"),
         # Only messages take a long time, and their latency is a guess.
         (
             document(),
@@ -109,7 +109,7 @@ def test_each_way_that_is_not_taken_says_what_speaks_against_it() -> None:
     against = {option.name: option.why for option in elastic.options[1:]}
     assert all("the job document does not allow this option" in why for why in against.values())
     assert (
-        "option: elastic must be unset: with sync.kind gossip, the weights of the" in against[PAIRS]
+        "option: elastic must be unset: with sync.kind gossip, the ranks' weights" in against[PAIRS]
     )
     spot = choose_sync(document(), facts(spot=True))
     assert "spot nodes" in spot.options[-1].why

@@ -72,7 +72,7 @@ def test_a_training_that_diverges_ends_and_leaves_no_checkpoint_of_it(
         (error,) = frames(tmp_path, rank=rank, kind="error")
         assert (error["cause"], error["type"]) == (Cause.DIVERGED, "DivergedError")
         assert (
-            f"at step {BAD_STEP + MOST_IN_A_ROW - 1}. At least one of them has been non-"
+            f"at step {BAD_STEP + MOST_IN_A_ROW - 1}. The loss or the gradient norm has been non-"
             in error["message"]
         )
         assert f"since step {BAD_STEP}." in error["message"]

@@ -263,7 +263,7 @@ def test_names_and_sizes_that_do_not_fit_are_refused() -> None:
     preparing._state = preparing._State()
     with pytest.raises(ValueError, match="tensor is 2, which does not divide the number of"):
         prepared(tensor=2, tensor_plan=PLAN)
-    with pytest.raises(ValueError, match="recompute and compile_blocks need the model's blocks"):
+    with pytest.raises(ValueError, match="recompute and compile_blocks require blocks"):
         prepared(recompute=True)
     run_in_group(_wrong, 2)
 

@@ -229,7 +229,7 @@ async def test_the_builds_of_one_user_hold_up_no_other(node: Environments, tmp_p
     third = {"setup": [f"touch {tmp_path}/third"]}
     answer = await node.prepare(third, ann, keeps_all=False)
     assert answer.state is BuildState.BUILDING
-    assert answer.message == "waits for one of its user's 2 running builds on this node to finish"
+    assert answer.message == "waits for one of the user's 2 running builds on this node to finish"
     bob = replace(POLICY, owner="bob")
     assert (await settle(node, {"setup": ["true"]}, bob)).state is BuildState.READY
     assert not (tmp_path / "third").exists()

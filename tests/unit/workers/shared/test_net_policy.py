@@ -56,7 +56,7 @@ def test_the_operator_allows_names_addresses_and_networks() -> None:
 def test_the_reason_is_one_that_a_person_reads() -> None:
     address = ipaddress.ip_address("::ffff:169.254.169.254")
     assert refused_address(address, NO_HOSTS) == (
-        "169.254.169.254 is a link-local address, where clouds serve credentials"
+        "169.254.169.254 is a link-local address, where cloud providers serve credentials"
     )
 
 

@@ -54,7 +54,7 @@ async def test_metrics_are_found_in_text_bytes_and_lines_without_end(
     last = bodies(tmp_path, "log")[-1]
     assert str(last["text"]).startswith("dray: 10")
     assert str(last["text"]).endswith(
-        "lines were not searched for metrics: too many were printed at once"
+        "lines were not searched for metrics: too many lines were printed at once"
     )
 
 

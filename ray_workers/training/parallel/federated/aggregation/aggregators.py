@@ -2,7 +2,7 @@
 
 Means are computed with integer sums: updates, whose norms are bounded, are rounded to multiples of
 a power of two, because the sum of integers doesn't depend on the order. Secure aggregation also
-requires such sums. For other aggregators, every rank gets all updates of the round.
+requires integer sums. For other aggregators, every rank gets all updates of the round.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
     exact = rows.double()
     distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
     num_neighbours = len(rows) - malicious - 2
-    # Skip the smallest distance of each update, which is the distance from itself (0).
+    # Skip the smallest distance of each update: the distance between the update and itself, which
+    # is 0.
     scores = distances.sort(dim=1).values[:, 1 : 1 + num_neighbours].sum(dim=1)
     return scores.sort(stable=True).indices[:keep].sort().values

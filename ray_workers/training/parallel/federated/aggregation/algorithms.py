@@ -40,8 +40,9 @@ class Algorithm:
         return None
 
     def aggregate(self, sent: Sequence[Participant], updates: Tensor | None, lr: float) -> Any:
-        """Return the changes to the algorithm's state in a round that counts, which are passed to
-        `commit`; None if there are none. updates: (participants, elements) if `needs_each`."""
+        """Return the changes to the algorithm's state in a round that counts; None if there are no
+        changes. The changes are passed to `commit`. updates: (participants, elements) if
+        `needs_each`."""
         return None
 
     def commit(self, findings: Any) -> None:

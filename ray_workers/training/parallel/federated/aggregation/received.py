@@ -1,4 +1,4 @@
-"""The verdicts, norms and losses of the updates of a round, which all ranks exchange."""
+"""The data that all ranks exchange about the updates of a round: verdicts, norms and losses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ReceivedUpdates:
     def loss(self, last: float) -> float:
         """Return the mean loss over the samples of accepted clients whose losses are `trusted`.
         Returns NaN if all updates were refused, and `last` if there were no updates or no client
-        reports a loss."""
+        reported a loss."""
         if not self.plan.participants:
             return last
         if not (accepted := self.accepted):

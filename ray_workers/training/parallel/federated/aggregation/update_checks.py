@@ -37,7 +37,7 @@ def judged(update: Tensor, num_elements: int, max_norm: float) -> tuple[Verdict,
 
 
 def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
-    """Return why an update was refused, for the log."""
+    """Return the reason why an update was refused, for the log."""
     match verdict:
         case Verdict.WRONG_SHAPE:
             return "the update's shape differs from the model's shape"

@@ -1,1 +1,1 @@
-"""The aggregating rank for clients outside the cluster, which send their updates as files."""
+"""The aggregating rank for clients that are outside the cluster and send their updates as files."""

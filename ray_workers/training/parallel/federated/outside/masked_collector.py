@@ -212,8 +212,8 @@ class MaskedCollector(UpdateCollector):
             is_sound = norm <= limit and abs(found.mean[-1]) <= limit
         if not is_sound:
             raise RoundBrokenError(
-                "at least one client has masked an invalid update: no updates within "
-                "federated.max_update_norm and weights within http.max_samples have this sum"
+                "at least one client has masked an invalid update: the sum is impossible for "
+                "updates within federated.max_update_norm and weights within http.max_samples"
             )
 
     def _leave_out(self, step: int, server: MaskingServer) -> None:
@@ -229,7 +229,7 @@ class MaskedCollector(UpdateCollector):
             return
         named = [f"client {client}: {lie}" for client, lie in sorted(found.items())]
         more = f"; and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        message = f"excluded from all later rounds because they lied in round {step}: "
+        message = f"excluded from all later rounds because they sent false data in round {step}: "
         message += "; ".join(named[:MAX_NAMED]) + more
         log(message)
         self._report(RoundTroubleReport(step, sorted(found), message))

@@ -46,8 +46,8 @@ class OutsideEngine(FederatedEngine):
         """Clients that are excluded because they have lied in secure aggregation."""
 
     def state_dict(self) -> dict[str, Any]:
-        # Record whose clients these are, because another job that continues from this state assigns
-        # the same numbers to different clients.
+        # Record which job the clients belong to, because another job that continues from this state
+        # assigns the same numbers to different clients.
         liars = {"rounds": self._given.rounds_url, "clients": sorted(self.liars)}
         return super().state_dict() | {"liars": liars}
 
@@ -63,7 +63,7 @@ class OutsideEngine(FederatedEngine):
         sent, size = mine.sent[participant.client], self._flat.num_elements
         try:
             update = mine.update_of(participant.client, size)
-        # The stored update is damaged. Replace it with NaN, so that the round rejects it.
+        # Replace the damaged update with NaN values, so that the round rejects the update.
         except DamagedUpdateError:
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
@@ -126,7 +126,7 @@ class OutsideStrategy(ServerStrategy):
             files.remove_folder(self.given.rounds_url)
         except Exception as error:
             # Catch all exceptions, because storage clients raise many types. Remaining files are
-            # deleted with the job.
+            # deleted when the job is deleted.
             log(
                 "can't delete the files of the last rounds; they remain until the job is "
                 f"deleted: {error}"

@@ -49,7 +49,7 @@ class SiloEngine(FederatedEngine):
     """Combines the updates of the silos."""
 
     arrived: Mapping[int, SiloUpdate] = {}
-    """The updates of the current round, by silo."""
+    """The updates of the current round, keyed by silo."""
 
     def round_start(self, number: int) -> RoundStart:
         """Return the weights and corrections of the next round, neither of which changes during the
@@ -131,8 +131,8 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """The strategy of the aggregating rank, which has the server's weights and state, but no data
-    of a silo, and is in no process group with silos."""
+    """The strategy of the aggregating rank. This rank holds the server's weights and state, has no
+    data of a silo, and is in no process group with silos."""
 
     _engine: SiloEngine
 

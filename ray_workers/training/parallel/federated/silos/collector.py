@@ -46,7 +46,7 @@ class RoundCollector:
         self.number: int | None = None
         """The number of the open round; None if no round is open."""
         self.updates: dict[int, SiloUpdate] = {}
-        """The updates of the latest round, by silo."""
+        """The updates of the latest round, keyed by silo."""
 
     def begin(self, number: int, now: float) -> None:
         """Open a round."""
@@ -58,7 +58,7 @@ class RoundCollector:
         self._awaited.add(silo)
 
     def lost(self, silo: int) -> None:
-        """Record that a silo is gone. An update that the silo has already sent still counts."""
+        """Record that a silo is lost. An update that the silo has already sent still counts."""
         self._awaited.discard(silo)
 
     def wants(self, silo: int) -> int | None:
@@ -67,8 +67,8 @@ class RoundCollector:
         return None if silo in self.updates else self.number
 
     def take(self, silo: int, number: int, update: SiloUpdate) -> bool:
-        """Add an update. Returns whether the update counts: only the silo's first update in the
-        open round does."""
+        """Add an update. Returns whether the update counts: only a silo's first update in the open
+        round is counted."""
         if number != self.number or silo in self.updates:
             return False
         self.updates[silo] = update

@@ -41,7 +41,7 @@ class ClientFeed(RoundFeed):
         seed: int,
         world_size: int,
     ) -> None:
-        """clients: the numbers of each client's samples."""
+        """clients: the indices of each client's samples."""
         self._samples = samples
         self._clients = clients
         self._rounds = rounds

@@ -27,7 +27,7 @@ to 1."""
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """The numbers of each client's samples, by client."""
+    """The indices of each client's samples, with one array for each client."""
 
     train: Sequence[Numbers]
     """No client's array is empty."""
@@ -103,7 +103,7 @@ def _of_equal_clients(
             counts[:, client] += found
             left -= found
             missing -= found.sum()
-    # Distribute classes that occur only in the validation data equally.
+    # If a class occurs only in the validation data, distribute it equally among the clients.
     shares = np.full(counts.shape, 1 / num_clients)
     shares[present] = counts[present] / sizes[present, None]
     return shares
@@ -150,8 +150,8 @@ def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bo
     order = np.lexsort((owners, labels))  # by class, then by client
     whole = labels[order] * num_clients + owners[order]
     pairs, first, counts = np.unique(whole, return_index=True, return_counts=True)
-    # One heap per class, with elements (-number of samples, client, index in `order` of the next
-    # sample that the client would give away).
+    # One heap per class. Each element is a tuple of the negated number of samples, the client, and
+    # the index in `order` of the next sample that the client would give away.
     donors: list[list[tuple[int, int, int]]] = [[] for _ in range(num_classes)]
     for pair, index, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
         label, client = divmod(pair, num_clients)

@@ -80,7 +80,7 @@ class SecureRound:
             self._own[name] = MaskingClient(name, self._settings)
 
     def exchange_keys(self) -> None:
-        """Run the phases before the updates. A collective."""
+        """Run the phases that precede the updates. A collective."""
         for _ in range(2):
             self._exchange()
 

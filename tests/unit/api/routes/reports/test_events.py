@@ -195,7 +195,7 @@ def test_a_stream_that_can_not_be_read_on_ends_so_that_its_reader_comes_back(
     job_id = server.submit()
 
     async def away(*_: object, **__: object) -> None:
-        raise DatabaseUnavailable("the database does not answer")
+        raise DatabaseUnavailable("the database does not respond")
 
     with monkeypatch.context() as broken:
         broken.setattr(server.context.runtime.queries, "events", away)

@@ -222,7 +222,7 @@ async def test_a_database_that_does_not_answer_is_asked_once() -> None:
 
     async def store(items: Sequence[int]) -> list[int]:
         asked.append(items)
-        raise DatabaseUnavailable("the database does not answer")
+        raise DatabaseUnavailable("the database does not respond")
 
     with pytest.raises(DatabaseUnavailable):
         await together_or_alone([1, 2, 3], store)

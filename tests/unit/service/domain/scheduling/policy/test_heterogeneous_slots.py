@@ -112,7 +112,7 @@ def test_workers_come_first_and_servers_near_them(nodes: Any, slices: Any) -> No
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        ((node("n", CPU=5.0, GPU=2.0),), "has room for each of these but not for all at once"),
+        ((node("n", CPU=5.0, GPU=2.0),), "has room for each of these, but not for all at once"),
         ((node("n", CPU=3.0, GPU=2.0),), "the whole cluster has room for 0 servers at once"),
         ((node("n", CPU=16.0, GPU=1.0),), "the whole cluster has room for 1 worker at once"),
         ((node("n", CPU=16.0),), "each worker needs 1 GPU, but the largest node has no GPU"),
@@ -136,7 +136,7 @@ def test_a_gang_waits_whole_and_reserves_what_it_could_use() -> None:
     assert first.reason.code == "waiting_for_slots"
     assert first.reason.message.startswith(
         "needs 2 workers of 1 CPU and 1 GPU, and 1 server of 4 CPU; the free slots do not have "
-        "room for all of them, and job other holds 1 slot on suitable nodes"
+        "room for all ranks, and job other holds 1 slot on suitable nodes"
     )
     assert isinstance(second, Wait), "it would take what the first waits for"
 

@@ -60,7 +60,7 @@ def test_a_group_releases_the_slots_that_a_job_needs_and_no_more() -> None:
     assert shrink.reason.message == "continues with fewer workers, so that job new can start"
     assert isinstance(wait, Wait)
     assert (wait.reason.code, wait.blocked_by) == ("room_is_made", ("elastic",))
-    assert wait.reason.message.endswith("; job elastic makes room for it")
+    assert wait.reason.message.endswith("; job elastic makes room for this job")
 
 
 def test_nobody_leaves_where_groups_can_shrink() -> None:

@@ -157,7 +157,7 @@ def test_sentences_name_the_nodes_that_are_kept() -> None:
     refused = replace(node("open"), accepted=False)
     (decision,) = decide([*closed, refused], Request(1, CPU))
     assert isinstance(decision, Wait)
-    message = "waits for a node: every node that has no silo's data is refused"
+    message = "waits for a node: dray refuses every node without a silo's data"
     assert decision.reason.message == message
     labelled = Request(1, {**CPU, NORTH: 0.001})
     reason = can_ever_fit(labelled, [*closed, node("open")])

@@ -162,7 +162,7 @@ def test_a_job_waits_for_an_agent_that_starts_and_not_for_a_refused_node() -> No
     there = node("n", CPU=8.0)
     for nodes, message in (
         ([replace(there, accepted=False, is_starting=True)], "dray's agent is starting on 1 node"),
-        ([replace(there, accepted=False)], "every node of the cluster is refused"),
+        ([replace(there, accepted=False)], "dray refuses every node of the cluster"),
         ([], "the cluster has no nodes"),
     ):
         (wait,) = plan(Snapshot((job("a"),), tuple(nodes), True), NOW)

@@ -36,7 +36,7 @@ def test_a_job_of_which_nobody_knows_how_long_it_takes_is_tried_at_once() -> Non
     )
     assert isinstance(wait, Wait)
     assert (wait.reason.code, wait.blocked_by) == ("room_is_made", ("long",))
-    assert wait.reason.message == "needs 1 worker of 1 GPU; job long makes room for it"
+    assert wait.reason.message == "needs 1 worker of 1 GPU; job long makes room for this job"
 
 
 def test_slots_that_are_being_left_are_waited_for_and_nobody_else_is_asked() -> None:

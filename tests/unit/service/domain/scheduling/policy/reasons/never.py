@@ -63,7 +63,7 @@ def too_few_servers(claims: Claims, decision: Decision, needs: str, number: str)
     assert int(number) == sum(sizes.values()) < role.number
 
 
-@says(r"(needs .*), but the whole cluster has room for each of these but not for all at once")
+@says(r"(needs .*), but the whole cluster has room for each of these, but not for all at once")
 def not_all(claims: Claims, decision: Decision, needs: str) -> None:
     request = claims.request(decision)
     claims.check_needs(request, needs)

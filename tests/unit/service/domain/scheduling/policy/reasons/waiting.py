@@ -75,14 +75,14 @@ def no_storage(claims: Claims, decision: Decision) -> None:
     assert claims.snapshot.storage_problem is not None
 
 
-@says("waits for a node: every node that has no silo's data is refused")
+@says("waits for a node: dray refuses every node without a silo's data")
 def open_nodes_are_refused(claims: Claims, decision: Decision) -> None:
     opened = [n for n in claims.snapshot.nodes if n.total.get("open to all jobs") != 0]
     assert opened
     assert not any(node.accepted for node in opened)
 
 
-@says(r"waits for a node: (the cluster has no nodes|every node of the cluster is refused)")
+@says(r"waits for a node: (the cluster has no nodes|dray refuses every node of the cluster)")
 def no_node(claims: Claims, decision: Decision, which: str) -> None:
     assert not claims.all_nodes
     assert (which == "the cluster has no nodes") == (not claims.snapshot.nodes)
@@ -110,7 +110,7 @@ def others_hold(
 
 
 @says(
-    r"([^;]+); the free slots do not have room for all of them, and (jobs? .*) holds? (\d+) slots? "
+    r"([^;]+); the free slots do not have room for all ranks, and (jobs? .*) holds? (\d+) slots? "
     r"on suitable nodes"
 )
 def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, number: str) -> None:
@@ -120,7 +120,7 @@ def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, numb
 
 
 @says(
-    r"([^;]+); (?:(\d+) (?:is|are) free|the free slots do not have room for all of them)( \(\d+ "
+    r"([^;]+); (?:(\d+) (?:is|are) free|the free slots do not have room for all ranks)( \(\d+ "
     r"more .*\))?, and (?:the job already holds all suitable slots of the cluster|(other programs "
     r"use the rest of the cluster)|(processes that could not be killed use some of the other "
     r"slots))"
@@ -230,7 +230,7 @@ def behind(claims: Claims, decision: Decision, needs: str, free: str, jobs: str)
     assert len(ahead) <= number <= len(ahead | back_off), (number, ahead)
 
 
-@says(r"([^;]+); (jobs? .*) makes? room for it")
+@says(r"([^;]+); (jobs? .*) makes? room for this job")
 def room_is_made(claims: Claims, decision: Decision, needs: str, jobs: str) -> None:
     claims.check_opening(decision, needs)
     names, _number = some_jobs(jobs)
