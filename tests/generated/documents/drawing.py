@@ -81,7 +81,8 @@ class Draw:
         free = ("/model/args", "/labels", "/script/parameters", "/sweep")  # accept any names
         places = [one for one in objects(document) if not one[0].startswith(free)]
         pointer, node = self.random.choice(places)
-        name = self.random.choice(("zzz", "__proto__", "", "a/b", *node))
+        names = [name for name in node if f"{pointer}/{name}" != "/model/args"]  # any object
+        name = self.random.choice(("zzz", "__proto__", "", "a/b", *names))
         changed = copy_with(document, pointer, name, {"zzz": [None]})
         return changed, f"{pointer}/{escaped(name)}"
 
