@@ -45,7 +45,7 @@ MAX_GRACE_S = 24 * 3600
 
 
 # Unlike `Int`, these types allow 1.0, which JSON treats as an integer. The bounds precede the
-# validator, because pydantic leaves out bounds that follow a validator of the JSON Schema.
+# validator, because otherwise the JSON Schema would not contain `minimum` and `maximum`.
 Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(a_number)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
 

@@ -212,8 +212,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._awaited is Awaited.HEAD:
             self._await(Awaited.HEAD, self._limits.head_within_s)
-        # Parse the data in slices, so that the bytes of one request don't count for another. The
-        # count is exact for parsed bytes, and off by at most one slice for unparsed bytes.
+        # Parse the data in slices, so that the bytes of one request aren't counted toward another.
+        # The count is exact for parsed bytes, and off by at most one slice for unparsed bytes.
         for start in range(0, len(data), SLICE_BYTES):
             if self._refused or self.transport.is_closing():
                 return

@@ -64,7 +64,7 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # A call from another site's page has a Sec-Fetch-Site header if it has no Origin
+            # If a call from another site's page has no Origin header, it has a Sec-Fetch-Site
             # header.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()

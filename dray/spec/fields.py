@@ -89,8 +89,8 @@ MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CODE_ID_PATTERN = "^code-[0-9a-f]{32}$"
 CodeId = Annotated[str, StringConstraints(pattern=CODE_ID_PATTERN)]
-# These types have no validator, because pydantic omits bounds that follow a validator from the JSON
-# Schema.
+# These types have no validator, because the JSON Schema that pydantic generates does not contain
+# bounds that follow a validator.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Int = StrictInt
 GpuShare = Annotated[

@@ -31,7 +31,7 @@ WAITING_BYTES = 1 << 20
 KNOWN = "known"
 _COUNTS = struct.Struct("<QQ")
 
-# Share one encoder, because `json.dumps` with separators creates an encoder in every call.
+# Share one encoder, because `json.dumps` creates a new one on every call with custom separators.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -13,7 +13,7 @@ MetricValue = float | Literal["NaN", "Infinity", "-Infinity"]
 class View(BaseModel):
     """Base class of all responses."""
 
-    # Validators are built on first use, to keep the start of the command line fast.
+    # Validators are built on first use, so that the command line starts quickly.
     model_config = ConfigDict(extra="ignore", defer_build=True)
 
 

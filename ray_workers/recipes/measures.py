@@ -148,7 +148,7 @@ def log_odds(logits: Tensor) -> Tensor:
     # Sort the logits, so that the score of a class doesn't depend on the order of the other
     # classes' logits.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest element is 0, so the sum remains at least 1 if any other element is subtracted.
+    # The largest element adds exp(0) = 1, so at least 1 remains if any other element is subtracted.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)

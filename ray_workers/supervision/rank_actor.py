@@ -87,8 +87,7 @@ class RankActor:
         address = own_address()
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
-        # If the rank has no GPU, an empty string hides all GPUs, because the GPUs belong to other
-        # jobs.
+        # If the rank has no GPU, this is an empty string, which hides the GPUs of other jobs.
         visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         if self._reserved is not None and task.spec["script"]["framework"] not in SHARE_PORTS:
@@ -225,7 +224,7 @@ async def export_progress(task: RankTask, timings: Timings) -> None:
     The values are read from the end of the rank's spool, so the training process has no additional
     work.
     """
-    # Delay the import, which uses 0.1 s of CPU time while the training process is starting.
+    # Delay the import: it takes 0.1 s of CPU time, which the starting training process needs.
     await asyncio.sleep(timings.gauge_period_s)
     from ray.util.metrics import Gauge
 

@@ -70,7 +70,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    # Skip attributes that begin with `_`: when imported, Ray adds such an attribute to each record.
+    # Skip attributes that begin with `_`: once imported, Ray adds such an attribute to each record.
     given = {name: value for name, value in vars(record).items() if not name.startswith("_")}
     found = {name: value for name, value in given.items() if name not in _NOT_SHOWN}
     current = request_id.get()

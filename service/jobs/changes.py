@@ -127,8 +127,8 @@ class _JobChange:
 
     def _move_first(self) -> None:
         row = self._row
-        # Query the first rank, because jobs are ordered by their remaining work as well as by
-        # submission.
+        # The new rank must be lower than all others, because jobs with the same rank are ordered by
+        # their remaining work as well as by submission.
         first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
         if first is not None and first <= row.rank:
             row.rank = first - 1

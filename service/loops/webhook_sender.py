@@ -279,8 +279,8 @@ class WebhookSender:
         if why is not None and hook.disabled_at is None:
             self._disable(session, hook, row.job_id, *why, now)
         elif row.next_try_at is None and not repository.num_waiting(session, [hook.id]):
-            # Reset the failures now, because the next message might be sent days later, and a
-            # failure of that message must not count as part of the current series of failures.
+            # Reset the failure state now, because the next message might be sent days later, and
+            # its failure must not be counted together with the current failures.
             hook.failures, hook.failing_since, hook.paused_until = 0, None, None
         return False
 

@@ -28,7 +28,7 @@ class Resubmission:
     earlier: Runs
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        # Skip jobs of arrays, because they have no document of their own that could be changed.
+        # Skip jobs that belong to an array, because they have no document of their own to change.
         # Skip jobs with silos, because their ranks are pinned to nodes.
         if self.row.array_id is not None or job.request.homes:
             return None

@@ -156,7 +156,7 @@ def _number(value: float) -> str:
     return f"{whole:,}"
 
 
-# pydantic's schema, adapted to editors. With `anyOf` instead of a discriminator, the fields of a
+# pydantic's schema, modified for editors. With `anyOf` instead of a discriminator, the fields of a
 # part can be written in any order. Without titles, editors show the description of a field instead
 # of its name when the user hovers over it.
 

@@ -269,7 +269,7 @@ class BatchState:
             groups=[list(groups) for groups in state["groups"]],
             buffers=list(state["buffers"]),
             gradients=state["gradients"],
-            # Saved states of older releases lack this entry.
+            # States saved by older releases lack this entry.
             has_gradients=state.get("has_gradients", []),
         )
         self._restore(self._anchor)

@@ -378,7 +378,7 @@ def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
         return rough, 0
     if max(-int(values.min()), int(values.max()), abs(base)) <= EXACT_WHOLE:
         return rough, 0
-    # Modulo 2**64, the difference is exact if it fits in int64.
+    # The difference is computed modulo 2**64, so it is exact if it fits in int64.
     modulo = values.view(np.uint64) - np.uint64(base % (1 << 64))
     whole = modulo.view(np.int64)
     fits = np.abs(rough) < 2.0**62

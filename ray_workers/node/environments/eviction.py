@@ -84,7 +84,7 @@ def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     except BlockingIOError:
         return False
     else:
-        # Remove the record first, because no process must find a partially removed folder.
+        # Remove the record first, so that no process finds a partially removed folder.
         path.unlink(missing_ok=True)
         remove_tree(folder)
         return True

@@ -40,9 +40,9 @@ _PAIR = re.compile(
     rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?"
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
-    # The number must not be followed by a unit, by the rest of a date, address, version, fraction
-    # or number with a comma, or by an arrow and a new value. The number may be followed by the
-    # colon after the description of a progress bar.
+    # The number must not be followed by a unit or by an arrow and a new value, and must not be the
+    # start of a date, address, version, fraction or number with a comma. The number may be followed
+    # by the colon after the description of a progress bar.
     r"(?=(%?)(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)|:[ ]{1,4}\d{1,15}(?:%|it)))"
     r"(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
     # Exclude the percentage of a progress bar: `53%|## |`, `53% (3 of 6) |# |`, `53% 3/6 [`.

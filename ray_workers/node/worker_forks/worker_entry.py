@@ -126,9 +126,9 @@ def start_parent(path: str, modules: str) -> bool:
         if (child := os.fork()) == 0:
             if os.fork() == 0:
                 os.set_inheritable(lock.fileno(), True)
-                # Ray reads its environment variables only once, when it is imported. With this
-                # worker's job id, all forked workers would belong to that job, and the raylet would
-                # kill them when the job ends.
+                # Ray reads its environment variables only once, when it is imported. If the parent
+                # had this worker's job id, all forked workers would belong to that job, and the
+                # raylet would kill them when the job ends.
                 os.environ[JOB_OF_WORKER] = NO_JOB
                 words = ["-P", "-m", PARENT_MODULE, path, str(lock.fileno()), modules]
                 os.execv(sys.executable, [sys.executable, *words])

@@ -221,8 +221,8 @@ def _is_training(observations: Sequence[RankObservation]) -> bool:
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
     def progress(observation: RankObservation) -> tuple[int, int, int]:
         status = observation.status
-        # Compare the numbers of collectives before the phases, because some ranks communicate only
-        # after they update the model.
+        # The number of collectives takes precedence over the phase, because some ranks communicate
+        # only after they update the model.
         return status.step, status.collective, _PHASE_ORDER[status.phase]
 
     least = min(map(progress, observations))

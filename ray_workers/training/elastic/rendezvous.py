@@ -33,8 +33,8 @@ from ray_workers.training.elastic.connections import Connections
 
 # Only the supervisor decides whether a round takes too long, because only the supervisor knows how
 # fast the machines are, and which ranks have died or are suspended. Therefore, the limits below
-# exceed the supervisor's own limits on overloaded machines: the limits in
-# `supervision.rules.timings.Timings` times `machine_speed.MAX_SLOWNESS`.
+# exceed the supervisor's limits even on overloaded machines, where the values in
+# `supervision.rules.timings.Timings` are multiplied by up to `machine_speed.MAX_SLOWNESS`.
 ASSIGNMENT_LIMIT_S = 9000.0
 """Maximum number of seconds that a rank waits for its assignment in the next round, including the
 time to find slots and to read data again (`replace_limit_s`, `standby_limit_s`, `grow_limit_s`,

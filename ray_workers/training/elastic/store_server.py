@@ -31,7 +31,7 @@ def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
     from ray_workers.training.core.compat_torch import TCPStore
 
     # Don't use libuv: it updates the set of watched descriptors through io_uring, and can miss a
-    # socket that reuses the number of a recently closed socket. For example, after ranks were
+    # socket that reuses the number of a recently closed socket. In one case, after ranks had been
     # killed, a request was never read.
     return TCPStore(
         address,

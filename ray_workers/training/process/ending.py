@@ -78,8 +78,8 @@ class RankEnd:
             return 0
         raised_at = time.time()
         _print(words_of(leaving))
-        # An exit during the handling of an error that a lost peer caused is also a consequence of
-        # the loss.
+        # If the script exits while handling an error caused by a lost peer, the exit is also a
+        # consequence of the loss.
         is_secondary_failure = any(
             self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving)
         )

@@ -156,8 +156,8 @@ class RayCluster:
             spec,
             rank_actor_code,
         )
-        # The creation of the actor continues even if the caller stops waiting, and the actor might
-        # not exist before the creation is complete.
+        # The actor's creation continues even if the caller stops waiting. Record the launch,
+        # because looking up the actor by name may fail until its creation is complete.
         launching = asyncio.ensure_future(create)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))

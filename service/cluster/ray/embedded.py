@@ -195,8 +195,8 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Write this file only after the process has started, because a folder that has this
-            # file but no processes is considered the remains of a dead Ray.
+            # Write this file only after the process has started, because `remove_dead_sessions`
+            # deletes folders that contain this file if their Ray has no running processes.
             (temp_dir / PID_NAMESPACE).write_text(pid_namespace())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
@@ -265,8 +265,8 @@ class EmbeddedRay:
             # Draining is pointless, because there are no other nodes.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             # When memory runs out, Ray would kill its own workers. If the killed worker is the node
-            # agent, every job on the node ends. The kernel instead ends the largest process, which
-            # is the rank at fault.
+            # agent, every job on the node ends. With Ray's memory monitor disabled, the kernel
+            # kills the largest process, which is the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
             # By default, a raylet starts only one worker process per CPU at a time, and discards
             # further requests (see `service.cluster.ray.prestart`).
@@ -347,7 +347,7 @@ def remove_dead_sessions() -> None:
         except OSError:
             continue
         # The PID_NAMESPACE file is written after the first process has started, so the folder of a
-        # Ray that is starting is not deleted.
+        # Ray instance that is still starting is not deleted.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 

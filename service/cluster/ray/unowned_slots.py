@@ -57,8 +57,8 @@ class UnownedSlots:
         """
         self._released.discard(key)
         if key not in self._found:
-            # Check only the first slots of the attempt. This check is fast, and most attempts no
-            # longer hold any slots. `keys` finds attempts that still hold slots.
+            # Most attempts no longer hold any slots, so check only the first slots of the attempt,
+            # which is fast. `keys` finds attempts that still hold slots.
             try:
                 first = placement_groups.slots_name(*key, 0)
                 await asyncio.to_thread(ray.util.get_placement_group, first)

@@ -97,7 +97,7 @@ class Scheduler:
                     logger.exception("a round of the scheduler failed; the loop continues")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
-                # Ignore the time spent on starts when computing the pause. Otherwise, the pause
+                # Ignore the time spent starting jobs when computing the pause. Otherwise, the pause
                 # would be longer after many starts, and free slots would remain unused.
                 await rest_after(began + starting_s)
                 await woken.wait(self._settings.scheduler_tick_s)

@@ -218,8 +218,8 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
     if spec.is_exact:
-        # Persistent memory: the gradients of the rank's share. Temporary memory: a slice of the
-        # gradients from each rank, and the sum of these slices.
+        # Persistent memory: the gradients computed from the rank's share of the batch. Temporary
+        # memory: a slice of the gradients from each rank, and the sum of these slices.
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
     if spec.takes_local_steps:

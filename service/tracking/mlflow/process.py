@@ -20,7 +20,7 @@ END_LIMIT_S = 5.0
 """Seconds to wait for a killed process to exit."""
 DEFAULTS = {
     # The service limits the duration of calls and retries them itself, so the client should not
-    # retry. The server may need a long time to store an upload after it has received the last byte.
+    # retry. The server may take a long time to store an upload after it has received the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     # A redirected POST becomes a GET, whose response would be mistaken for MLflow's response to the

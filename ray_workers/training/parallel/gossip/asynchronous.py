@@ -319,7 +319,7 @@ class AsynchronousGossip(GossipReplicas):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        # `_averaging` is None before `prepare`, and if this rank is the only rank.
+        # `_averaging` is None if `prepare` has not been called or this rank is the only rank.
         if self._averaging is not None:
             self._averaging.abandon()
             self._averaging = None

@@ -77,8 +77,8 @@ class Mixing:
         """Join a newly formed group. graph: None if this rank is the only rank."""
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
-        # Allocate new memory, because late copies of an earlier group might still be written to the
-        # old memory.
+        # Allocate new memory, because delayed copies from an earlier group might still be written
+        # to the old memory.
         self.own, self._others = self._copy.empty(), []
         self._works: list[Any] = []
 

@@ -313,8 +313,8 @@ def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Paral
     blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
     for unit in blocks:  # each block is gathered as a unit
         fully_shard(unit, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
-    # Don't cast the model's inputs, because they may contain numbers from a table that a 16-bit
-    # type can't represent.
+    # Don't cast the model's inputs, because a table's numeric columns may contain values that a
+    # 16-bit type can't represent.
     policy = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
 

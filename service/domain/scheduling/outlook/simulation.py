@@ -269,8 +269,8 @@ class Simulation:
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
-        # Without LONGEST_S, the end of an endless job with fewer workers would exceed the largest
-        # `datetime`.
+        # If a job has fewer workers, its remaining time increases, so without LONGEST_S `ends_at`
+        # could exceed the largest `datetime`.
         left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
         shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None

@@ -162,8 +162,8 @@ class Candidates:
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
         """Yield the requests that can be made for a job with the rank `coming`, except requests to
         the jobs in `but`. Requests for spare slots come before requests to leave."""
-        # If the priorities of two waiting jobs differ only in the amount of work, the job with
-        # more work can only evict or shrink jobs that the other job can also evict or shrink.
+        # If two waiting jobs have the same tier, priority and `user_is_ahead`, the job with more
+        # work can evict or shrink only jobs that the other job can also evict or shrink.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
