@@ -172,8 +172,8 @@ def _refuse_loss(old: Argument, count: int) -> None:
     if len(old.words) - 1 > count:
         raise AmbiguousArguments(
             f"{shlex.join(old.words)!r} would be replaced, but {old.words[-1]!r} might be a "
-            f"positional argument instead of a value of {old.name}: also give the program's "
-            "positional arguments, before the options"
+            f"positional argument instead of a value of {old.name}: repeat the program's "
+            "positional arguments before the options"
         )
 
 
@@ -192,8 +192,8 @@ def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argumen
     if stay:
         old = stay[-1]
         raise AmbiguousArguments(
-            f"the last word of {shlex.join(old.words)!r} might be a value of {old.name}, or a "
-            f"positional argument that would be replaced: also give {old.name}"
+            f"it is unclear whether the last word of {shlex.join(old.words)!r} is a value of "
+            f"{old.name} or a positional argument to replace: specify {old.name} as well"
         )
 
 
@@ -207,9 +207,8 @@ def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> t
     if follower is not None and follower.name is None:
         raise AmbiguousArguments(
             f"{shlex.join(change.words)!r} would be followed by {follower.words[0]!r}, which the "
-            f"program might interpret as a value of {change.name}: also give the program's "
-            "positional "
-            "arguments, before the options"
+            f"program might interpret as a value of {change.name}: repeat the program's "
+            "positional arguments before the options"
         )
     return change.words
 

@@ -106,7 +106,7 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             pattern="^array-[0-9a-z]{0,60}$",
-            description="Jobs of arrays whose id starts with this value.",
+            description="Jobs whose array's id starts with this prefix.",
         ),
     ] = None
     array_index: Annotated[

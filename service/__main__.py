@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="command")
-    taking = commands.add_parser("backup", help="copy the home (DRAY_HOME) to a tar file")
+    taking = commands.add_parser("backup", help="copy the home folder (DRAY_HOME) to a tar file")
     taking.add_argument("dest", type=Path, help="the tar file to write; it must not exist")
     putting = commands.add_parser("restore", help="restore a backup to a new home")
     putting.add_argument("source", type=Path, help="a tar file written by `backup`")

@@ -388,7 +388,7 @@ def _storage(url: str) -> Storage:
 def _unusable_storage(url: str, error: OSError) -> StartRefused:
     return StartRefused(
         f"the storage {url} {reason_of(error)}: fix this, or set DRAY_STORAGE_URL to another "
-        "storage"
+        "location"
     )
 
 

@@ -175,7 +175,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/limit/GPU",
         "hint": "raise the limit or lower the quota",
     },
-    "headers_too_large": {"detail": "at most 128 headers with 65536 bytes in total are allowed"},
+    "headers_too_large": {
+        "detail": "at most 128 headers, totaling at most 65536 bytes, are allowed"
+    },
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
     "unsupported_media_type": {
         "detail": "the content type is 'text/yaml', not application/json",
@@ -250,8 +252,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/files/0/path",
     },
     "upload_too_large": {
-        "detail": "the files have 600000000 bytes in total, but at most 536870912 bytes are "
-        "allowed",
+        "detail": "the files total 600000000 bytes, but at most 536870912 bytes are allowed",
         "hint": "exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
     },
     "code_unfit": {

@@ -342,8 +342,8 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         self._refuse(
             "headers_too_large",
-            f"at most {limits.num_headers} headers with {limits.head_bytes} bytes in total are "
-            "allowed",
+            f"at most {limits.num_headers} headers, totaling at most {limits.head_bytes} bytes, "
+            "are allowed",
         )
 
     def _refuse(self, code: str, detail: str) -> None:

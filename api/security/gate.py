@@ -49,7 +49,7 @@ class Gate:
             page = headers.get("origin", "another site")
             return Refused(
                 "forbidden",
-                f"this server does not accept calls from web pages of {page[:255]!r}",
+                f"this server does not accept requests from web pages on {page[:255]!r}",
                 hint="call the API from a program, or add the page's origin to "
                 "DRAY_ALLOWED_ORIGINS",
             )

@@ -34,7 +34,7 @@ _OF_JOBS = {
     "train/loss": "loss of the step, over all ranks if they share a model",
     "train/lr": "learning rate of the step",
     "train/grad_norm": "norm of the gradient before clipping",
-    "train/global_batch_size": "total samples of the step over all ranks",
+    "train/global_batch_size": "number of samples in the step, over all ranks",
     "train/gradient_noise_scale": "with `train.measure_noise`: gradient noise scale, in samples",
     "train/consensus_distance": "gossip and local steps: distance of the ranks' copies of "
     "the model from their mean",
@@ -46,9 +46,9 @@ _OF_JOBS = {
     "sync/sent_bytes": "bytes sent by all ranks in the step",
     "sync/clock": "parameter servers, per worker: number of batches computed",
     "sync/staleness": "parameter servers, per worker: steps between the worker's pull and its push",
-    "sync/staleness_mean": "asynchronous `sync` kinds: mean staleness of the updates so far",
-    "sync/staleness_max": "asynchronous `sync` kinds: largest staleness so far; also `_p50`, "
-    "`_p95`, `_p99`",
+    "sync/staleness_mean": "asynchronous training: mean staleness of the updates so far",
+    "sync/staleness_max": "asynchronous training: largest staleness so far; also `_p50`, `_p95`, "
+    "`_p99`",
     "perf/compression": "size of the gradient divided by the bytes sent",
     "perf/eval_time_s": "duration of an evaluation, in seconds",
     "perf/checkpoint_stall_s": "time for which a checkpoint paused training, in seconds",

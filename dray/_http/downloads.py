@@ -126,7 +126,7 @@ def finish(part: Path, target: Path, file: RemoteFile) -> None:
     if not matches(part, file):
         part.unlink()
         raise errors.IntegrityError(
-            f"{file.path} was received with a wrong size or SHA-256 digest (expected "
+            f"the download of {file.path} has the wrong size or SHA-256 digest (expected "
             f"{file.sha256}) and has been deleted: download it again"
         )
     part.replace(target)

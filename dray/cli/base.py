@@ -214,5 +214,5 @@ def _read(text: str, with_unit: Callable[[str], int]) -> float:
         except ValueError as error:
             raise typer.BadParameter(f"{text!r} {error}") from None
     if not math.isfinite(number) or number < 0:
-        raise typer.BadParameter(f"{text!r} must be a number of at least 0")
+        raise typer.BadParameter(f"{text!r} must be a finite, non-negative number")
     return number

@@ -34,7 +34,7 @@ States = Annotated[
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Select all jobs.")]
 Owner = Annotated[
-    str, typer.Option(help="Owner of the jobs to select by label, state or --all; @me means you.")
+    str, typer.Option(help="Unless jobs are named, select only this owner's jobs; @me means you.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 

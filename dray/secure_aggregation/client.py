@@ -147,7 +147,8 @@ class MaskingClient:
         entries, version = roster.clients, roster.version or 1
         if version > self._version:
             raise MessageRefused(
-                SERVER, f"the round has version {version}, which this client does not support"
+                SERVER,
+                f"the round uses protocol version {version}, which this client does not support",
             )
         names = [entry.name for entry in entries]
         every_key = [key for entry in entries for key in (entry.sealing_key, entry.masking_key)]

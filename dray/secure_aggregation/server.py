@@ -271,7 +271,7 @@ class MaskingServer:
             )
         if not {*(found.unusable or ())} <= self._shared.keys() - {client}:
             raise MessageRefused(
-                client, "the client reports unusable shares that it did not receive"
+                client, "the client reports shares as unusable, but was never sent these shares"
             )
         self._codes[client] = found
 

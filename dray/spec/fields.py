@@ -53,7 +53,7 @@ def _of_a_gpu(value: Any) -> Any:
             f"must be 0, 1, or a fraction of a GPU such as 0.5 (at least {LEAST_OF_A_GPU})"
         )
     if abs(number / GPU_STEP - round(number / GPU_STEP)) > 1e-6:
-        raise ValueError(f"must be a multiple of {GPU_STEP}, the smallest fraction that Ray counts")
+        raise ValueError(f"must be a multiple of {GPU_STEP}, Ray's precision for GPU fractions")
     return float(number)
 
 

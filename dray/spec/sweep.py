@@ -85,7 +85,7 @@ def _bound(value: Any) -> Any:
     if not (isinstance(value, int) or math.isfinite(value)):
         raise ValueError("must be a finite number")
     if abs(value) > MAX_NUMBER and not (isinstance(value, float) and abs(value) <= 1e300):
-        raise ValueError("must be at most 2**53, or a decimal number up to 1e300")
+        raise ValueError("must be at most 2**53 in magnitude, or 1e300 for a floating-point number")
     return value
 
 

@@ -286,7 +286,7 @@ def _prepare_more(
 
     session = prepared.session
     if isinstance(session, DividedSession):
-        raise ValueError("prepare() was called again, but a divided model must be the only model")
+        raise ValueError("prepare() can't be called again after a call that divided a model")
     if session.has_begun:
         raise RuntimeError("prepare() was called after the first batch: call it before the loop")
     if loader is not None and prepared.loader is not None:

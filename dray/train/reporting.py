@@ -151,7 +151,7 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     _saved_bytes[target] = size
     body = {"path": target, "url": url, "size_bytes": size, "sha256": sha256}
     if math.isinf(append("artifact", body)) or not _is_written():
-        raise StorageError(f"this node's disk has no space to report the artifact {target}")
+        raise StorageError(f"this node's disk has no space for the report of artifact {target}")
     saved_files.note(saved_files.version_of(before))
     return SavedArtifact(target, url, size, sha256)
 

@@ -72,7 +72,7 @@ def _about(tokens: Tokens) -> list[str]:
     lines = []
     if tokens.num_training is not None:
         lines.append(
-            f"the text is split by file names: {tokens.num_training:,} tokens for training and "
+            f"the text is split by file name: {tokens.num_training:,} tokens for training and "
             f"{len(tokens.ids) - tokens.num_training:,} for validation; data.validation_fraction "
             "is not used"
         )

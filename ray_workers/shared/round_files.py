@@ -103,12 +103,12 @@ class SentUpdate:
             whole = (sent.client, sent.num_samples, sent.num_steps, sent.num_val_samples)
             if not all(type(one) is int and one >= 0 for one in whole) or sent.num_samples == 0:
                 raise ValueError(
-                    "client, num_samples, num_steps and num_val_samples must be integers of "
-                    "at least 0, and num_samples at least 1"
+                    "client, num_samples, num_steps and num_val_samples must be non-negative "
+                    "integers, and num_samples must not be 0"
                 )
             losses = [sent.loss, *([] if sent.val_loss is None else [sent.val_loss])]
             if not all(math.isfinite(one) for one in losses):
                 raise ValueError("a loss is not finite")
         except (TypeError, LookupError, AttributeError) as error:
-            raise ValueError(f"not a description of an update: {error}") from error
+            raise ValueError(f"the description of the update is invalid: {error}") from error
         return sent

@@ -253,7 +253,8 @@ class GroupMonitor:
             return Outcome.of(Cause.SUCCEEDED, message)
         has_trained = any(one.status.step or one.status.first_at for one in self._newest())
         if not ranks and not has_trained:
-            return Outcome.of(Cause.SUCCEEDED, f"{message}: all ranks that trained had ended")
+            message += ": no rank that had trained was still running"
+            return Outcome.of(Cause.SUCCEEDED, message)
         return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
 
     async def _confirm_at_the_end(self) -> None:

@@ -33,8 +33,8 @@ async def why_unfit(
             "ranks write the checkpoints, but ranks that run your code don't receive the storage "
             "credentials",
             pointer=WHERE,
-            hint="train the model with a script: dray.train passes checkpoints to a process of "
-            "dray, which writes them",
+            hint="train the model with a script: dray.train passes checkpoints to a dray process, "
+            "which writes them",
         )
     if model.code is None:
         return None

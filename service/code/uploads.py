@@ -128,8 +128,7 @@ class CodeUploads:
             total += file.size_bytes
         if total > self._limit_bytes:
             raise UploadTooLarge(
-                f"the files have {total} bytes in total, but at most {self._limit_bytes} bytes "
-                "are allowed",
+                f"the files total {total} bytes, but at most {self._limit_bytes} bytes are allowed",
                 hint="exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
             )
         if (two := collision_in(file.path for file in files)) is not None:
@@ -200,7 +199,7 @@ class CodeUploads:
                     f"a part has {len(data)} bytes, but at most {PART_BYTES} bytes are allowed"
                 )
             if not data:
-                raise BadUpload("a part is empty: an empty file has no parts")
+                raise BadUpload("a part is empty: do not upload parts for an empty file")
         wrong = await asyncio.to_thread(_first_wrong, parts)
         if wrong is not None:
             raise BadUpload(
@@ -214,8 +213,8 @@ class CodeUploads:
             if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
                 raise UploadTooLarge(
                     "too many uploaded parts do not belong to a completed upload",
-                    hint="complete an upload with POST /v1/code, or wait: parts without code are "
-                    "deleted an hour after they were uploaded",
+                    hint="complete an upload with POST /v1/code, or wait: unused parts are deleted "
+                    "an hour after they were uploaded",
                 )
             return set(_kept_locations(session, owner, set(parts), now))
 

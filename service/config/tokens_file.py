@@ -130,7 +130,7 @@ def ensure(home: Path) -> str:
         ) from error
     if found is None:
         raise HomeTokenUnusable(
-            f"{path} was deleted while the service started: start the service again"
+            f"{path} was deleted while the service was starting: start the service again"
         )
     return found
 

@@ -17,7 +17,7 @@ REMARKS: Final[Mapping[str, str]] = {
     "changing_batch": "The group continues with a different global batch size on the same slots.",
     "checkpoints_found": "The service found committed checkpoints that had not been reported by "
     "any rank.",
-    "clients_left_out": "Clients of a federated job cheated, and are excluded from later rounds.",
+    "clients_left_out": "Clients lied in secure aggregation, and are excluded from later rounds.",
     "divergence": "The training is diverging: a monitored value is not finite.",
     "drill": "A drill is waiting for its step, has injected its fault, has passed or has failed.",
     "environment": (
@@ -28,7 +28,8 @@ REMARKS: Final[Mapping[str, str]] = {
     "growing": "An elastic group was given more slots.",
     "hang": "A rank hung. `dray hangs` shows the stacks.",
     "log_dropped": (
-        "Part of the log was dropped, because it could not be written to the storage for too long."
+        "Part of the log was dropped, because the storage refused it and the service's own limit "
+        "was reached."
     ),
     "log_limit": "The log has reached `DRAY_LOG_LIMIT_BYTES`.",
     "log_refused": (
@@ -47,14 +48,15 @@ REMARKS: Final[Mapping[str, str]] = {
     ),
     "resized": "The group is training with a different number of workers.",
     "resumed": "The attempt resumed from a checkpoint.",
-    "round_broken": "A round of secure aggregation could not be completed and is repeated.",
+    "round_broken": "A round of secure aggregation could not be completed and is being restarted.",
     "shrinking": "The group was asked to release slots for a waiting job.",
     "silence": "One of dray's processes on the cluster is not responding, or is responding again.",
     "slot_quarantined": "A slot could not be cleaned up after the job, and is withheld from other "
     "jobs.",
     "slot_released": "A withheld slot has been cleaned up and is available again.",
     "stragglers": "Some ranks are slower than the other ranks.",
-    "waiting": "The end of the attempt is delayed, for example by the storage.",
+    "waiting": "The ranks have exited, but the attempt is still waiting, for example for the "
+    "storage.",
     "webhook": "A webhook was disabled, because it had not accepted a message for a day.",
 }
 """Maps each type of event that doesn't change the job's state to its meaning."""

@@ -56,7 +56,7 @@ SCHEDULER_ROUND = ServiceMetric(
 )
 REPLY_DELAY = ServiceMetric(
     "dray_reply_delay_seconds",
-    "Time from the arrival of a running job's reports until they were stored.",
+    "Time from the arrival of a running job's reports until they are stored.",
     bounds=_SHORT,
 )
 JOB_WAIT = ServiceMetric(

@@ -93,7 +93,7 @@ class Refusals:
             job,
             type_=type_,
             code=type_,
-            message=f"a report of a rank was not stored ({reason})",
+            message=f"a report from a rank was not stored ({reason})",
             now=now,
             data={"refused": dict(self._counts.most_common(10))},
         )

@@ -68,7 +68,7 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
     raise DataSourceForbidden(
         f"repositories on {host} can be read only over https://",
         pointer="/script/code/git",
-        hint="the operator can allow hosts without https in DRAY_DATA_PRIVATE_HOSTS",
+        hint="the operator can allow http:// for a host by listing it in DRAY_DATA_PRIVATE_HOSTS",
     )
 
 
@@ -90,7 +90,8 @@ async def _check_packages(environment: Environment, allowed: AllowedHosts) -> No
             raise DataSourceForbidden(
                 f"packages can be fetched from {host} only over https://",
                 pointer=pointer,
-                hint="the operator can allow hosts without https in DRAY_DATA_PRIVATE_HOSTS",
+                hint="the operator can allow http:// for a host by listing it in "
+                "DRAY_DATA_PRIVATE_HOSTS",
             )
         await _check_host(host, pointer, allowed)
         checked.add(kind)

@@ -90,7 +90,7 @@ class Leader:
                     if self.other is None:
                         await self._ask()
                 except Exception as error:
-                    logger.warning("can't request the lease of the loops: %s", error)
+                    logger.warning("can't request the lease to run the loops: %s", error)
                 if self.lease is not None:
                     term = self.lease.term
                     logger.info("%s now runs the loops, in term %d", self.name, term)
@@ -169,7 +169,7 @@ class Leader:
                 if not await self._renew():
                     return
             except Exception as error:
-                logger.warning("can't renew the lease of the loops: %s", error)
+                logger.warning("can't renew the lease to run the loops: %s", error)
 
     async def _renew(self) -> bool:
         """Renew the lease. Returns False if the lease was lost."""

@@ -157,7 +157,7 @@ class Answers:
 WOULD_START = views.Reason(code="would_start", message="would start now")
 NO_FORECAST = views.Reason(
     code="no_forecast",
-    message="this process found no readable forecast from the last 2 minutes",
+    message="there is no forecast from the last 2 minutes that this process can read",
 )
 
 

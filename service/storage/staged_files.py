@@ -64,7 +64,7 @@ class StagedFiles:
         """End a run of the transaction. Raise FilesMissing if the run required files that have not
         been written yet."""
         if self._missing:
-            raise FilesMissing(f"{len(self._missing)} files are not written yet")
+            raise FilesMissing(f"{len(self._missing)} files have not been written yet")
 
     async def write(self) -> None:
         """Write the missing files. Stop at the first file that the storage refuses."""

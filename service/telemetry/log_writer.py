@@ -226,7 +226,7 @@ class LogStore:
                 job,
                 type_="log_limit",
                 code="log_limit",
-                message=f"{self._limit_sentence}; each rank's newest lines are also kept",
+                message=f"{self._limit_sentence}; of later lines, only each rank's newest are kept",
                 now=self._now,
             )
         return True

@@ -86,7 +86,7 @@ def report_dropped(session: Session, job: JobRow, now: datetime) -> None:
     ranks = sorted(dropped)
     shown = ", ".join(f"{dropped[rank]} bytes of rank {rank}" for rank in ranks[:8])
     more = " and of more ranks" if len(ranks) > 8 else ""
-    message = f"the log lacks {shown}{more}, which the storage refused"
+    message = f"the log is missing {shown}{more}, because the storage refused to store them"
     data = {"bytes": {str(rank): dropped[rank] for rank in ranks}}
     remark(session, job, type_=DROPPED, code=DROPPED, message=message, now=now, data=data)
 

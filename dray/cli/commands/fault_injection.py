@@ -76,7 +76,7 @@ def drill(
         str | None,
         typer.Option(
             "--idempotency-key",
-            help="Calling again with the same key does not inject another fault.",
+            help="Running the command twice with the same key injects only one fault.",
         ),
     ] = None,
     as_json: AsJson = False,

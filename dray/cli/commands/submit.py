@@ -255,8 +255,8 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
         return document
     if found.without is not None:
         warn(
-            f"{found.without}: installing the packages listed in {found.source}, but not the "
-            "versions of the lock file"
+            f"{found.without}: installing the packages listed in {found.source}, but not in the "
+            "versions that the lock file pins"
         )
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
     warn(f"{count} from {found.source} will be installed, unless --no-packages is given")

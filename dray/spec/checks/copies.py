@@ -127,7 +127,8 @@ def _check_asynchronous(spec: JobSpec, sync: Gossip) -> None:
     if spec.data.loader_workers:
         raise wrong(
             "/data/loader_workers",
-            "must be 0 with ad_psgd: ranks are assigned their samples during a step",
+            "must be 0 with ad_psgd: samples are assigned to ranks only during the step, so they "
+            "can't be prefetched",
         )
 
 

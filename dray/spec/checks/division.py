@@ -93,8 +93,8 @@ def check_sent_types(spec: JobSpec) -> None:
         if not parallel.is_sharded or parallel.zero == 1:
             raise wrong(
                 f"/parallel/{name}",
-                "requires FSDP: parallel.shard or context above 1, and zero 2 or 3. For "
-                "replicas, use sync.compression bf16 instead",
+                "requires FSDP: set parallel.shard or parallel.context to more than 1, and "
+                "parallel.zero to 2 or 3. For replicas, use sync.compression bf16 instead",
             )
     param, precision = parallel.param_dtype, spec.train.precision
     if param not in ("fp32", precision):

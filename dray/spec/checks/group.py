@@ -16,7 +16,7 @@ def check_gpus(spec: JobSpec) -> None:
         at = "/resources/share_gpus"
         raise wrong(
             at,
-            f"must be true with {share:g} of a GPU, because other jobs can use the rest of the GPU",
+            f"must be true if gpus_per_worker is {share:g}: other jobs can use the rest of the GPU",
         )
     if accepts and share in (0, 1):
         at = "/resources/share_gpus"
@@ -37,7 +37,7 @@ def check_roles(spec: JobSpec) -> None:
     if spec.resources.required_topology is not None:
         raise wrong(
             "/resources/required_topology",
-            f"must be unset with {what} in this version, because a topology requires equal slots",
+            f"must be unset with {what} in this version: a topology requires slots of equal size",
         )
 
 

@@ -100,7 +100,7 @@ def check_imported(spec: JobSpec) -> None:
     if not isinstance(spec.model, Imported):
         return
     if spec.elastic is not None:
-        raise wrong("/elastic", "is only for dray's own models, because every node has their code")
+        raise wrong("/elastic", "requires one of dray's own models, whose code is on every node")
     if spec.parallel.shard > 1 and spec.parallel.zero != 1:
         raise wrong(
             "/parallel/zero",

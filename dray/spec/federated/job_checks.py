@@ -85,8 +85,8 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
     if resources.num_workers != num_silos + 1:
         raise wrong(
             "/resources/num_workers",
-            f"must be {num_silos + 1}, one worker for each silo and one that aggregates the "
-            "updates: leave it out",
+            f"must be {num_silos + 1} or unset: one worker for each silo, and one that aggregates "
+            "the updates",
         )
     if resources.gpus_per_worker:
         raise wrong(
@@ -125,7 +125,7 @@ def _check_outside(document: JobSpec) -> None:
     if isinstance(document.model, Imported):
         raise wrong(
             "/model/name",
-            "must not be imported with federated.http: clients don't run a job's code",
+            "must be one of dray's own models with federated.http: clients don't run a job's code",
         )
 
 

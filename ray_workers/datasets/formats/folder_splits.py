@@ -101,7 +101,7 @@ def lines(num_left_out: int, is_validation: npt.NDArray[np.bool_] | None) -> lis
     if is_validation is not None:
         count = int(np.count_nonzero(is_validation))
         found.append(
-            f"the images are split by folders: {len(is_validation) - count:,} for training and "
+            f"the images are split by folder: {len(is_validation) - count:,} for training and "
             f"{count:,} for validation; data.validation_fraction is not used"
         )
     if num_left_out:
@@ -143,7 +143,7 @@ def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
         return
     raise broken(
         location,
-        f"{lead}, so the class folders could be on either level: the folder contains "
+        f"{lead}, so the class folders could be at either level: the folder contains "
         f"{_found(paths)}. Use one folder without subfolders for each class, or only the "
         "folders train and val, each with one subfolder for each class",
     )

@@ -45,8 +45,8 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
     if inputs.ndim not in (1, 2) or inputs.dtype.kind not in "biuf" or inputs.size == 0:
         raise broken(
             location,
-            f"has the shape {inputs.shape} and the type {inputs.dtype}; a table must have "
-            "numbers of shape (samples, features)",
+            f"has the shape {inputs.shape} and the type {inputs.dtype}; a table must be a numeric "
+            "array of shape (samples, features)",
         )
     rows = inputs.reshape(len(inputs), -1)
     width = rows.shape[1]

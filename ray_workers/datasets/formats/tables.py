@@ -192,7 +192,7 @@ class _Building:
             raise broken(
                 self.file.where(row),
                 f"the target {shortened(self.target.name)} is {shortened(value)}, which is not "
-                "a number; regression predicts numbers, so to predict names, use "
+                "a number; regression predicts numbers, so to predict class names, use "
                 f"tabular_classification{self.target.hint}",
             )
 

@@ -148,9 +148,9 @@ def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
     if size > MAX_VOCABULARY:
         raise broken(
             location,
-            f"has a token with the id {size - 1:,}, which is too large, because a model has a row "
-            "for each id: number the tokens consecutively from 0, with ids below "
-            f"{MAX_VOCABULARY:,}",
+            f"has a token with the id {size - 1:,}, which is too large: a model's embedding has a "
+            "row for each id up to the largest. Number the tokens consecutively from 0, with ids "
+            f"below {MAX_VOCABULARY:,}",
         )
 
     def encode(text: str) -> npt.NDArray[Any]:

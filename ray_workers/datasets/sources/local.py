@@ -33,7 +33,9 @@ class LocalOrigin:
                 self._location, "this file or folder does not exist on this node"
             ) from None
         except PermissionError:
-            raise broken(self._location, "the node's user has no permission to read it") from None
+            raise broken(
+                self._location, "the user that runs Ray on this node has no permission to read it"
+            ) from None
         except OSError as error:
             raise broken(self._location, f"can't be read: {error.strerror}") from error
         if stat.S_ISREG(status.st_mode):

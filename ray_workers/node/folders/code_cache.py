@@ -248,7 +248,7 @@ def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
                 pack.seek(part.start)
                 data = pack.read(part.size_bytes)
             if hashlib.sha256(data).hexdigest() != part.sha256:
-                raise BadCode(f"a part of {file.path} is damaged in the storage")
+                raise BadCode(f"a stored part of {file.path} is damaged")
             output.write(data)
         size = output.tell()
     target.chmod(0o755 if file.is_executable else 0o644)

@@ -209,8 +209,8 @@ def _unexplained(ended: RankExit, *, is_secondary_failure: bool) -> tuple[Cause,
         message = f"rank {ended.rank} could not report its error because of a full or failing disk"
         return Cause.INFRASTRUCTURE, message
     if code == -signal.SIGBUS:
-        message = f"the process of rank {ended.rank} was killed by SIGBUS: memory that was mapped"
-        return Cause.INFRASTRUCTURE, f"{message} from a file, such as in /dev/shm, was unavailable"
+        message = f"the process of rank {ended.rank} was killed by SIGBUS: part of a memory-mapped"
+        return Cause.INFRASTRUCTURE, f"{message} file, for example in /dev/shm, was unavailable"
     if code >= 0:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"

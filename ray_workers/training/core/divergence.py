@@ -83,8 +83,8 @@ class Divergence:
         if not math.isfinite(val_loss):
             raise DivergedError(
                 f"training diverged: val/loss is {val_loss:.4g} at the end of training, although "
-                "the training loss is finite. Look for validation samples whose values are not "
-                "finite or far from the training data, or lower train.optimizer.lr"
+                "the training loss is finite. Look for validation samples with non-finite values "
+                "or values far from the training data, or lower train.optimizer.lr"
             )
 
     def state_dict(self) -> dict[str, Any]:

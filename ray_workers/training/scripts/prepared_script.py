@@ -40,11 +40,11 @@ class BatchLostError(PartsLostError):
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "no rank is at a batch from which a new rank could continue. Either the ranks "
-            "waited for each other between an optimizer step and the loader's next batch, or the "
-            "script changed weights without an optimizer, or this was the first time that the "
-            "script exchanged gradients after an optimizer step of the same batch, or accumulated "
-            f"the gradients of several batches. Therefore, {RESUMES}",
+            "no rank holds a state from which a new rank could continue. Either the ranks waited "
+            "for each other between an optimizer step and the loader's next batch, or the script "
+            "changed weights without an optimizer, or, for the first time, exchanged gradients "
+            "after an optimizer step of the same batch or accumulated the gradients of several "
+            f"batches. Therefore, {RESUMES}",
         )
 
 

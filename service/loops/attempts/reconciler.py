@@ -182,7 +182,7 @@ class Reconciler:
                 recorded = await self._writer.store(reduction.reduce(received))
             except Exception as error:
                 reduction.note(error)
-                logger.exception("could not store a reply of %s; requesting it again", ref.job_id)
+                logger.exception("could not store a reply from %s; requesting it again", ref.job_id)
                 await self._pause()
                 continue
             if not recorded.live:  # the end is stored, by this process or another
@@ -251,7 +251,7 @@ class Reconciler:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
             logger.info(
-                "the end of %s attempt %d could not be acknowledged yet: %s",
+                "can't acknowledge the end of %s attempt %d yet: %s",
                 ref.job_id,
                 ref.attempt,
                 error,

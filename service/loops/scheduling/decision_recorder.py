@@ -60,7 +60,7 @@ class DecisionRecorder(Stage):
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("a round of the scheduler could not be stored; the loop continues")
+                logger.exception("a scheduling round could not be stored; the loop continues")
 
     async def run_once(self) -> int:
         """Store the waiting rounds. Returns their number."""
@@ -85,7 +85,7 @@ class DecisionRecorder(Stage):
         records, took_s = await asyncio.to_thread(_timed, rounds)
         for answer in await together_or_alone(records, self._store):
             if isinstance(answer, Exception):
-                logger.error("a round of the scheduler could not be stored", exc_info=answer)
+                logger.error("a scheduling round could not be stored", exc_info=answer)
         rest_s = self._timings.record_rest * took_s
         await asyncio.sleep(max(rest_s, self._timings.record_period_s))
 
@@ -101,5 +101,5 @@ def _timed(rounds: Sequence[SeenRound]) -> tuple[list[Record], float]:
         try:
             records.append(decisions.record(seen))
         except Exception:
-            logger.exception("a round of the scheduler could not be stored")
+            logger.exception("a scheduling round could not be stored")
     return records, time.thread_time() - began

@@ -227,9 +227,7 @@ class Preparations:
         except ClusterUnavailable:
             pass  # the node itself stops a preparation if it is no longer asked about it
         except Exception:
-            logger.exception(
-                "a node could not be notified that no job needs a preparation any longer"
-            )
+            logger.exception("a node could not be notified that a preparation is no longer needed")
 
     def _question(self, job_id: str, needs: NodeNeeds, node_id: str) -> _Question:
         now = asyncio.get_running_loop().time()

@@ -106,8 +106,9 @@ class Sweeps:
         """Each trial has the value that it reported, and the best trial is named."""
         for trial in self.caller.sdk.trials(sweep_id):
             reported = self.case.reports[trial.index]
-            known = None if trial.value is None else bits(trial.value)
-            assert known == (bits(reported) if math.isfinite(reported) else None)
+            # SQLite stores -0.0 as 0.0. Adding 0.0 does the same.
+            known = None if trial.value is None else bits(trial.value + 0.0)
+            assert known == (bits(reported + 0.0) if math.isfinite(reported) else None)
             assert trial.is_best == (trial.index == self.case.best)
         best = self.caller.get(f"/v1/sweeps/{sweep_id}")["best"]
         assert (best and best["index"]) == self.case.best
