@@ -21,7 +21,8 @@ MAX_DIGITS = 17
 MAX_CHARS = 255
 """Maximum length of names and string values. Longer strings are truncated."""
 
-_OPTION = re.compile(r"(--?[A-Za-z][^\s=]*)(?:=(.*))?", re.DOTALL)
+_OPTION = re.compile(r"((?:-[A-Za-z]|--\w)[^\s=]*)(?:=(.*))?", re.DOTALL)
+"""An option. After a single dash, a digit begins a negative number."""
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 """An override in the syntax of Hydra and OmegaConf, such as `optimizer.lr=0.1`."""
 _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,14})")

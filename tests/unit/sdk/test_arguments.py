@@ -59,7 +59,7 @@ def test_a_program_of_argparse_reads_the_same_values(seed: int) -> None:
     words: list[list[str]] = []
     expected: dict[str, object] = {}
     for number in range(draw.randint(1, 8)):
-        name = f"--{draw.choice(['lr', 'num-layers', 'data_dir', 'seed'])}{number}"
+        name = f"--{draw.choice(['lr', 'num-layers', 'data_dir', '3d', '_größe'])}{number}"
         kind = draw.choice(["flag", "float", "int", "text", "several"])
         value = {
             "flag": True,
