@@ -224,7 +224,8 @@ async def export_progress(task: RankTask, timings: Timings) -> None:
     The values are read from the end of the rank's spool, so the training process has no additional
     work.
     """
-    # Delay the import: it takes 0.1 s of CPU time, which the starting training process needs.
+    # Delay the import: it takes 0.1 s of CPU time, which the training process needs while it
+    # starts.
     await asyncio.sleep(timings.gauge_period_s)
     from ray.util.metrics import Gauge
 

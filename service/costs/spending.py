@@ -70,7 +70,7 @@ def charge(
     """Store the cost of the attempt up to `until`.
 
     `prices` apply to the attempt's entire time; None if the deployment has no prices. A price
-    change therefore also affects the cost of the past time of live attempts, but not the cost of
+    change therefore also applies to the time for which live attempts have already run, but not to
     attempts that have ended.
     """
     held_slots.settle(attempt, until)

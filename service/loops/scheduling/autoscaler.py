@@ -200,7 +200,7 @@ class Autoscaler(Stage):
                     await self._changed.wait()
 
     async def _is_anything_left(self) -> bool:
-        """Whether a service with different settings requested nodes. Waits for the database."""
+        """Whether the service requested nodes before its settings changed. Waits for the database."""
         while True:
             try:
                 return await self._database.read(_was_asked)

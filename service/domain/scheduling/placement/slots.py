@@ -277,7 +277,8 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
 
 
 def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], times: int) -> None:
-    """Add `times` bundles that a job releases on the node to the free resources. The result is at
+    """Add the resources of `times` bundles, which a job releases on the node, to the free
+    resources. The result is at
     most the node's total minus its quarantined resources."""
     add(free, bundle, times)
     for name in bundle:

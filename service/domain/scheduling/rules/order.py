@@ -6,8 +6,8 @@ same priority, jobs of users who have used more than their share come last. Amon
 still equal, the job with the least work left comes first, which keeps the mean completion time low.
 The time left is estimated from the job's progress and from similar earlier jobs. The order of
 submission is the tie-breaker. A job that was moved to the front, ahead of the jobs with the same
-queue and priority, gets the rank of the first job that it passes. This rank also applies relative
-to jobs of other queues.
+queue and priority, gets the rank of the first job that it passes. It also has this rank in
+comparisons with jobs of other queues.
 """
 
 from __future__ import annotations
