@@ -200,7 +200,8 @@ class Autoscaler(Stage):
                     await self._changed.wait()
 
     async def _is_anything_left(self) -> bool:
-        """Whether the service requested nodes before its settings changed. Waits for the database."""
+        """Whether the service has requested nodes that may still be requested. Waits for the
+        database."""
         while True:
             try:
                 return await self._database.read(_was_asked)
