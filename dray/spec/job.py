@@ -14,7 +14,17 @@ from dray.spec.checkpoint import Checkpoint, InitFrom
 from dray.spec.checks import copies, division, group, training
 from dray.spec.federated import job_checks
 from dray.spec.federated.document import Federated
-from dray.spec.fields import Document, Int, LabelKey, LabelValue, Name, QueueName, Seconds, wrong
+from dray.spec.fields import (
+    Document,
+    Int,
+    LabelKey,
+    LabelValue,
+    Name,
+    QueueName,
+    Seconds,
+    a_number,
+    wrong,
+)
 from dray.spec.ordering import Afters, Array
 from dray.spec.program import environment, roles
 from dray.spec.program.code import RemoteCode
@@ -47,7 +57,7 @@ _NOT_ONE = (
 class JobSpec(Document):
     """A training job: exactly one of `recipe` and `script`, and the settings of the run."""
 
-    version: Literal[1] = SPEC_VERSION
+    version: Annotated[Literal[1], BeforeValidator(a_number)] = SPEC_VERSION
     """Version of the document's format."""
     name: Name = "job"
     """Name of the job. Names need not be unique."""

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from dray.spec.fields import Document, Int, LabelKey, NodeLabelValue, Number, refuse_foreign
+from dray.spec.fields import (
+    Document,
+    Int,
+    LabelKey,
+    NodeLabelValue,
+    Number,
+    a_number,
+    refuse_foreign,
+)
 from dray.spec.training.data import SourceUrl
 
 MAX_CLIENTS = 10_000
@@ -190,7 +198,7 @@ class SecureAggregation(Document):
     """Fraction of a round's clients (but at least three clients) that must participate until the
     round ends; otherwise the round does not count. A smaller group of clients can't reveal another
     client's update, even if the group colludes with the server."""
-    bits: Literal[32, 64] = 64
+    bits: Annotated[Literal[32, 64], BeforeValidator(a_number)] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
     coarsely, especially for a large `max_update_norm`. With 32 bits, `max_update_norm` must be at
     most 100. The job's log contains the rounding error."""

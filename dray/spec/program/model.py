@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     JsonValue,
     SerializerFunctionWrapHandler,
@@ -14,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from dray.spec.fields import CodeId, Document, Int, Number
+from dray.spec.fields import CodeId, Document, Int, Number, a_number
 from dray.spec.training.data import SourceUrl
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
@@ -39,7 +40,7 @@ class ResNet(Document):
 
     name: Literal["resnet"] = "resnet"
     """Selects this model."""
-    depth: Literal[8, 14, 20, 32, 44, 56] = 20
+    depth: Annotated[Literal[8, 14, 20, 32, 44, 56], BeforeValidator(a_number)] = 20
     """Number of layers: 6 n + 2, with n blocks in each of the three stages."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 16
     """Number of channels in the first stage. Each further stage has twice as many channels."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from dray.spec.fields import Document, Int, wrong
+from dray.spec.fields import Document, Int, a_number, wrong
 from dray.spec.program.model import Gpt, Model, ResNet
 
 MAX_WORKERS: Final = 4096
@@ -41,7 +41,7 @@ class Parallel(Document):
     shard: Divisor = 1
     """Number of ranks that shard one model. Each rank holds a part of the parameters, gradients and
     optimizer state (FSDP), and computes its share of the batch."""
-    zero: Literal[1, 2, 3] = 3
+    zero: Annotated[Literal[1, 2, 3], BeforeValidator(a_number)] = 3
     """ZeRO stage (arXiv:1910.02054) to use with `shard`. 3 gathers the parameters for the forward
     pass, and again for the backward pass. 2 gathers them once, which uses more memory. 1 shards
     only the optimizer state."""

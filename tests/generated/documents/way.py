@@ -212,6 +212,8 @@ def same(given: Any, stored: Any) -> bool:
         assert found is not None, given
         unit = found[2].lower()
         return int(found[1]) * (SECONDS.get(unit) or BYTES[unit]) == stored
+    if isinstance(stored, float) and not isinstance(given, bool):
+        return float(given) == stored
     return isinstance(given, bool) == isinstance(stored, bool) and bool(given == stored)
 
 

@@ -146,11 +146,15 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "/train/optimizer/state_dtype",
             "requires parallel.zero 2 or 3",
         ),
-        (divided({"param_dtype": "bf16"}), "/parallel/param_dtype", "shard or context above 1"),
+        (
+            divided({"param_dtype": "bf16"}),
+            "/parallel/param_dtype",
+            "set parallel.shard or parallel.context to more than 1",
+        ),
         (
             divided({"shard": 2, "zero": 1, "reduce_dtype": "bf16"}),
             "/parallel/reduce_dtype",
-            "zero 2 or 3",
+            "parallel.zero to 2 or 3",
         ),
         (
             divided({"shard": 2, "param_dtype": "bf16"}, train={"precision": "fp16"}),

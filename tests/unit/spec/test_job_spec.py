@@ -375,3 +375,16 @@ def test_a_trial_keeps_the_kind_of_sync() -> None:
         }
     )
     assert spec.of_trial({"train.seed": 1})["sync"] == {"kind": "gossip"}
+
+
+@pytest.mark.parametrize(
+    ("pointer", "fields"),
+    [
+        ("/version", {"version": True}),
+        ("/parallel/zero", {"parallel": {"shard": 2, "zero": True}}),
+        ("/model/resnet/depth", {"model": {"name": "resnet", "depth": "8"}}),
+    ],
+)
+def test_a_choice_of_numbers_is_a_number(pointer: str, fields: dict[str, Any]) -> None:
+    document = {"recipe": "image_classification", "resources": {"num_workers": 2}, **fields}
+    check_refusal(document, pointer, "number")
