@@ -24,10 +24,11 @@ POSSIBLE = ("fifo", "fair share", "LAS")
 
 METHOD = (
     "Each class of workloads is generated with as many seeds as there are rounds. Running times "
-    "are lognormal with the published medians and means of four clusters, jobs of one kind are "
-    "alike, users and kinds follow Zipf's law, and more jobs are submitted by day. A cluster has "
-    "equal GPUs, and a gang can use any of them. Only jobs that save their state can be preempted: "
-    "they keep their GPUs for 15 s, and pay for another start.",
+    "are lognormal, with rough medians and means in the manner of four published clusters; they "
+    "are not fitted to traces. Jobs of one kind are alike, users and kinds follow Zipf's law, and "
+    "more jobs are submitted by day. A cluster has equal GPUs, and a gang can use any of them. "
+    "Only jobs that save their state can be preempted: they keep their GPUs for 15 s, and pay for "
+    "another start.",
     "Baselines: fifo and fair share are EASY backfill, in the order of submission and in the order "
     "of Slurm's multifactor priority. LAS runs the jobs with less than a GPU-hour of service "
     "first, and preempts others. Jobs without a limit count as jobs of seven days. SJF and SRPT "
@@ -60,7 +61,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     tasks = [(number, seed) for number in range(len(CLASSES)) for seed in range(num_rounds)]
     found: dict[int, list[Mapping[str, Figures]]] = {}
     with multiprocessing.Pool(PROCESSES) as pool:
-        for number, figures in pool.imap_unordered(_of_task, tasks):
+        for number, figures in pool.imap(_of_task, tasks):
             found.setdefault(number, []).append(figures)
             progress(f"{CLASSES[number].name}: {figures['dray'].mean_s / 60:.0f} min")
     rows = [_row(CLASSES[number], found[number]) for number in sorted(found)]

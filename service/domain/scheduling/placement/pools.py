@@ -214,7 +214,7 @@ class _Capacity:
         self._is_exact = False
         """Whether `bound` equals `most()`."""
         self._is_closed = False
-        """Whether so many resources are set aside that no worker fits even on an empty node."""
+        """Whether too little is left for a worker, even on an empty node."""
         self._placement: Placement | None = None
         self._num_placed = 0
         """Number of moves (`Free.moves`) that have been applied to the placement."""
