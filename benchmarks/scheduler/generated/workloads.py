@@ -1,5 +1,5 @@
-"""Generates workloads like those of GPU clusters: most jobs use one GPU and are short, most GPU time
-is used by a few long jobs and gangs, and users repeat similar jobs.
+"""Generates workloads like those of GPU clusters: most jobs use one GPU and are short, most GPU
+time is used by a few long jobs and gangs, and users repeat similar jobs.
 
 Most shapes are named after the cluster that they are modelled on: Philly (Jeon et al., ATC 2019),
 Helios (Hu et al., SC 2021), Alibaba PAI (Weng et al., NSDI 2022) and Acme (Hu et al., NSDI 2024).

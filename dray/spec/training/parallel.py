@@ -110,7 +110,12 @@ class Parallel(Document):
         match the axes."""
         used = [axis for axis in AXES if getattr(self, axis) > 1]
         for axis in self.auto:
-            if axis in used or self.auto.count(axis) > 1:
+            if self.auto.count(axis) > 1:
+                raise wrong(
+                    f"/parallel/{axis}",
+                    "is automatic twice: list it once in parallel.auto, or set it to auto",
+                )
+            if axis in used:
                 raise wrong(
                     f"/parallel/{axis}",
                     "is listed in parallel.auto, but also has a size: omit one of the two",

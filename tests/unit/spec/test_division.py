@@ -49,6 +49,9 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "requires parallel.shard above 1",
         ),
         (divided({"zero": 1}), "/parallel/zero", "requires parallel.shard above 1"),
+        (divided({"auto": ["shard", "shard"]}), "/parallel/shard", "is automatic twice"),
+        (divided({"auto": ["shard"], "shard": "auto"}), "/parallel/shard", "is automatic twice"),
+        (divided({"auto": ["shard"], "shard": 2}), "/parallel/shard", "but also has a size"),
         (divided({"schedule": "gpipe"}), "/parallel/schedule", "parallel.pipeline above 1"),
         (divided({"stages_per_rank": 2}), "/parallel/stages_per_rank", "pipeline above 1"),
         (
