@@ -45,7 +45,9 @@ class SimulatedJob:
         return 0.0 if self.began_s is None else now - self.began_s
 
     def trained_s(self, now: float) -> float:
-        """Total training time so far."""
+        """Total training time so far. A job that is leaving does not train."""
+        if self.is_leaving:
+            return self.ran_s
         return self.ran_s + max(0.0, self.held_s(now) - self.job.restart_s)
 
 
@@ -65,7 +67,6 @@ class Played:
     jobs: Sequence[SimulatedJob]
     busy_s: float
     """GPU-seconds that jobs held."""
-    lasted_s: float
 
 
 def simulate(jobs: Sequence[GeneratedJob], num_gpus: int, policy: SimulatedPolicy) -> Played:
@@ -125,4 +126,4 @@ def simulate(jobs: Sequence[GeneratedJob], num_gpus: int, policy: SimulatedPolic
             one.began_s, one.serial = now, one.serial + 1
             end_s = now + one.job.restart_s + one.left_s
             heapq.heappush(ends, (end_s, one.seq, one.serial, one))
-    return Played(every, busy_s, now)
+    return Played(every, busy_s)

@@ -269,8 +269,7 @@ class BatchState:
             groups=[list(groups) for groups in state["groups"]],
             buffers=list(state["buffers"]),
             gradients=state["gradients"],
-            # States saved by older releases lack this entry.
-            has_gradients=state.get("has_gradients", []),
+            has_gradients=state["has_gradients"],
         )
         self._restore(self._anchor)
         # Restore the anchor again before the next batch, because the script may change the restored
@@ -388,7 +387,7 @@ def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any
     """Convert a saved state of an older release, which had one model and tracked additional
     optimizers, to the current format. names: names of the tracked objects that are optimizers."""
     if "models" in state:
-        return state
+        return {"has_gradients": [], **state}
     tracked = dict(state["tracked"])
     further = [tracked.pop(name) for name in names if name in tracked]
     groups = [
@@ -406,4 +405,5 @@ def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any
         "copied_before_step": [],
         "unstepped": [],
         "keeps_gradients": False,
+        "has_gradients": [],
     }

@@ -286,8 +286,6 @@ class Checked:
         """Run alone, and with ranks that are lost and return while the others continue."""
         assert self._run("alone", world_size=1) == [0], "alone"
         close(self._state("alone", [0]), undisturbed, 1e-6)
-        if "counts_itself" in self.program.features:
-            return  # a batch that is repeated by fewer ranks is counted twice
         elastic = {"elastic": {"min_workers": 1}, "resources": {"num_workers": self.world_size}}
         kills = self._kills(1)
         codes = self._run("resized", kills=kills, goes_on=True, document=elastic)
@@ -297,7 +295,10 @@ class Checked:
         # One that is killed came too late.
         ended = [rank for rank, code in enumerate(codes) if code == 0]
         assert len(ended) >= self.world_size - 1, ("resized", kills)
-        close(self._state("resized", ended), undisturbed, 1e-6)
+        resized = self._state("resized", ended)
+        if "counts_itself" in self.program.features:
+            return  # a batch that is repeated by fewer ranks is counted twice
+        close(resized, undisturbed, 1e-6)
         self._check_growth(undisturbed)
 
     def _check_growth(self, undisturbed: State) -> None:
