@@ -1,8 +1,8 @@
 """The files of a round with clients outside of the cluster, in the job's storage.
 
 The aggregating rank writes the model of a round. The service writes what clients send: the parts of
-an update, and then a file that lists the parts. An update is complete only once this file exists.
-The name of a round identifies its weights, so an update applies only to those weights, whichever
+an update, and then a JSON file with its `SentUpdate`, without which the update is incomplete. The
+name of a round identifies its weights, so an update applies only to those weights, whichever
 attempt of the job published them.
 """
 
