@@ -60,9 +60,7 @@ class Queries:
 
         def work(session: Session) -> views.Metrics:
             state = _must_exist(session, job_id)
-            keys = None
-            if any(text.strip(",") for text in wanted.keys):
-                keys = metric_reader.asked_keys(session, job_id, wanted.keys)
+            keys = metric_reader.asked_keys(session, job_id, wanted.keys)
             until = NO_END if wanted.until_step is None else wanted.until_step
             part: dict[str, Any] = {
                 "keys": keys,

@@ -44,13 +44,13 @@ Recent = Mapping[int, tuple[MetricChunk, bytes]]
 with a negative id."""
 
 
-def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
-    """Return the keys in `texts`. Each string is a key, which can contain commas, or a list of keys
-    separated by commas."""
+def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str] | None:
+    """Return the keys in `texts`, or None if there are none. Each string is a key, which can
+    contain commas, or a list of keys separated by commas."""
     has_commas = any("," in text for text in texts)
     known = repository.metric_keys(session, job_id) if has_commas else frozenset()
     keys = [key for text in texts for key in ([text] if text in known else text.split(",")) if key]
-    return [key for key in keys if storable(key)]
+    return [key for key in keys if storable(key)] if keys else None
 
 
 def read(

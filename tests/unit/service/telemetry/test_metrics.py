@@ -275,6 +275,21 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     assert types.count("metric_keys_limit") == 1
 
 
+async def test_a_key_can_consist_of_commas(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [metrics(1, {",": 1.0, "a,b": 2.0, "a": 3.0, "b": 4.0})])
+    for asked, found in (
+        ((",",), {","}),
+        (("a,b",), {"a,b"}),
+        (("b,a",), {"a", "b"}),
+        (("",), {",", "a,b", "a", "b"}),
+        ((",,",), {",", "a,b", "a", "b"}),
+        (("none",), set()),
+    ):
+        got = await service.queries.metrics(job_id, MetricsFilter(keys=asked))
+        assert got.series.keys() == found
+
+
 @ONE_SET
 @pytest.mark.parametrize("per_step", [soak(1000), 100_000])
 async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
