@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote
 
 from dray import frames, views
 from dray._async.reports import ReportCalls
@@ -109,4 +108,4 @@ class TrackingCalls(ReportCalls):
 
 
 def _path(experiment: str) -> str:
-    return f"/v1/experiments/{quote(experiment, safe='')}"
+    return f"/v1/experiments/{segment(experiment)}"

@@ -195,7 +195,7 @@ def present(**values: Any) -> dict[str, Any]:
 def segment(name: str) -> str:
     """Return `name` quoted as one segment of a path."""
     if name in ("", ".", ".."):
-        raise ValueError(f"{name!r} is not an id")
+        raise ValueError(f"{name!r} can't be a part of a URL")
     return quote(name, safe="")
 
 

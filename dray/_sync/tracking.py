@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote
 
 from dray import frames, views
 from dray._http.transport import Call, params, present, segment
@@ -103,4 +102,4 @@ class TrackingCalls(ReportCalls):
 
 
 def _path(experiment: str) -> str:
-    return f"/v1/experiments/{quote(experiment, safe='')}"
+    return f"/v1/experiments/{segment(experiment)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -71,11 +71,12 @@ def run_is_taken(doors: Doors, job_id: str, store: Path) -> None:
 
     part = around.exported(doors, job_id)
     runs = Runs(store.as_uri(), doors.server.hands.storage.url)
-    short = {key: value for key, value in part.run.params.items() if fits(key)}
+    short = {key: value for key, value in part.run.params.items() if fits(key, part.run.params)}
     about = (part.run.name, job_id, part.run.start_time_ms, short)
     run_id = runs.begin("drawn", *about)
-    metrics = [metric for metric in part.metrics if fits(metric[0])]
-    tags = {key: value for key, value in part.tags.items() if fits(key)}
+    names = {metric[0] for metric in part.metrics}
+    metrics = [metric for metric in part.metrics if fits(metric[0], names)]
+    tags = {key: value for key, value in part.tags.items() if fits(key, part.tags)}
     runs.log(run_id, metrics, tags)
     client = mlflow.MlflowClient(store.as_uri())
     kept = client.get_run(run_id)
@@ -87,5 +88,8 @@ def run_is_taken(doors: Doors, job_id: str, store: Path) -> None:
         assert sorted(history) == sorted(given)
 
 
-def fits(key: str) -> bool:
-    return len(key.encode()) <= MOST_BYTES
+def fits(key: str, others: Collection[str]) -> bool:
+    """Whether MLflow can store a value in a file of this name. The names of the others' folders are
+    taken."""
+    is_folder = any(other.startswith(f"{key}/") for other in others)
+    return len(key.encode()) <= MOST_BYTES and not is_folder

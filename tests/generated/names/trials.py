@@ -134,7 +134,9 @@ class Sweeps:
         options = {
             pieces[0][1].strip("-="): pieces[1][1]
             for pieces in self.case.args
-            if pieces[0][1].startswith("--") and [kind for kind, _ in pieces] == ["text", "value"]
+            if pieces[0][1].startswith("--")
+            and [kind for kind, _ in pieces] == ["text", "value"]
+            and pieces[1][1] in self.case.values  # not a parameter that was refused
         }
         before = [pieces for pieces in self.case.args if ("text", "--") in pieces]
         for option, name in options.items() if not before else ():
