@@ -234,7 +234,7 @@ class Doors:
     ) -> bool:
         path = f"/v1/jobs/{job_id}/annotations"
         before = self.http.get(path).json()
-        if door == "program":
+        if door == "program" and words[1] != "-":  # which stands for the standard input
             code, _, err = self.caller.command("annotate", job_id, *words)
             is_taken, detail = code == 0, err
         else:
