@@ -31,7 +31,12 @@ def pytest_report_header() -> str:
 def sites(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sites]:
-    on_postgres = request.param == "postgresql"
-    urls = {"database_url": request.getfixturevalue("module_postgres_url")} if on_postgres else {}
-    with opened(tmp_path_factory.mktemp("names"), **urls) as sites:
+    folder = tmp_path_factory.mktemp("names")
+    urls = {}
+    if request.param == "postgresql":
+        # Servers with the same database need the same storage: the user `default` of one server has
+        # the code that was uploaded to the other without a token.
+        urls["database_url"] = request.getfixturevalue("module_postgres_url")
+        urls["storage_url"] = (folder / "storage").as_uri()
+    with opened(folder, **urls) as sites:
         yield sites
