@@ -54,7 +54,7 @@ def _possible() -> list[str]:
         left_out.add("gpu")
     if data_folder() is None:
         _tell(f"skipping replays: {DATA} is not set to a folder with traces")
-        left_out |= {"scheduler", "scheduler_frontier", "scheduler_elastic"}
+        left_out |= {"scheduler", "scheduler_elastic"}
     if lacks_browser():
         _tell("skipping first_paint and open_pages: chromium or playwright is not installed")
         left_out |= {"first_paint", "open_pages"}
@@ -90,7 +90,6 @@ BENCHMARKS = {
     "lossy": "lossy.measure",
     "planner": "planner.measure",
     "scheduler": "scheduler.measure",
-    "scheduler_frontier": "scheduler.frontier",
     "scheduler_elastic": "scheduler.elastic",
     "scheduler_generated": "scheduler.generated.measure",
     "scheduler_speed": "scheduler.speed",

@@ -34,7 +34,7 @@ from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
-from service.outlook.step_times import EarlierRuns, Runs
+from service.outlook.step_times import EarlierRuns, RunTimes
 from service.outlook.waiting_jobs import waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
@@ -196,7 +196,7 @@ def _favoured(situation: Situation, row: JobRow) -> list[views.Reason]:
     return [views.Reason(code=each.code, message=each.message) for each in found]
 
 
-def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
+def _choices(session: Session, row: JobRow, earlier: RunTimes) -> Choices:
     queues = queues_repository.every(session)
     here = next((queue for queue in queues if queue.name == row.queue), Queue(row.queue))
     others = (queue for queue in queues if queue is not here)

@@ -30,7 +30,7 @@ from service.domain.scheduling.outlook.simulation import Expected
 from service.domain.scheduling.outlook.situation import UNKNOWN_S, Situation
 from service.domain.scheduling.rules.obstacles import Reason
 from service.lifecycle.resizing import HOLDING
-from service.outlook.step_times import Kind, Runs
+from service.outlook.step_times import Kind, RunTimes
 
 COUNTED_FOR = timedelta(days=7)
 """Time after an event during which its forecast error is included in the statistics."""
@@ -55,7 +55,7 @@ class Facts:
     jobs: Sequence[Row[Any]]
     runs_s: Sequence[float]
     """Run times of the latest succeeded jobs of any kind."""
-    earlier: Runs = field(default_factory=dict)
+    earlier: RunTimes = field(default_factory=RunTimes)
 
     @property
     def usual_s(self) -> float:
@@ -73,9 +73,9 @@ class Facts:
         return TimeLeft(0.0, limit_s) if found is None and limit_s is not None else found
 
 
-def facts(session: Session, earlier: Runs | None = None) -> Facts:
+def facts(session: Session, earlier: RunTimes | None = None) -> Facts:
     runs_s = repository.usual_run_s(session, USUAL_RUNS)
-    return Facts(repository.facts(session), runs_s, earlier or {})
+    return Facts(repository.facts(session), runs_s, earlier or RunTimes())
 
 
 def situation(

@@ -12,7 +12,7 @@ from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.counterfactuals import Change
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import WaitingJob
-from service.outlook.step_times import Kind, Runs
+from service.outlook.step_times import Kind, RunTimes
 
 NEWEST_SEQ = 2**63 - 1
 """Sequence number of a job that has not been submitted; such a job would be the last in the
@@ -25,7 +25,7 @@ class Resubmission:
     """Implements `Resubmit` for the job of a row."""
 
     row: JobRow
-    earlier: Runs
+    earlier: RunTimes
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
         # Skip jobs that belong to an array, because they have no document of their own to change.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from sqlalchemy import Row
@@ -72,8 +73,16 @@ class Kind(NamedTuple):
     num_workers: int
 
 
-Runs = Mapping[Kind, Sequence[float]]
-"""Run times, in seconds, of the successful jobs of each kind, newest last."""
+class RunTimes(dict[Kind, Sequence[float]]):
+    """Run times, in seconds, of the successful jobs of each kind, newest last."""
+
+    @cached_property
+    def of_owners(self) -> Mapping[str, Sequence[float]]:
+        """The run times of each owner's jobs, in seconds."""
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for kind, times in self.items():
+            found[kind.owner] += times
+        return found
 
 
 class EarlierRuns:
@@ -81,16 +90,16 @@ class EarlierRuns:
 
     def __init__(self) -> None:
         self._read_at: datetime | None = None
-        self._runs: Runs = {}
+        self._runs = RunTimes()
 
-    def get(self, session: Session, now: datetime) -> Runs:
+    def get(self, session: Session, now: datetime) -> RunTimes:
         if self._read_at is None or not now - self._read_at < FRESH_FOR:
             self._runs, self._read_at = _read(session), now
         return self._runs
 
 
-def _read(session: Session) -> Runs:
+def _read(session: Session) -> RunTimes:
     runs: defaultdict[Kind, list[float]] = defaultdict(list)
     for owner, name, num_workers, ran_s in reversed(repository.run_times(session, MAX_RUNS)):
         runs[Kind(owner, name, num_workers)].append(ran_s)
-    return dict(runs)
+    return RunTimes(runs)

@@ -10,18 +10,18 @@ from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.lifecycle import resizing
 from service.outlook.resubmitting import NEWEST_SEQ
-from service.outlook.step_times import Kind, Runs
+from service.outlook.step_times import Kind, RunTimes
 
 
 def waiting_job(
-    job: Any, after: tuple[Dependency, ...], runs: Runs, now: datetime
+    job: Any, after: tuple[Dependency, ...], runs: RunTimes, now: datetime
 ) -> policy.WaitingJob:
     """Return the job of a row. The row can also describe a job that has not been submitted.
 
     `job` is the job's row, or the columns that `planned_jobs.in_state` returns. `after` contains
     the job's dependencies.
     """
-    limit, limit_s = job.array_max_running, job.max_runtime_s
+    limit = job.array_max_running
     return policy.WaitingJob(
         job_id=job.id,
         attempt=job.attempt,
@@ -30,9 +30,10 @@ def waiting_job(
         request=resizing.request_of(job),
         not_before=job.not_before if job.not_before and job.not_before > now else None,
         left_s=left_s(job, job.runtime_used_s, runs),
+        guess_s=guess_s(job, job.runtime_used_s, runs),
         waited_s=waited_s(job, now),
         yields=job.yields,
-        ends_within_s=None if limit_s is None else limit_s - job.runtime_used_s,
+        ends_within_s=limit_left_s(job, job.runtime_used_s),
         queue=job.queue,
         owner=job.owner,
         held=job.held_by,
@@ -53,7 +54,7 @@ def waited_s(job: Any, now: datetime) -> float:
     return age_s - float(job.runtime_used_s) - kept_back_s
 
 
-def left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
+def left_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:
     """Return the expected remaining run time in seconds of a job that has run for `ran_s`; None if
     unknown."""
     progress = job.progress or {}
@@ -61,3 +62,17 @@ def left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
     share_done = min(1.0, progress.get("step", 0) / total) if total else None
     earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
     return forecast.seconds_left(share_done, ran_s, earlier_s)
+
+
+def limit_left_s(job: Any, ran_s: float) -> float | None:
+    """Return the seconds until a job that has run for `ran_s` reaches its limit; None if it has no
+    limit."""
+    return None if job.max_runtime_s is None else max(0.0, job.max_runtime_s - ran_s)
+
+
+def guess_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:
+    """Return a rough estimate of the remaining run time in seconds (`policy.WaitingJob.guess_s`);
+    None for a job that releases its slots on request."""
+    if job.yields:
+        return None
+    return forecast.guessed_s(ran_s, runs.of_owners.get(job.owner, ()), job.max_runtime_s)

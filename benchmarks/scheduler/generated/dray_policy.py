@@ -28,6 +28,7 @@ class DrayPolicy:
         }
         self._slices: dict[int, tuple[Slice, ...]] = {}
         self._earlier: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        self._of_user: defaultdict[str, list[float]] = defaultdict(list)
         self._used = shares.Used()
         self._counted: dict[int, float] = {}
 
@@ -37,6 +38,7 @@ class DrayPolicy:
         if one.finished_s is not None:
             ran_s = one.job.runs_s + one.job.restart_s
             self._earlier[one.job.kind, one.job.num_gpus].append(ran_s)
+            self._of_user[one.job.user].append(ran_s)
 
     def decide(
         self, waiting: Sequence[SimulatedJob], running: Sequence[SimulatedJob], now: float
@@ -76,6 +78,7 @@ class DrayPolicy:
                     seq=one.seq,
                     request=slots.Request(one.job.num_gpus, {"GPU": 1.0}),
                     left_s=self._left_s(one, now),
+                    guess_s=self._guess_s(one, now),
                     waited_s=self._waited_s(one, now),
                     yields=one.job.saves,
                     ends_within_s=one.job.limit_s,
@@ -99,6 +102,10 @@ class DrayPolicy:
                     held_s=max(0.0, one.held_s(now) - one.job.restart_s),
                     waited_s=self._waited_s(one, now),
                     left_s=self._left_s(one, now),
+                    guess_s=self._guess_s(one, now),
+                    ends_within_s=None
+                    if one.job.limit_s is None
+                    else max(0.0, one.job.limit_s - one.held_s(now)),
                     yields=one.job.saves,
                     is_leaving=one.is_leaving,
                     owner=one.job.user,
@@ -113,6 +120,12 @@ class DrayPolicy:
         return now - one.job.submitted_s - one.trained_s(now)
 
     def _left_s(self, one: SimulatedJob, now: float) -> float | None:
-        ran_s = one.trained_s(now)
+        ran_s, earlier = one.trained_s(now), self._earlier[one.job.kind, one.job.num_gpus]
         done = ran_s / one.job.runs_s if one.job.saves else None
-        return forecast.seconds_left(done, ran_s, self._earlier[one.job.kind, one.job.num_gpus])
+        return forecast.seconds_left(done, ran_s, earlier)
+
+    def _guess_s(self, one: SimulatedJob, now: float) -> float | None:
+        others = self._of_user[one.job.user]
+        if one.job.saves:
+            return None
+        return forecast.guessed_s(one.trained_s(now), others[-100:], one.job.limit_s)

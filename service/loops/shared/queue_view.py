@@ -28,8 +28,8 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
-from service.outlook.step_times import Runs
-from service.outlook.waiting_jobs import left_s, waited_s, waiting_job
+from service.outlook.step_times import RunTimes
+from service.outlook.waiting_jobs import guess_s, left_s, limit_left_s, waited_s, waiting_job
 
 SLOW_START_S = 900.0
 """Number of seconds within which an attempt is expected to reach its first step. An attempt that
@@ -87,7 +87,7 @@ class LiveAttempt:
 
 
 def snapshot(
-    session: Session, now: datetime, earlier: Runs | None = None
+    session: Session, now: datetime, earlier: RunTimes | None = None
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
     """Return the waiting jobs, in the order of priority and submission, and every attempt that
     might still hold slots.
@@ -95,7 +95,7 @@ def snapshot(
     `earlier` contains the run times of finished jobs; None if the remaining times are not needed.
     """
     jobs = planned_jobs.in_state(session, UNFINISHED)
-    runs = {} if earlier is None else earlier
+    runs = RunTimes() if earlier is None else earlier
     after = _dependencies(session, jobs)
     waiting = tuple(
         waiting_job(job, after.get(job.array_id or job.id, ()), runs, now)
@@ -135,7 +135,7 @@ def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
 
 
 def _live(
-    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
+    session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: RunTimes
 ) -> tuple[LiveAttempt, ...]:
     """Return the live attempts. `jobs` must include the jobs of these attempts."""
     by_id = {job.id: job for job in jobs}
@@ -165,7 +165,7 @@ def _live(
     )
 
 
-def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.RunningJob | None:
+def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.RunningJob | None:
     """Return the running job of these rows; None if it holds no slots."""
     if job.state not in (*HOLDING, JobState.CANCELLING):
         return None
@@ -184,6 +184,8 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         slices=slices,
         held_s=_held_s(job, attempt, now),
         left_s=left_s(job, used_s + ran_s, runs),
+        guess_s=guess_s(job, used_s + ran_s, runs),
+        ends_within_s=limit_left_s(job, used_s + ran_s),
         waited_s=waited_s(job, now) - ran_s,
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,

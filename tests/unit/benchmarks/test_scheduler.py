@@ -16,7 +16,6 @@ from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
-from benchmarks.scheduler.weighed import Rule, WeighedPolicy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.policy import Wait, plan
 
@@ -109,40 +108,6 @@ def test_the_default_policy_lets_a_short_job_pass_a_long_one(
         replay.replay(jobs, policy)
         assert min(jobs, key=lambda one: one.completion_s).name == first
         assert all(one.completion_s >= one.alone_s for one in jobs)
-
-
-def crowded(application: traces.Application) -> list[ReplayedJob]:
-    """Thirty jobs of one to 48 GPUs within the time that two of them take."""
-    sizes = (1, 2, 48, 4, 24, 1, 16, 8, 32, 2)
-    return [
-        ReplayedJob(
-            f"j{at}", application, 61.0 * at, f"u{at % 3}", sizes[at % 10], 4 + 4 * (at % 2)
-        )
-        for at in range(30)
-    ]
-
-
-def test_the_copy_of_a_round_decides_as_the_policy_does(application: traces.Application) -> None:
-    ours, copied = crowded(application), crowded(application)
-    assert replay.replay(ours, DefaultPolicy()) == replay.replay(copied, WeighedPolicy(Rule("own")))
-    assert [one.finished_s for one in ours] == [one.finished_s for one in copied]
-    assert sum(one.completion_s > 2 * one.alone_s for one in ours) > 5, "jobs wait"
-
-
-def test_under_a_weighed_rule_a_gang_fills_idle_slots(application: traces.Application) -> None:
-    def jobs() -> list[ReplayedJob]:
-        """Ten jobs that leave 24 GPUs idle, a gang for 40, and an earlier job that shows how long
-        that takes."""
-        narrow = [job(application, f"narrow-{n}", at=4000.0, gpus=4) for n in range(10)]
-        gangs = [job(application, f"wide-{at}", at=at, gpus=40) for at in (0.0, 4400.0)]
-        return [*narrow, *gangs]
-
-    completed_s = []
-    for rule in (Rule("own"), Rule("weighed", 100.0, keeps_gangs=True, fills=True)):
-        of_rule = jobs()
-        replay.replay(of_rule, WeighedPolicy(rule))
-        completed_s.append(of_rule[-1].completion_s)
-    assert completed_s[1] < completed_s[0] - 200.0
 
 
 def test_a_replayed_job_reports_its_step_times_and_its_noise(

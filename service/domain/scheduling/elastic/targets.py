@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from service.domain.scheduling.elastic.sizing import ElasticJob, Sized, sizes
 from service.domain.scheduling.placement.gangs import WorkerKind
 
-Standing = tuple[int, int, bool]
-"""Sort key of a claim: (tier, negative priority, whether the user is ahead). Lower standings choose
+Standing = tuple[int, int, int]
+"""Sort key of a claim: (tier, negative priority, user standing). Lower standings choose
 first."""
 
 

@@ -11,6 +11,21 @@ LONGEST_S = 10 * 365 * 86400.0
 """Upper bound in seconds, for jobs whose total number of steps is practically infinite."""
 
 
+def guessed_s(ran_s: float, others_s: Sequence[float], limit_s: float | None) -> float | None:
+    """Return a rough estimate of the remaining seconds of a job of which nothing is known but its
+    owner's other jobs and its limit; None without either. It is good enough for the order of jobs,
+    but is not shown to users.
+
+    ran_s: seconds that the job has run. others_s: running times of the owner's finished jobs in
+    seconds. limit_s: maximum running time in seconds.
+    """
+    longer = [each - ran_s for each in others_s if each > ran_s]
+    if not longer:
+        return None if limit_s is None else max(0.0, limit_s - ran_s) / 2
+    mean_s = statistics.fmean(longer)
+    return mean_s if limit_s is None else min(mean_s, max(0.0, limit_s - ran_s))
+
+
 def seconds_left(
     share_done: float | None, ran_s: float, earlier_s: Sequence[float] = ()
 ) -> float | None:

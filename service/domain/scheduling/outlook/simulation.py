@@ -248,6 +248,8 @@ class Simulation:
                 slices=slices,
                 held_s=0.0,
                 left_s=None if job.left_s is None else job.left_s * slower,
+                guess_s=None if job.guess_s is None else job.guess_s * slower,
+                ends_within_s=job.ends_within_s,
                 waited_s=self._as_of_now(job).waited_s,
                 yields=job.yields,
                 place=job.place,

@@ -16,7 +16,7 @@ from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
-from service.domain.scheduling.rules.shares import Account, Standings, Tier
+from service.domain.scheduling.rules.shares import Account, Standings, Tier, UserStanding
 
 UNKNOWN_S = 3600.0
 """Assumed running time of a job, in seconds, if nothing is known about this job or other jobs."""
@@ -135,9 +135,13 @@ class Situation:
         if standings.tier(queue) is Tier.AHEAD:
             message = f"the queue {queue!r} has used more than its share: other queues come first"
             found.append(Reason("queue_is_ahead", message))
-        if standings.user_is_ahead(queue, owner):
+        standing = standings.user(queue, owner)
+        if standing is UserStanding.AHEAD:
             message = f"{owner} has used more than their share of the queue: other users come first"
             found.append(Reason("user_is_ahead", message))
+        elif any(standings.user(*each) < standing for each in accounts if each[0] == queue):
+            message = "users who have used less than their share of the queue come first"
+            found.append(Reason("others_are_behind", message))
         return found
 
 

@@ -103,6 +103,8 @@ class Gang:
         self.request = request
         self.kind = kind
         self.least = request.least
+        self.share = share
+        """Largest fraction of any of the cluster's resources that the gang needs."""
         self.weight: float = share**SIZE_POWER
         """Weight of the gang's size in the order of the queue."""
 

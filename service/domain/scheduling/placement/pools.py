@@ -297,6 +297,12 @@ class Offer:
     """The slots that a class of jobs is allowed to take, now and after other jobs have left."""
 
     def __init__(self, stock: Stock) -> None:
+        self._stock = stock
         self.reserved = Reserved(stock)
         self.now = Pool(stock, When.NOW, self.reserved)
         self.soon = Pool(stock, When.SOON, self.reserved)
+
+    def keep_for_later(self) -> None:
+        """Exclude the slots that are reserved by `Stock.reserve`."""
+        self.now = Pool(self._stock, When.NOW_AND_LATER, self.reserved)
+        self.soon = Pool(self._stock, When.SOON_AND_LATER, self.reserved)

@@ -48,8 +48,21 @@ class When(IntEnum):
     """FREE, minus resources that are promised to a job."""
     SOON = 2
     """NOW, after all jobs that were asked to leave have left."""
+    LATER = 3
+    """SOON, when the first blocked job starts (`Stock.reserve`), without the slots that it will
+    use."""
+    NOW_AND_LATER = 4
+    """The smaller of NOW and LATER: for jobs that may not have ended when the blocked job starts.
+    """
+    SOON_AND_LATER = 5
+    """The smaller of SOON and LATER."""
 
 
+_BOTH = {
+    When.NOW: (When.NOW, When.SOON),
+    When.NOW_AND_LATER: (When.NOW, When.SOON, When.LATER),
+    When.SOON_AND_LATER: (When.SOON, When.LATER),
+}
 _Spot = tuple[Amounts, Domain]
 """The resources of an empty node, and the narrowest domain that contains the node."""
 
@@ -139,8 +152,10 @@ class Stock:
         self._whole: dict[WorkerKind, int] = {}
         self._sort(nodes, gangs)
         free = [(n.id, self.kind_of[n.id], self._free_on(n, gangs)) for n in nodes]
-        self.by_when = tuple(Free(free, self.totals) for _ in When)
+        self.by_when = {w: Free(free, self.totals) for w in (When.FREE, When.NOW, When.SOON)}
         self._now, self._soon = self.by_when[When.NOW], self.by_when[When.SOON]
+        self._ended: set[str] = set()
+        """Jobs that have ended LATER."""
 
     def _free_on(self, node: Node, gangs: Gangs) -> Amounts:
         free = gangs.vector(node.available_to_us)
@@ -292,15 +307,21 @@ class Stock:
             return None
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
-    def take(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """Give these slots to a job."""
+    def take(
+        self, job_id: str, kind: WorkerKind, slices: Sequence[Slice], *, ends_before: bool = False
+    ) -> None:
+        """Give these slots to a job. ends_before: whether it has ended LATER."""
         for part, vector in kind.vectors(slices):
             if part.node_id in self.kind_of:
-                for when in When:
+                for when in (When.FREE, When.NOW, When.SOON):
                     self._occupy(job_id, when, part, vector)
                 if self._shared is not None:
                     self._cap(part.node_id, self.by_when[When.FREE])
                     self._cap(part.node_id, self._soon)
+                if When.LATER in self.by_when:
+                    if not ends_before:
+                        self._occupy(job_id, When.LATER, part, vector)
+                    self._derive(part.node_id)
 
     def _occupy(
         self, job_id: str, when: When, part: Slice, vector: Amounts, is_later: bool = False
@@ -327,12 +348,67 @@ class Stock:
                 amounts, after = self.left(job_id, group.amounts, vector, part, parts)
                 self._parts[When.SOON, part.node_id] = after
                 self._soon.set(part.node_id, amounts)
+                if When.LATER in self.by_when:
+                    if job_id not in self._ended:
+                        self._release(job_id, part, vector)
+                    self._derive(part.node_id)
+
+    def _release(self, job_id: str, part: Slice, vector: Amounts) -> None:
+        """Count slots as free LATER."""
+        later = self.by_when[When.LATER]
+        group, parts = later.group_of[part.node_id], self.parts(When.LATER, part.node_id)
+        amounts, after = self.left(job_id, group.amounts, vector, part, parts)
+        self._parts[When.LATER, part.node_id] = after
+        later.set(part.node_id, amounts)
+
+    def look_ahead(self, ending: Iterable[tuple[str, WorkerKind, Sequence[Slice]]]) -> None:
+        """Begin to distinguish LATER: when these jobs have left these slots."""
+        soon = [(name, g.kind, g.amounts) for name, g in self._soon.group_of.items()]
+        now = [(name, g.kind, g.amounts) for name, g in self._now.group_of.items()]
+        self.by_when[When.LATER] = Free(soon, self.totals)
+        for (when, node_id), parts in list(self._parts.items()):
+            if when is When.SOON:
+                self._parts[When.LATER, node_id] = list(parts)
+        for job_id, kind, slices in ending:
+            self._ended.add(job_id)
+            for part, vector in kind.vectors(slices):
+                if part.node_id in self.kind_of:
+                    self._release(job_id, part, vector)
+        self.by_when[When.NOW_AND_LATER] = Free(now, self.totals)
+        self.by_when[When.SOON_AND_LATER] = Free(soon, self.totals)
+
+    def reserve(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """Keep these slots for a job that starts LATER."""
+        for part, vector in kind.vectors(slices):
+            self._occupy(job_id, When.LATER, part, vector, is_later=True)
+            self._derive(part.node_id)
+
+    def _derive(self, node_id: str) -> None:
+        later = self.by_when[When.LATER].group_of[node_id].amounts
+        for when, both in (
+            (When.NOW, When.NOW_AND_LATER),
+            (When.SOON, When.SOON_AND_LATER),
+        ):
+            amounts = self.by_when[when].group_of[node_id].amounts
+            before = self.by_when[both].group_of[node_id].amounts
+            after = tuple(map(min, amounts, later))
+            if any(a > b for a, b in zip(after, before, strict=True)):
+                self.by_when[both].num_grown += 1
+            self.by_when[both].set(node_id, after)
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Jobs that have ended LATER."""
+        return frozenset(self._ended)
 
     def promise(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots for a job, although some of them are not free yet."""
         for part, vector in kind.vectors(slices):
             self._occupy(job_id, When.SOON, part, vector, is_later=True)
             self._cap(part.node_id, self._soon)
+            if When.LATER in self.by_when:
+                self._occupy(job_id, When.LATER, part, vector, is_later=True)
+                self._derive(part.node_id)
 
     def most_more(
         self, when: When, job_id: str, kind: WorkerKind, held: Sequence[Slice]
@@ -345,7 +421,9 @@ class Stock:
             return found
         size = kind.bundle["GPU"]
         for node_id in {part.node_id for part in held}:
-            for each in (When.NOW, When.SOON) if when is When.NOW else (when,):
+            for each in _BOTH.get(when, (when,)):
+                if each not in self.by_when:
+                    continue
                 group = self.by_when[each].group_of.get(node_id)
                 if group is not None:
                     parts = self.parts(each, node_id)

@@ -50,7 +50,7 @@ class Departures:
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
         """The jobs that release slots, keyed by node."""
         self._soon = Pool(stock, When.SOON)
-        self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
+        self.backfill = Backfill(snapshot.running, self._soon, gangs)
         for job in running:
             if job.is_leaving:
                 self._expect(job, job.slices)
@@ -93,9 +93,8 @@ class Departures:
             if choice is None:
                 others[standing, gang.kind] += gang.least
                 continue
-            comes_first = job.waited_s > order.LONGEST_WAIT_S
             claims.append(
-                ElasticClaim(job.job_id, standing, gang.kind, choice, comes_first=comes_first)
+                ElasticClaim(job.job_id, standing, gang.kind, choice, comes_first=rank.is_overdue)
             )
         sized = [
             job
@@ -176,7 +175,7 @@ class Departures:
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
-        kept = self._grown | self._leaving.keys()
+        kept = self._grown | self._leaving.keys() | self._stock.ended
         kept |= self.targets.keys() if is_sized else set()
         candidates = self._candidates.of(rank, kept)
         found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
@@ -234,4 +233,4 @@ class Departures:
 
 
 def _standing(rank: order.Rank) -> Standing:
-    return int(rank.tier), rank.falling_priority, rank.user_is_ahead
+    return int(rank.tier), rank.falling_priority, rank.user

@@ -6,14 +6,11 @@ its minimum. Jobs are considered in the order defined by `order`: by priority, t
 work. If there are no free slots for a job, running jobs that rank clearly behind it are asked to
 release their slots (`eviction`).
 
-A job that can't start yet reserves everything that it could use: on each node, the policy sets
-aside resources for as many of the job's workers as would fit if the node were empty, and later jobs
-can take only the remaining resources. Therefore a small job never delays a larger job that comes
-before it, but it can start first if it uses capacity that the larger job can't use, such as nodes
-of a different kind. Until the job with the reservation has waited for a long time, a job that
-releases its slots on request can even start on the reserved slots, since it can be evicted again. A
-job with a limited runtime can start on reserved slots if it certainly ends before the job with the
-reservation could start (`backfill`).
+The first job that can't start reserves the slots that are expected to be free first, once running
+jobs have ended (`backfill`). Later jobs can take all other slots, and a job with a limited
+runtime can even start on the reserved slots if it certainly ends before the job with the
+reservation could start. A job that releases its slots on request can also use the reserved slots,
+since it can be evicted again, unless the job with the reservation is overdue (`order`).
 
 Elastic jobs that report step times get the sizes that maximize the total gain of all these jobs
 (`sizing`). Running jobs whose current size differs from the chosen size grow, release slots, or

@@ -28,23 +28,67 @@ class Ranking:
             if account not in active and not is_kept_back(job, used_up):
                 active.add(account)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._of_accounts: dict[shares.Account, tuple[shares.Tier, bool]] = {}
+        self._of_accounts: dict[shares.Account, tuple[shares.Tier, shares.UserStanding]] = {}
+        self._overdue = {
+            job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
+        }
+        self._forgiven = {j.job_id for j in snapshot.running if j.waited_s > order.FORGIVING_S}
+        self._find_overdue(snapshot, gangs, now)
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
+        tier, user = self._standing(job)
+        left_s = job.guess_s if job.left_s is None else job.left_s
+        return order.Rank(
+            tier,
+            -job.priority,
+            user,
+            order.OVERDUE if job.job_id in self._overdue else order.work_left(left_s, gang.weight),
+            job.seq,
+            job.place,
+        )
+
+    def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tier, shares.UserStanding]:
         account = job.queue, job.owner
         standing = self._of_accounts.get(account)
         if standing is None:
-            tier = self._standings.tier(job.queue)
-            standing = tier, self._standings.user_is_ahead(*account)
+            standing = self._standings.tier(job.queue), self._standings.user(*account)
             self._of_accounts[account] = standing
-        tier, user_is_ahead = standing
-        return order.Rank(
-            shares.Tier.QUOTA if job.job_id in self._guaranteed else tier,
-            -job.priority,
-            user_is_ahead,
-            order.work_left(job.left_s, gang.weight, job.waited_s),
-            job.seq,
-            job.place,
+        tier, user = standing
+        if job.job_id in self._forgiven:
+            user = shares.UserStanding.BEHIND
+        return shares.Tier.QUOTA if job.job_id in self._guaranteed else tier, user
+
+    def _find_overdue(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
+        """Find the waiting jobs that come first because they have waited longest: one for each
+        tier, priority and user standing."""
+        waiting = [job for job in snapshot.queue if job.waited_s > order.LONGEST_WAIT_S]
+        waiting.sort(key=lambda job: (-job.waited_s, job.seq))
+        able = Able(snapshot, gangs, now)
+        found, forgave = set(), set()
+        for job in waiting:
+            tier, user = self._standing(job)
+            among = tier, job.priority
+            is_behind = user is shares.UserStanding.BEHIND
+            forgives = job.waited_s > order.FORGIVING_S and not is_behind and among not in forgave
+            if (among, user) in found and not forgives:
+                continue
+            if not able.claims_capacity(job, gangs.of(job.request)):
+                continue
+            if forgives:
+                forgave.add(among)
+                if self._forgiven_share(snapshot, gangs, job) < order.FORGIVEN_SHARE:
+                    self._forgiven.add(job.job_id)
+                    user = shares.UserStanding.BEHIND
+            if (among, user) not in found:
+                found.add((among, user))
+                self._overdue.add(job.job_id)
+
+    def _forgiven_share(self, snapshot: Snapshot, gangs: Gangs, waiting: WaitingJob) -> float:
+        """Return the share of the cluster that forgiven jobs hold that were submitted earlier."""
+        return sum(
+            gangs.of(job.request).share
+            for job in snapshot.running
+            if job.job_id in self._forgiven and job.seq < waiting.seq
         )
 
 

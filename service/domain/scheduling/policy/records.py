@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -32,7 +31,10 @@ class WaitingJob:
     start. As long as the message is set, the job neither takes nor reserves slots."""
     left_s: float | None = None
     """Remaining runtime in seconds once the job has started; None if unknown."""
-    waited_s: float = math.inf
+    guess_s: float | None = None
+    """A rough estimate of the remaining runtime, used for the order if `left_s` is None. Not set
+    for a job that releases its slots on request, because running it shows how long it takes."""
+    waited_s: float = 0.0
     """Seconds since the job was submitted, excluding the time in which it ran, was held, or waited
     for its array or for the end of other jobs."""
     yields: bool = False
@@ -127,6 +129,9 @@ class Wait:
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
     """Slots that are kept for the job while other jobs are releasing them."""
+    reserved: tuple[Slice, ...] = ()
+    """Slots on which the job will start once running jobs have ended. Only the first job that can't
+    start has a reservation."""
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,6 @@ class Round:
         """Like `_open`, but only jobs that have waited for a long time reserve slots."""
         self._unreserved = Pool(self._stock, When.NOW)
         """All free slots that are not promised to a job, including reserved slots."""
-        if all(job.ends_within_s is None for job in snapshot.queue):
-            self._backfill.close()
         self._limits = limits_of(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free, nodes)
         self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
@@ -158,10 +156,11 @@ class Round:
                 if promised is not None:
                     return promised
         slices = offer.now.pack_most(kind, least, most) if fits_soon else None
-        if slices is None and self._backfill.may_pass(job.ends_within_s):
+        passes = slices is None and self._backfill.may_pass(job.ends_within_s)
+        if passes:
             slices = self._unreserved.pack_most(kind, least, most)
         if slices is not None:
-            self._take(job.job_id, kind, slices)
+            self._take(job.job_id, kind, slices, ends_before=passes)
             if limits is not None:
                 limits.take(job.job_id, kind, count(slices))
             self._count_in_array(job)
@@ -179,9 +178,30 @@ class Round:
             wait.reason = lacks
         else:
             self._unexplained.append((wait, gang, self._obstacles.ahead_of(gang)))
-        self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
-        self._backfill.block(kind, least, rank)
+        if not self._backfill.is_blocked:
+            wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
+
+    def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
+        """Reserve the slots that are expected to be free first for the first job that can't start.
+        Returns the slots; empty if all slots that the job could use are set aside instead."""
+        kind = gang.kind
+        slices = None
+        if kind.is_whole:
+            self._backfill.is_blocked = True
+            self._backfill.close()
+        else:
+            self._stock.look_ahead(self._backfill.block(kind, gang.least, is_overdue=is_overdue))
+            slices = Pool(self._stock, When.LATER).pack_most(kind, gang.least, gang.least)
+        if slices is None:
+            self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue)
+            return ()
+        self._obstacles.block(job.job_id, kind)
+        self._stock.reserve(job.job_id, kind, slices)
+        self._open.keep_for_later()
+        if is_overdue:
+            self._passable.keep_for_later()
+        return slices
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
         """If a job that is backing off will be retried soon, reserve slots for it as if it were
@@ -200,7 +220,7 @@ class Round:
         offer = self._passable if job.yields else self._open
         slices = offer.now.pack_most(kind, gang.least, most)
         if slices is None:
-            self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
+            self._set_aside(job.job_id, gang, most, is_overdue=False)
         else:
             self._stock.promise(job.job_id, kind, slices)
             self._obstacles.block(job.job_id, kind)
@@ -344,14 +364,16 @@ class Round:
         batch_size = self.departures.batch_size(group.job_id, gang.kind, num_workers)
         return Grow(group.job_id, slices, batch_size)
 
-    def _take(self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...]) -> None:
-        self._stock.take(job_id, kind, slices)
+    def _take(
+        self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...], *, ends_before: bool = False
+    ) -> None:
+        self._stock.take(job_id, kind, slices, ends_before=ends_before)
         self._obstacles.hold(job_id, slices)
 
-    def _set_aside(self, job_id: str, gang: Gang, most: int, is_impatient: bool = True) -> None:
+    def _set_aside(self, job_id: str, gang: Gang, most: int, is_overdue: bool = True) -> None:
         self._obstacles.block(job_id, gang.kind)
         self._open.reserved.set_aside(gang.kind, most)
-        if is_impatient:
+        if is_overdue:
             self._passable.reserved.set_aside(gang.kind, most)
 
 

@@ -24,7 +24,7 @@ from service.domain.scheduling.placement.shared_gpus import Fractions
 from service.domain.scheduling.placement.slots import Request
 from service.domain.scheduling.placement.stock import Amounts, When
 from service.domain.scheduling.rules.order import Rank
-from service.domain.scheduling.rules.shares import Tier
+from service.domain.scheduling.rules.shares import Tier, UserStanding
 
 MIN_RUN_S = 300.0
 """Default number of seconds for which a job holds its slots before it can be asked to release
@@ -48,6 +48,10 @@ class RunningJob:
     long."""
     left_s: float | None = None
     """Remaining seconds of the job; None if unknown."""
+    guess_s: float | None = None
+    """See `policy.WaitingJob.guess_s`."""
+    ends_within_s: float | None = None
+    """Maximum remaining seconds, according to the job's limit."""
     waited_s: float = 0.0
     """Seconds since the job was submitted, excluding the time in which it ran."""
     lost_s: float = 0.0
@@ -92,7 +96,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
         return True
     if coming.tier == rank.tier and coming.priority > rank.priority:
         return True
-    is_owed = coming.tier < rank.tier or coming.user_is_ahead < rank.user_is_ahead
+    user_is_owed = coming.user < rank.user and rank.user is UserStanding.AHEAD
+    is_owed = coming.tier < rank.tier or user_is_owed
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
     return running.yields and (is_owed or has_less)
 
@@ -102,8 +107,8 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
     not release slots if it precedes the job by tier, priority and user."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
-    stands = coming.tier, coming.falling_priority, coming.user_is_ahead
-    return stands <= (rank.tier, rank.falling_priority, rank.user_is_ahead)
+    stands = coming.tier, coming.falling_priority, coming.user
+    return stands <= (rank.tier, rank.falling_priority, rank.user)
 
 
 def because(coming: Rank, rank: Rank) -> str:
@@ -115,7 +120,7 @@ def because(coming: Rank, rank: Rank) -> str:
         return "because this job's queue has used more than its share"
     if coming.priority > rank.priority:
         return "which has a higher priority"
-    if coming.user_is_ahead < rank.user_is_ahead:
+    if rank.user is UserStanding.AHEAD and coming.user < rank.user:
         return "because this job's user has used more than their share"
     if coming.place:  # the coming job has the rank of a job that it passes
         return "which was moved to the front of its queue"
@@ -162,7 +167,7 @@ class Candidates:
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
         """Yield the requests that can be made for a job with the rank `coming`, except requests to
         the jobs in `but`. Requests for spare slots come before requests to leave."""
-        # If two waiting jobs have the same tier, priority and `user_is_ahead`, the job with more
+        # If two waiting jobs have the same tier, priority and user standing, the job with more
         # work can evict or shrink only jobs that the other job can also evict or shrink.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming

@@ -2,12 +2,14 @@
 
 Jobs within their queue's quota come first, and jobs of a queue that has used more than its share
 (`shares`) come last. Within each tier, jobs with a higher priority come first. Among jobs with the
-same priority, jobs of users who have used more than their share come last. Among jobs that are
-still equal, the job with the least work left comes first, which keeps the mean completion time low.
-The time left is estimated from the job's progress and from similar earlier jobs. The order of
-submission is the tie-breaker. A job that was moved to the front, ahead of the jobs with the same
-queue and priority, gets the rank of the first job that it passes. It also has this rank in
-comparisons with jobs of other queues.
+same priority, jobs of users who have used less than their share come first, and jobs of users who
+have used more come last. Among jobs that are still equal, the job that has waited longest comes
+first if it is overdue. Then the job with the least work left comes first, which keeps the mean
+completion time low. The time left is estimated from the job's progress, from similar earlier jobs,
+and roughly from the owner's other jobs and the job's limit. The order of submission is the
+tie-breaker. A job that was moved to the front, ahead of the jobs with the same queue and priority,
+gets the rank of the first job that it passes. It also has this rank in comparisons with jobs of
+other queues.
 """
 
 from __future__ import annotations
@@ -16,16 +18,27 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from service.domain.scheduling.rules.shares import Tier
+from service.domain.scheduling.rules.shares import Tier, UserStanding
 
 SETTLING_S = 300.0
 """Seconds added to the remaining time, so that differences much smaller than the cost of a start
 don't matter."""
 LONGEST_WAIT_S = 24 * 3600.0
-"""Seconds after which a waiting job comes first among jobs that would otherwise be ordered by their
-remaining work, can't be evicted by these jobs, and no longer lends its reserved slots. Before this
-time, jobs that yield can use the reserved slots, because they leave when the job needs the slots,
-and empty slots would delay all jobs."""
+"""Seconds after which a waiting job is overdue. Among overdue jobs that would otherwise be ordered
+by their remaining work, the job that has waited longest comes first, and does not lend its reserved
+slots to jobs that yield. Only one job comes first, because otherwise the queue of a cluster with a
+permanent backlog would become first in, first out. A job that was overdue when it started can't be
+evicted by jobs that have less work left."""
+FORGIVING_S = 3 * 86400.0
+"""Seconds after which a waiting job is forgiven its owner's usage: it ranks as if its owner had
+used less than their share. Of each tier and priority, only the waiting job that has waited longest
+is forgiven."""
+FORGIVEN_SHARE = 0.05
+"""No job is forgiven while older forgiven jobs hold at least this fraction of the cluster, so that
+the users' shares are kept."""
+
+OVERDUE = -1.0
+"""The work of an overdue job, which is less than any other job's."""
 
 
 class Rank(NamedTuple):
@@ -34,10 +47,10 @@ class Rank(NamedTuple):
     tier: Tier
     falling_priority: int
     """The negative priority."""
-    user_is_ahead: bool
+    user: UserStanding
     work: float
     """The remaining work: the remaining seconds, multiplied by the share of the cluster raised to
-    the power `gangs.SIZE_POWER`."""
+    the power `gangs.SIZE_POWER`; `OVERDUE` for an overdue job."""
     seq: int
     place: int
     """Lower for jobs that were moved to the front; see `Fronts`."""
@@ -46,13 +59,17 @@ class Rank(NamedTuple):
     def priority(self) -> int:
         return -self.falling_priority
 
+    @property
+    def is_overdue(self) -> bool:
+        return self.work < 0
+
     def may_less(self, other: Rank) -> bool:
         """Whether this rank certainly can't evict more jobs than the other rank. False for ranks of
         different tiers, because priorities are only comparable within a tier."""
         return (
             self.tier == other.tier
             and self.falling_priority >= other.falling_priority
-            and self.user_is_ahead >= other.user_is_ahead
+            and self.user >= other.user
             and self.work >= other.work
         )
 
@@ -76,11 +93,9 @@ class Fronts:
         return min([own, *passed])._replace(place=own.place)
 
 
-def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """Return the remaining work: lowest for a job that has waited for `LONGEST_WAIT_S`, and next
-    lowest for jobs whose remaining time is unknown, because running such jobs shows how long they
-    take. `left_s` is the remaining time in seconds on the job's slots, or None if unknown. `weight`
-    is the job's share of the cluster to the power of `gangs.SIZE_POWER`."""
-    if waited_s > LONGEST_WAIT_S:
-        return -1.0
+def work_left(left_s: float | None, weight: float) -> float:
+    """Return the remaining work: lowest for jobs whose remaining time is unknown, because running
+    such jobs shows how long they take. `left_s` is the remaining time in seconds on the job's
+    slots, or None if unknown. `weight` is the job's share of the cluster to the power of
+    `gangs.SIZE_POWER`."""
     return 0.0 if left_s is None else (left_s + SETTLING_S) * weight

@@ -25,9 +25,12 @@ a sixteenth."""
 QUEUE_SLACK_S = 600.0
 """A queue is ahead once it has used this many cluster-seconds more than its share."""
 USER_SLACK_S = 4 * 3600.0
-"""A user is ahead once they have used this many cluster-seconds more than their share, if all users
-of the queue have equal weights and the queue has the whole cluster; otherwise the slack is smaller.
-Without this slack, jobs could not be ordered by their remaining work."""
+"""Maximum difference, in cluster-seconds, between a user's usage and their share that doesn't
+change the order, in a queue that has the whole cluster. Without this slack, jobs could not be
+ordered by their remaining work."""
+SLACK_OF_SHARE_S = 24 * 3600.0
+"""The slack is at most the smallest share of a user during this time, so that it is small relative
+to the usage in a month."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
@@ -68,8 +71,18 @@ class Tier(IntEnum):
     """The job's queue has used more than its share."""
 
 
+class UserStanding(IntEnum):
+    """A user's usage relative to their share of the queue. Lower standings come first."""
+
+    BEHIND = -1
+    """The user has used less than their share."""
+    EVEN = 0
+    AHEAD = 1
+    """The user has used more than their share."""
+
+
 class Standings:
-    """Determines which of the accounts with active jobs have used more than their share."""
+    """Compares the usage of the accounts with active jobs with their shares."""
 
     def __init__(
         self,
@@ -89,34 +102,40 @@ class Standings:
         weights = {name: queue.weight for name, queue in rules.items()}
         self._queues = _ahead(of_queues, weights, QUEUE_SLACK_S)
         whole = sum(weights.values())
-        self._users = set()
+        self._users: dict[Account, UserStanding] = {}
         for name, of_users in users.items():
             of_each = {owner: rules[name].weight_of(owner) for owner in of_users}
             slack_s = _user_slack_s(of_each.values()) * weights[name] / whole
-            self._users |= {(name, owner) for owner in _ahead(of_users, of_each, slack_s)}
+            for owner in _ahead(of_users, of_each, slack_s):
+                self._users[name, owner] = UserStanding.AHEAD
+            for owner in _ahead(of_users, of_each, slack_s, sign=-1):
+                self._users[name, owner] = UserStanding.BEHIND
 
     def tier(self, queue: str) -> Tier:
         """Return the tier of the queue's jobs beyond its quota."""
         return Tier.AHEAD if queue in self._queues else Tier.SHARE
 
-    def user_is_ahead(self, queue: str, owner: str) -> bool:
-        return (queue, owner) in self._users
+    def user(self, queue: str, owner: str) -> UserStanding:
+        return self._users.get((queue, owner), UserStanding.EVEN)
 
 
-def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: float) -> set[str]:
+def _ahead(
+    used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: float, sign: int = 1
+) -> set[str]:
+    """Return the accounts whose usage is clearly above their share, or below it if `sign` is -1."""
     used, weight = sum(used_s.values()), sum(weights.values())
     return {
         name
         for name, seconds in used_s.items()
-        if seconds - used * weights[name] / weight > slack_s
+        if sign * (seconds - used * weights[name] / weight) > slack_s
     }
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
     """Return a user's slack in a queue that has the whole cluster. The slack shrinks with the
-    lowest weight, because one user's small excess can be a large part of the share of the user with
-    the lowest weight."""
-    return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
+    smallest share, because one user's small excess can be a large part of this share."""
+    slack_s = min(USER_SLACK_S, SLACK_OF_SHARE_S * min(weights) / sum(weights))
+    return max(QUEUE_SLACK_S, slack_s)
 
 
 class Quotas:

@@ -305,8 +305,11 @@ def test_a_job_that_ends_before_a_domain_can_be_free_passes() -> None:
     assert isinstance(first, Wait)
     assert isinstance(second, Start)
     there[1] = replace(there[1], left_s=60.0)
-    _, second = decide([ahead, quick], nodes, there)
-    assert isinstance(second, Wait)
+    first, second = decide([ahead, replace(quick, ends_within_s=None)], nodes, there)
+    assert isinstance(first, Wait)
+    assert {part.node_id for part in first.reserved} == {"r2-1", "r2-2"}
+    assert isinstance(second, Start)
+    assert second.slices == (Slice("r1-2", 2),)
 
 
 # Growing groups.

@@ -301,6 +301,9 @@ def test_rules_by_which_others_come_first_are_named() -> None:
     there = replace(there, snapshot=replace(there.snapshot, used_s=used))
     assert told(there, "ann") == ["other_quota", "queue_is_ahead", "user_is_ahead"]
     assert told(there.first_jobs(), "bob") == ["other_quota", "queue_is_ahead"]
+    used = {("default", "ann"): 9e5, ("default", "cid"): 4.5e5}
+    there = replace(there, snapshot=replace(there.snapshot, used_s=used))
+    assert told(there, "cid") == ["other_quota", "queue_is_ahead", "others_are_behind"]
 
 
 def test_a_user_is_said_to_be_ahead_by_the_weight_in_the_queue() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
@@ -66,22 +65,34 @@ class Oracle:
         self.backing_off: list[WaitingJob] = []
         self.asked: set[str] = set()
         self.preempted: set[str] = set()
-        self.start_in_s: list[float] = []
-        """The earliest start of any blocked job ahead."""
+        self.blocked: WaitingJob | None = None
+        """The first job that can't start."""
+        self.later_free: Free | None = None
+        """What is free when it starts, without the slots that it reserves."""
+        self.later_s = 0.0
+        """When it starts, as expected."""
+        self.ended: set[str] = set()
+        """Jobs that have ended by then."""
+        self.kept = {job.job_id: Counter(job.slices) for job in snapshot.running}
+        """The slots that running jobs were not asked to release."""
         self.backfills: set[str] = set()
         self.stand_by = False
         for group in snapshot.growing:
             self.holds(group, group.lacking)
         held = dict(self.holding)
         self.guaranteed = self.within_quota()
+        self.holding = dict(held)
+        self.overdue = self.find_overdue()
         self.holding = held
         for job in snapshot.running:
-            self.change(self.soon_free, job.request, job.slices if job.is_leaving else job.recalled)
+            asked = job.slices if job.is_leaving else job.recalled
+            self.change(self.soon_free, job.request, asked)
+            self.kept[job.job_id] -= Counter(asked)
 
     # Rules for a job.
 
     def work(self, job: WaitingJob | RunningJob) -> float:
-        if job.waited_s > order.LONGEST_WAIT_S:
+        if job.job_id in self.overdue:
             return -1.0
         if job.left_s is None:
             return 0.0
@@ -110,17 +121,8 @@ class Oracle:
         arrays = Counter(self.snapshot.running_of_arrays)
         found = set()
         for job in there:
-            if isinstance(job, WaitingJob):
-                if job.after or job.held or job.preparing or job.not_before:
-                    continue
-                if job.array is not None:
-                    arrays[job.array.array_id] += 1
-                    if arrays[job.array.array_id] > job.array.max_running:
-                        continue
-                left_under = [self.left_under(job, of_user=of_user) for of_user in (True, False)]
-                if min(left_under) < job.request.least:
-                    continue
-                self.holds(job, job.request.least)
+            if isinstance(job, WaitingJob) and not self.could_start(job, arrays):
+                continue
             quota = left.get(job.queue, {})
             claim = amounts(job.request.bundle, job.request.least)
             main = "GPU" if claim.get("GPU") else "CPU"
@@ -128,6 +130,37 @@ class Oracle:
             if main in named and all(quota[name] >= amount for name, amount in named.items()):
                 for name, amount in named.items():
                     quota[name] -= amount
+                found.add(job.job_id)
+        return found
+
+    def could_start(self, job: WaitingJob, arrays: Counter[str]) -> bool:
+        """Whether the job waits for slots only. If so, it is counted against its limits."""
+        if job.after or job.held or job.preparing or job.not_before:
+            return False
+        if job.array is not None:
+            arrays[job.array.array_id] += 1
+            if arrays[job.array.array_id] > job.array.max_running:
+                return False
+        left_under = [self.left_under(job, of_user=of_user) for of_user in (True, False)]
+        if min(left_under) < job.request.least:
+            return False
+        self.holds(job, job.request.least)
+        return True
+
+    def find_overdue(self) -> set[str]:
+        """Of each tier and priority, the job that has waited longest, if that is long."""
+        there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
+        late = [job for job in there if job.waited_s > order.LONGEST_WAIT_S]
+        late.sort(key=lambda job: (-job.waited_s, job.seq))
+        arrays = Counter(self.snapshot.running_of_arrays)
+        found = {job.job_id for job in late if isinstance(job, RunningJob)}
+        first = set()
+        for job in late:
+            of = job.job_id in self.guaranteed, job.priority
+            if of in first or not isinstance(job, WaitingJob):
+                continue
+            if self.could_start(job, arrays):
+                first.add(of)
                 found.add(job.job_id)
         return found
 
@@ -152,35 +185,45 @@ class Oracle:
         theirs = running.job_id in self.guaranteed
         return (not ours, -coming.priority) <= (not theirs, -running.priority)
 
-    def starts_in_s(self, job: WaitingJob) -> float:
-        """Return the earliest start of a blocked job, at which enough of the jobs in its way have
-        left."""
-        if self.capacity(job.request, self.soon_free) >= job.request.least:
-            return 0.0
-        leave_s = {each.job_id: self.leaves_in_s(job, each) for each in self.snapshot.running}
-        for at in sorted(set(leave_s.values())):
-            free = {name: dict(there) for name, there in self.soon_free.items()}
-            for each in self.snapshot.running:
-                is_gone = each.job_id in self.preempted or each.is_leaving
-                if leave_s[each.job_id] <= at and not is_gone:
-                    self.change(free, each.request, each.slices)
+    def look_ahead(self, job: WaitingJob, reserved: Sequence[Slice]) -> None:
+        """Determine when the first blocked job starts: when enough of the running jobs have ended,
+        as expected."""
+        self.blocked = job
+        free = {name: dict(there) for name, there in self.soon_free.items()}
+        ends = {each.job_id: self.ends_in_s(each) for each in self.snapshot.running}
+        for at in sorted(set(ends.values())):
             if self.capacity(job.request, free) >= job.request.least:
-                return at
-        return 0.0
+                break
+            for each in self.snapshot.running:
+                if ends[each.job_id] == at and self.kept[each.job_id]:
+                    self.change(free, each.request, list(self.kept[each.job_id].elements()))
+                    self.ended.add(each.job_id)
+            self.later_s = at
+        if self.capacity(job.request, free) < job.request.least:
+            assert not reserved
+            self.later_s, self.ended = 0.0, set()
+            self.set_aside(job.request, job.request.num_workers, both=self.is_impatient(job))
+            return
+        assert count(reserved) == job.request.least
+        self.is_within_its_level(job.request, reserved)
+        for part in reserved:
+            assert part.num_workers <= fits(job.request.bundle, free[part.node_id])
+        self.change(free, job.request, reserved, -1)
+        self.later_free = free
 
-    def leaves_in_s(self, coming: WaitingJob, running: RunningJob) -> float:
-        if running.is_leaving or running.recalled or running.left_s is None:
-            return 0.0
-        may_be_asked = running.yields or running.spare
-        if may_be_asked or self.may_evict(coming, replace(running, held_s=MIN_RUN_S)):
-            return min(running.left_s / 2, max(0.0, MIN_RUN_S - running.held_s))
-        return running.left_s / 2
+    def ends_in_s(self, running: RunningJob) -> float:
+        left_s = running.guess_s if running.left_s is None else running.left_s
+        left_s = running.held_s + order.SETTLING_S if left_s is None else left_s
+        return left_s if running.ends_within_s is None else min(left_s, running.ends_within_s)
+
+    def is_impatient(self, job: WaitingJob) -> bool:
+        return job.job_id in self.overdue
 
     def may_backfill(self, job: WaitingJob) -> bool:
-        """Whether the job is certain to end before any job ahead can start, with a margin."""
+        """Whether the job certainly ends before the first blocked job starts, with a margin."""
         if job.ends_within_s is None or self.stand_by:
             return False
-        return all(job.ends_within_s + order.SETTLING_S <= at for at in self.start_in_s)
+        return self.blocked is None or job.ends_within_s + order.SETTLING_S <= self.later_s
 
     # Resources.
 
@@ -193,10 +236,16 @@ class Oracle:
                 there = free[part.node_id]
                 there[name] = there.get(name, 0.0) + sign * part.num_workers * amount
 
-    def less_aside(self, free: Free, *, passes: bool) -> Free:
+    def less_reserved(self, free: Free, *, passes: bool) -> Free:
         """Return the remaining free resources for a job, depending on whether it may use reserved
         ones."""
         left = {name: dict(there) for name, there in free.items()}
+        if self.later_free is not None and self.blocked is not None:
+            for name, there in (
+                left.items() if not passes or self.is_impatient(self.blocked) else ()
+            ):
+                later = self.later_free[name]
+                left[name] = {each: min(has, later.get(each, 0.0)) for each, has in there.items()}
         for node in self.nodes:
             taken: Counter[object] = Counter()
             for request, number in self.aside[passes]:
@@ -341,7 +390,7 @@ class Oracle:
                 self.waiting_ahead.append((job, request.least, code))
             return
         most = min(request.num_workers, *limits)
-        capacity = self.capacity(request, self.less_aside(self.now_free, passes=job.yields))
+        capacity = self.capacity(request, self.less_reserved(self.now_free, passes=job.yields))
         if capacity < request.least and self.may_backfill(job):
             capacity = self.capacity(request, self.now_free)
             self.backfills.add(job.job_id)
@@ -362,22 +411,26 @@ class Oracle:
             return
         assert code in WITHOUT_SLOTS
         assert not asked
-        soon = self.less_aside(self.soon_free, passes=job.yields)
+        soon = self.less_reserved(self.soon_free, passes=job.yields)
         assert self.capacity(request, soon) < request.least, (
             "slots that are being left are waited for"
         )
         for each in self.snapshot.running:
-            if each.job_id not in self.asked and self.may_evict(job, each):
+            if each.job_id in self.asked | self.ended:
+                continue
+            if self.may_evict(job, each):
                 self.change(soon, each.request, each.slices)
-            elif each.job_id not in self.asked and self.may_shrink(job, each):
+            elif self.may_shrink(job, each):
                 self.change(soon, each.request, each.spare)
         assert self.capacity(request, soon) < request.least, "jobs that may be asked are asked"
-        self.set_aside(request, most, both=job.waited_s > order.LONGEST_WAIT_S)
-        self.start_in_s.append(self.starts_in_s(job))
+        if self.blocked is None:
+            self.look_ahead(job, decision.reserved)
+        else:
+            assert not decision.reserved
 
     def takes(self, job: WaitingJob | Growing, decision: Start | Grow) -> None:
         passes = isinstance(job, WaitingJob) and job.yields
-        free = self.less_aside(self.now_free, passes=passes)
+        free = self.less_reserved(self.now_free, passes=passes)
         if job.job_id in self.backfills:
             free = self.now_free
         lacks = isinstance(job, Growing) and job.lacking
@@ -390,6 +443,8 @@ class Oracle:
             assert part.num_workers <= fits(job.request.bundle, there), "what is free, not reserved"
         for each in (self.now_free, self.soon_free, self.free):
             self.change(each, job.request, decision.slices, -1)
+        if self.later_free is not None and job.job_id not in self.backfills:
+            self.change(self.later_free, job.request, decision.slices, -1)
         if not lacks:
             self.holds(job, count(decision.slices))
 
@@ -425,7 +480,7 @@ class Oracle:
             else:
                 assert self.may_shrink(job, there)
                 assert not Counter(ask.slices) - Counter(there.spare)
-        soon = self.less_aside(self.soon_free, passes=job.yields)
+        soon = self.less_reserved(self.soon_free, passes=job.yields)
         assert bool(asked) == (self.capacity(job.request, soon) < job.request.least)
         parts = [
             (running[ask.job_id].request, slices)
@@ -439,6 +494,8 @@ class Oracle:
         for request, slices in parts:
             self.change(soon, request, slices)
             self.change(self.soon_free, request, slices)
+            if self.later_free is not None:
+                self.change(self.later_free, request, slices)
         assert self.capacity(job.request, soon) >= job.request.least, "what is asked for is enough"
         for request, slices in parts:
             self.change(soon, request, slices, -1)
@@ -453,7 +510,13 @@ class Oracle:
         assert job.request.least <= count(wait.slices) <= job.request.num_workers
         self.is_within_its_level(job.request, wait.slices)
         self.is_near_together(job.request, wait.slices, soon)
+        for ask in asked:
+            self.kept[ask.job_id] -= Counter(
+                running[ask.job_id].slices if isinstance(ask, Preempt) else ask.slices
+            )
         self.change(self.soon_free, job.request, wait.slices, -1)
+        if self.later_free is not None:
+            self.change(self.later_free, job.request, wait.slices, -1)
         for part in wait.slices:
             there, later = self.now_free[part.node_id], self.soon_free[part.node_id]
             there.update({name: min(there[name], later[name]) for name in there})
@@ -494,7 +557,7 @@ class Oracle:
             assert decision.reason.code == "asked_for_slots"
             return
         most = min(group.most, *(self.left_under(group, of_user=of) for of in (True, False)))
-        capacity = self.capacity_near(group, self.less_aside(self.now_free, passes=False))
+        capacity = self.capacity_near(group, self.less_reserved(self.now_free, passes=False))
         if isinstance(decision, Grow):
             assert 0 < count(decision.slices) == min(most, capacity)
             self.takes(group, decision)

@@ -81,7 +81,7 @@ SUBMITS = st.fixed_dictionaries(
         "array": st.sampled_from([None, None, None, ArrayLimit("array-1", 2)]),
         "after": st.sampled_from([None] * 19 + ["first"]),
         "limit_s": st.sampled_from([None, None, 60.0, 1000.0]),
-        "waited": st.sampled_from([0.0, 0.0, 0.0, 25.0]),
+        "waited": st.sampled_from([0.0, 0.0, 0.0, 6.0, 25.0]),
         "level": st.sampled_from([None, None, None, "zone", "rack", "node"]),
     }
 )

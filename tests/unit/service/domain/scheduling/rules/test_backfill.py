@@ -1,4 +1,4 @@
-"""A job whose end is known uses reserved slots only if it does not delay other jobs."""
+"""A job whose end is known uses reserved slots only if it does not delay the first blocked job."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from service.domain.scheduling.policy import (
     RunningJob,
     Snapshot,
     Start,
+    Wait,
     WaitingJob,
     plan,
 )
-from service.domain.scheduling.rules.backfill import MAX_BLOCKED
-from service.domain.scheduling.rules.eviction import MIN_RUN_S
-from service.domain.scheduling.rules.order import SETTLING_S
+from service.domain.scheduling.rules.order import LONGEST_WAIT_S, SETTLING_S
 from tests.unit.service.domain.scheduling.snapshots import GPU, HOUR, NOW, snapshot
 
-LARGE = WaitingJob("large", 0, 50, 1, Request(4, GPU), waited_s=0.0)
-SMALL = WaitingJob("small", 0, 50, 2, Request(1, GPU), waited_s=0.0, ends_within_s=600.0)
+LARGE = WaitingJob("large", 0, 50, 1, Request(4, GPU), waited_s=0.0, left_s=60.0)
+SMALL = WaitingJob(
+    "small", 0, 50, 2, Request(1, GPU), waited_s=0.0, left_s=HOUR, ends_within_s=600.0
+)
 THERE = RunningJob("there", 50, 0, Request(3, GPU), (Slice("n", 3),), HOUR, left_s=HOUR)
 
 
@@ -35,36 +36,55 @@ def started(
     return [d.job_id for d in decisions if isinstance(d, Start)]
 
 
-def test_a_small_job_passes_that_ends_long_before_the_large_one_can_start() -> None:
+def test_a_small_job_passes_that_ends_before_the_large_one_starts() -> None:
     assert started(LARGE, SMALL) == ["small"]
-    assert started(LARGE, replace(SMALL, ends_within_s=HOUR / 2 - SETTLING_S)) == ["small"]
+    assert started(LARGE, replace(SMALL, ends_within_s=HOUR - SETTLING_S)) == ["small"]
+    assert started(LARGE, replace(SMALL, ends_within_s=HOUR - SETTLING_S + 1)) == []
+
+
+def test_a_job_without_a_known_end_passes_only_on_slots_that_the_large_one_leaves() -> None:
+    endless = replace(SMALL, ends_within_s=None)
+    assert started(LARGE, endless) == []
+    assert started(LARGE, endless, gpus=5.0) == ["small"]
+    assert started(LARGE, endless, replace(endless, job_id="other"), gpus=5.0) == ["small"]
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "ends_in_s"),
     [
-        {"left_s": None},
-        {"left_s": 2 * (600.0 + SETTLING_S) - 1},
-        {"is_leaving": True},
-        {"priority": 40, "held_s": MIN_RUN_S - 1},
-        {"yields": True, "held_s": 0.0},
+        ({"left_s": 1000.0}, 1000.0),
+        ({"left_s": HOUR, "ends_within_s": 1000.0}, 1000.0),
+        ({"left_s": None, "guess_s": 1000.0}, 1000.0),
+        ({"left_s": None, "held_s": 1000.0}, 1000.0 + SETTLING_S),
     ],
 )
-def test_it_waits_where_those_in_the_way_may_be_gone_before(changes: dict[str, Any]) -> None:
-    assert started(LARGE, SMALL, there=(replace(THERE, **changes),)) == []
+def test_a_running_job_ends_as_forecast_or_at_its_limit(
+    changes: dict[str, Any], ends_in_s: float
+) -> None:
+    there = (replace(THERE, **changes),)
+    just = replace(SMALL, ends_within_s=ends_in_s - SETTLING_S)
+    late = replace(SMALL, ends_within_s=ends_in_s - SETTLING_S + 1)
+    assert started(LARGE, just, there=there) == ["small"]
+    assert started(LARGE, late, there=there) == []
 
 
-def test_a_job_without_a_known_end_waits() -> None:
-    assert started(LARGE, replace(SMALL, ends_within_s=None)) == []
-    assert started(LARGE, replace(SMALL, ends_within_s=HOUR / 2)) == []
+def test_only_the_first_blocked_job_reserves_slots() -> None:
+    second = replace(LARGE, job_id="second", left_s=120.0)
+    endless = replace(SMALL, ends_within_s=None)
+    assert started(LARGE, second, endless, gpus=5.0) == ["small"]
 
 
-def test_the_first_that_may_start_of_all_ahead_counts() -> None:
-    soon = RunningJob("soon", 50, 0, Request(1, GPU), (Slice("n", 1),), HOUR, left_s=60.0)
-    middle = replace(LARGE, job_id="middle", request=Request(2, GPU))
-    there = (THERE, soon)
-    assert started(LARGE, SMALL, there=there, gpus=5.0) == ["small"]
-    assert started(LARGE, middle, SMALL, there=there, gpus=5.0) == []
+def test_the_reservation_is_on_the_slots_that_are_free_first() -> None:
+    later = RunningJob("later", 50, 0, Request(4, GPU), (Slice("m", 4),), HOUR, left_s=2 * HOUR)
+    seen = snapshot((LARGE, SMALL), (THERE, later), {"n": 4.0, "m": 4.0})
+    waits = [d for d in plan(seen, NOW) if isinstance(d, Wait)]
+    assert [wait.reserved for wait in waits] == [(Slice("n", 4),)]
+
+
+def test_jobs_that_save_their_state_use_reserved_slots_until_the_job_has_waited_long() -> None:
+    recipe = replace(SMALL, ends_within_s=None, yields=True)
+    assert started(LARGE, recipe) == ["small"]
+    assert started(replace(LARGE, waited_s=LONGEST_WAIT_S + 1), recipe) == []
 
 
 def test_slots_that_others_than_we_hold_may_be_free_at_any_time() -> None:
@@ -73,17 +93,6 @@ def test_slots_that_others_than_we_hold_may_be_free_at_any_time() -> None:
     holders = (Holder("there", THERE.slices, GPU),)
     seen = Snapshot((large, SMALL), (node,), True, holders, running=(THERE,))
     assert not [d for d in plan(seen, NOW) if isinstance(d, Start)]
-
-
-def test_a_job_that_waits_for_reserved_slots_alone_is_not_passed() -> None:
-    rigid = replace(SMALL, job_id="rigid", seq=2, ends_within_s=None)
-    assert started(LARGE, rigid, replace(SMALL, seq=3)) == []
-
-
-def test_behind_a_long_queue_nobody_passes() -> None:
-    ahead = [replace(LARGE, job_id=f"large-{at}") for at in range(MAX_BLOCKED)]
-    assert started(*ahead, SMALL) == ["small"]
-    assert started(LARGE, *ahead, SMALL) == []
 
 
 def test_slots_that_a_group_was_asked_for_count_once() -> None:

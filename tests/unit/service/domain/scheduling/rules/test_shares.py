@@ -22,6 +22,7 @@ from service.domain.scheduling.rules.shares import (
     USER_SLACK_S,
     Standings,
     Used,
+    UserStanding,
 )
 from tests.marks import SOAK
 from tests.unit.service.domain.scheduling import snapshots
@@ -132,10 +133,10 @@ def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: boo
 @pytest.mark.parametrize(
     ("weight", "ann_s", "bob_s", "ahead"),
     [
-        (1 / 9, 1.8 * HOUR, 9 * HOUR, set()),
-        (1 / 9, 2.0 * HOUR, 9 * HOUR, {"ann"}),
-        (1 / 9, HOUR, 16 * HOUR, set()),
-        (1 / 9, HOUR, 18 * HOUR, {"bob"}),
+        (1 / 9, 3.6 * HOUR, 9 * HOUR, set()),
+        (1 / 9, 3.8 * HOUR, 9 * HOUR, {"ann"}),
+        (1 / 9, HOUR, 32 * HOUR, set()),
+        (1 / 9, HOUR, 34 * HOUR, {"bob"}),
         (1e-6, 0.9 * QUEUE_SLACK_S, 9 * HOUR, set()),
         (1e-6, 1.1 * QUEUE_SLACK_S, 9 * HOUR, {"ann"}),
     ],
@@ -145,7 +146,10 @@ def test_beside_a_user_of_little_weight_less_is_clearly_more_than_a_share(
 ) -> None:
     used = {("q", "ann"): ann_s, ("q", "bob"): bob_s}
     standings = Standings([Queue("q", user_weights={"ann": weight})], used, used)
-    assert {owner for queue, owner in used if standings.user_is_ahead(queue, owner)} == ahead
+    of_users = {owner: standings.user("q", owner) for owner in ("ann", "bob")}
+    assert {owner for owner, of in of_users.items() if of is UserStanding.AHEAD} == ahead
+    behind = {owner for owner, of in of_users.items() if of is UserStanding.BEHIND}
+    assert behind == ({"ann", "bob"} - ahead if ahead else set()), "what one has more, one has less"
 
 
 def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> None:

@@ -338,16 +338,20 @@ class Claims:
         assert number == sum(there.values()), (number, there)
 
     def blocked_ahead(self, decision: Decision) -> tuple[set[str], set[str]]:
-        """Return the jobs ahead of it that wait for slots, if some node could run workers of both,
-        and the jobs that are backing off, of which only some keep their position."""
+        """Return the jobs ahead of it for which slots are kept, if some node could run workers of
+        both, and the jobs that are backing off, of which only some keep their position."""
         mine = self.suitable(self.request(decision))
         found: set[str] = set()
         back_off: set[str] = set()
         position = getattr(decision, "position", None) or 10**9
+        waits = [d for d in self.decided.values() if isinstance(d, Wait)]
+        blocked = [d.position for d in waits if d.reason.code in RESERVE and d.position]
         for name, each in self.decided.items():
             if not isinstance(each, Wait) or name == decision.job_id or each.position is None:
                 continue
             keeps = each.reason.code in KEEP_SLOTS
+            if each.reason.code in RESERVE:  # only the first of them
+                keeps = each.position == min(blocked)
             if isinstance(decision, Stay) and each.reason.code == "preparing_environment":
                 keeps = True
             if (
@@ -382,7 +386,6 @@ class Claims:
         return (job.left_s + 300.0) * float(share**0.7)
 
 
-KEEP_SLOTS = {
-    *("waiting_for_slots", "waiting_for_domain", "behind_in_queue", "room_is_made"),
-    *("waiting_for_nodes", "backing_off"),
-}
+RESERVE = {"waiting_for_slots", "waiting_for_domain", "behind_in_queue", "waiting_for_nodes"}
+"""Reasons of jobs of which the first reserves slots."""
+KEEP_SLOTS = {*RESERVE, "room_is_made", "backing_off"}

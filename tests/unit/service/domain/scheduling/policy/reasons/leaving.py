@@ -8,10 +8,9 @@ from service.domain.scheduling.policy import (
     RunningJob,
     Shrink,
 )
+from service.domain.scheduling.rules.order import LONGEST_WAIT_S
 from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims, says
-
-DAY_S = 24 * 3600.0
 
 
 @says(r"releases its slots for job (\S+), (.*)")
@@ -27,7 +26,7 @@ def leaves(claims: Claims, decision: Decision, name: str, why: str) -> None:
     elif why == "which has less work left":
         assert claims.work(coming) < claims.work(running)
     elif why == "which has waited for more than a day":
-        assert coming.waited_s > DAY_S
+        assert coming.waited_s > LONGEST_WAIT_S
     elif why == "which was moved to the front of its queue":
         assert coming.place < 0
     elif why == "which comes first until its duration is known":
