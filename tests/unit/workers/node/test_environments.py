@@ -30,7 +30,7 @@ from ray_workers.node.environments.programs import HEAD_BYTES, TAIL_BYTES, Outpu
 from ray_workers.node.environments.uv import sentence_of, state_of
 from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy, NodeEnvironment
-from ray_workers.shared.processes.procfs import MARK_VARIABLE, started_ticks
+from ray_workers.shared.processes.procfs import MARK_VARIABLE, mark_process, started_ticks
 from ray_workers.shared.secret_files import Masker
 from tests.marks import ONE_SET, SOAK
 from tests.unit.workers.forked import PATIENCE_S, until
@@ -283,6 +283,8 @@ async def test_what_an_agent_left_that_was_killed_ends_with_the_start_of_the_nex
     (half / "site").mkdir(parents=True)
     marked = {**os.environ, MARK_VARIABLE: mark_of(half)}
     with subprocess.Popen(["sleep", "1000"], start_new_session=True, env=marked) as left:
+        # As a build does. While a process calls exec, the kernel shows an empty environment.
+        mark_process(left.pid, mark_of(half))
         await node.clear_up()
         assert left.wait() < 0
     assert not half.exists()
