@@ -74,7 +74,7 @@ def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
 
 
 async def admin(request: Request) -> str:
-    """Return the name of the caller for records. Raises Refused if the caller is not allowed to
+    """Return the caller's name, for use in records. Raises Refused if the caller is not allowed to
     change queues."""
     name, context = caller_of(request), context_of(request)
     refuse_unless_admin(context, name, "change queues")

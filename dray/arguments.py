@@ -179,8 +179,8 @@ def _refuse_loss(old: Argument, count: int) -> None:
 
 
 def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argument]) -> None:
-    """Reject new positional words if the old words can't be distinguished from values of
-    options."""
+    """Reject new positional arguments if the old job's positional arguments can't be distinguished
+    from option values."""
     if any(old.name is None for old in args):
         return
     stay: list[Argument] = []

@@ -140,7 +140,7 @@ class JobRun:
         return self._client.cancel(self.id)
 
     def result(self) -> Any:
-        """Wait for a job of `submit_function`, and return the result of the function on rank 0.
+        """Wait for a `submit_function` job, and return the function's result on rank 0.
 
         Loading the result can run code from the file, so only load the results of your own jobs.
         Raises JobFailed, and ArtifactNotFound for jobs that were not submitted by

@@ -376,7 +376,7 @@ class JobFinished(Conflict, code="job_finished"):
 
 
 class JobNotRunning(Conflict, code="job_not_running"):
-    """The job is not running, so it can be neither preempted nor drilled."""
+    """The job is not running, so it can't be preempted, and no drill can be started."""
 
 
 class JobNotWaiting(Conflict, code="job_not_waiting"):

@@ -13,7 +13,7 @@ _NEEDED = frozenset(
 
 
 class ClientTrainer(Protocol):
-    """Trains on the client's data: `ray_workers.training.clients.outside_client`."""
+    """Trains on the client's data. Implemented in `ray_workers.training.clients.outside_client`."""
 
     def train(self, number: int) -> Any:
         """Train the round's model in the folder, and return the update."""
@@ -25,8 +25,8 @@ class ClientTrainer(Protocol):
 
 
 def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], ClientTrainer]:
-    """Return a function that takes the number of a client and creates the client's trainer. Call
-    the function when the job's form is in the folder.
+    """Return a function that takes the number of a client and creates the client's trainer. The
+    function must not be called until `folder` contains the job's form.
 
     Raises ValueError immediately if the data does not exist, because the job might not begin for
     hours. The returned function raises ImportError if the packages of `dray[client]` are missing,

@@ -228,8 +228,8 @@ class Runtime:
         return [("export to MLflow", self._exporter.run())]
 
     async def clear_cluster(self, hurry: asyncio.Event, report: Callable[[str], None]) -> None:
-        """Let every attempt save its state and release its slots. Called before a stop that also
-        ends the cluster.
+        """Let every attempt save its state and release its slots. Called before a shutdown that
+        also stops the cluster.
 
         Returns when no attempt is left, when the grace period is over, or when `hurry` is set. Does
         nothing if Ray is not embedded, or if this process doesn't run the loops.
@@ -410,11 +410,11 @@ def _storage_nonce(storage_url: str) -> str:
 def tune_interpreter() -> None:
     """Reduce the time for which HTTP responses wait for the loops, which run in the same process.
 
-    A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
-    request releases the interpreter at each database statement. With Python's default, the request
-    would wait 5 ms each time to get the interpreter back. The garbage collector is configured to
-    skip existing objects, most of which belong to modules. Otherwise, the collector would traverse
-    these objects whenever the loops have read many jobs.
+    A thread that is computing holds the GIL for `SWITCH_S` while other threads wait for it. A
+    request releases the GIL at each database statement. With Python's default, the request would
+    wait 5 ms each time to get the GIL back. The garbage collector is configured to skip existing
+    objects, most of which belong to modules. Otherwise, the collector would traverse these objects
+    whenever the loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

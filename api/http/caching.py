@@ -97,7 +97,7 @@ def answer_json(
 
 
 def fresh(view: View, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the view as the JSON response to a change. Caches must not store the response."""
+    """Return the view as the JSON response to a write request. Caches must not store it."""
     return Response(
         view.model_dump_json(),
         status_code=status,

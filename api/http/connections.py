@@ -2,7 +2,7 @@
 
 With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes to send
 them, and its `limit_concurrency` counts idle connections as well as busy ones. This module closes a
-connection if its caller sends nothing until a timeout, or earlier to make space."""
+connection if its caller does not send a request in time, or earlier to make space."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.config.settings import Settings
 logger = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 64
-"""Connections that asyncio accepts in one iteration of its loop before it reads any of them."""
+"""Number of connections that asyncio accepts per loop iteration before it reads from any."""
 RESERVED_DESCRIPTORS = 512
 """Descriptors reserved for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16
@@ -101,8 +101,8 @@ class Connections:
     def evict_surplus(self, client: str) -> None:
         """Close a waiting connection if a new connection of `client` exceeds a limit.
 
-        Closes the longest-waiting connection of `client`, or of the client with the most waiting
-        connections, so that no client displaces a client with fewer connections.
+        If `client` exceeds its own limit, closes its longest-waiting connection. Otherwise, closes
+        that of the client with the most waiting connections, to protect clients with fewer.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:

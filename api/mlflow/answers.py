@@ -59,7 +59,7 @@ class MlflowRoute(APIRoute):
 
 
 def _status(code: str) -> int:
-    """Return the status of a problem code. MLflow uses 400 instead of 422 for invalid values."""
+    """Return the HTTP status of a problem. MLflow uses 400 instead of 422 for invalid values."""
     return 400 if HTTP_STATUS[code] == 422 else HTTP_STATUS[code]
 
 

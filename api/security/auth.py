@@ -144,7 +144,7 @@ def _token(request: Request) -> str | None:
 def client_token(request: Request) -> str:
     """Return the token of a client of a federated job. Raises Refused if the request has no token.
 
-    Use cases check whether the token belongs to the job.
+    This function doesn't check whether the token belongs to the job; the use cases do.
     """
     token = _token(request)
     if token is None:

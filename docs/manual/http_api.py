@@ -1,4 +1,4 @@
-"""Generates the reference of the HTTP API from its OpenAPI description."""
+"""Generates the HTTP API reference from the API's OpenAPI description."""
 
 from __future__ import annotations
 

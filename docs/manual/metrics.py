@@ -1,4 +1,4 @@
-"""Generates the reference of metrics: the service's Prometheus metrics, and the metrics of jobs."""
+"""Generates the metrics reference: the service's Prometheus metrics, and the metrics of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generates the reference of the SDK, for which autodoc reads the docstrings of public names."""
+"""Generates the SDK reference, which autodoc fills with the docstrings of public names."""
 
 from __future__ import annotations
 

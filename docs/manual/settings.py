@@ -1,4 +1,4 @@
-"""Generates the reference of the settings from the fields of `Settings` and their docstrings."""
+"""Generates the settings reference from the fields of `Settings` and their docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws how each way of training divides a model and a batch among four ranks.
+"""Draws diagrams of how each way of training divides a model and a batch among four ranks.
 
     python docs/pictures/draw.py
 

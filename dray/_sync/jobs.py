@@ -92,8 +92,8 @@ class JobCalls(Calls):
     def resolve(self, reference: str, *, arrays: bool = False) -> str:
         """Return the id of the job that `reference` identifies: a name, or the beginning of an id.
         `@last` is the caller's newest job, and `ARRAY/INDEX` is a job of an array. A complete id is
-        returned unchanged. With `arrays`, the result can also be the id of an array, identified by
-        its id, the beginning of its id, or the name of its jobs.
+        returned unchanged. With `arrays`, the reference can also identify an array, by its id, the
+        beginning of its id, or the name of its jobs; then the id of the array is returned.
 
         Raises JobNotFound if no job matches, and AmbiguousJob with the candidates if several jobs
         match.

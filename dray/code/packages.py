@@ -65,7 +65,7 @@ class FoundPackages:
 
 def read_requirements(file: Path) -> str:
     """Return the content of a requirements file. As in pip, the encoding is UTF-8 unless a byte
-    order mark states another. Raises OSError or UnicodeDecodeError."""
+    order mark indicates another one. Raises OSError or UnicodeDecodeError."""
     content = file.read_bytes()
     encoding = next((name for bom, name in _BOMS if content.startswith(bom)), "utf-8")
     return content.decode(encoding)

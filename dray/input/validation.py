@@ -309,13 +309,13 @@ def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
 
 
 def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
-    """Yield the names of the fields of the document's part at `parents`."""
+    """Yield the names of the fields in the part of the document at `parents`."""
     models = _models_at(parents, root)
     yield from dict.fromkeys(name for model in models for name in model.model_fields)
 
 
 def _models_at(parents: Iterable[Any], root: type[BaseModel]) -> Sequence[type[BaseModel]]:
-    """Return the possible models of the document's part at `parents`."""
+    """Return the possible models of the part of the document at `parents`."""
     models = [root]
     for parent in parents:
         chosen = _tagged(models, parent)
@@ -324,7 +324,7 @@ def _models_at(parents: Iterable[Any], root: type[BaseModel]) -> Sequence[type[B
 
 
 def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:
-    """Return the model that `part` of a location selects, if `part` is the tag of a union."""
+    """If `part` of a location is the tag of a model in a union, return this model."""
     if len(models) < 2:
         return next((model for model in models if model.__name__ == part), None)
     return next((model for model in models if part in _tags(model)), None)

@@ -30,8 +30,8 @@ from dray.secure_aggregation.messages import (
 
 
 class MaskingClient:
-    """One client in one round. Only this object has the client's secrets. A client that restarts is
-    therefore lost from the round, but can take part in the next round.
+    """One client in one round. Only this object has the client's secrets. Therefore, a client that
+    restarts can't continue the round, but it can take part in the next round.
 
     If the protocol does not allow a message from the server, MessageRefused is raised and the
     object is unchanged.
@@ -69,8 +69,8 @@ class MaskingClient:
 
     def provide(self, values: Values, weight: int = 1) -> None:
         """Set the update, an array of shape (num_values,) with floats of any width, and its weight
-        in the sum. The server learns neither. Must be called before `answer` in the phase
-        masked_input.
+        in the sum. The server learns neither. Must be called before `answer` is called in the
+        masked_input phase.
 
         Raises ValueError if the values have a different length or are not finite, or if the weight
         is not between 1 and `settings.max_weight`.

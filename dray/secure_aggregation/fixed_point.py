@@ -117,7 +117,7 @@ class FixedPoint:
         return np.zeros(self.num_values + 1, self.dtype)
 
     def add_mask(self, total: Ring, seed: bytes, sign: Literal[1, -1]) -> None:
-        """Add the mask generated from a seed to the total in place, or subtract it."""
+        """Generate a mask from `seed`, and add it to `total` or subtract it, in place."""
         apply = np.add if sign == 1 else np.subtract
         start = 0
         for piece in keystream(seed, total.nbytes):

@@ -138,7 +138,7 @@ def value_at(index: int, shares: Mapping[int, bytes]) -> bytes:
 
 @lru_cache(maxsize=16)  # the same clients reveal shares of many secrets
 def _factors(index: int, indices: tuple[int, ...]) -> list[int]:
-    """Return the factor of each share in the value at `index` (Lagrange interpolation)."""
+    """Return the Lagrange coefficient of each share for interpolating the value at `index`."""
     factors = []
     for own in indices:
         numerator = denominator = 1

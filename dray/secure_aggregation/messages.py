@@ -114,7 +114,7 @@ class PublicKeys(MaskingMessage):
     """A client's X25519 public keys for this round."""
 
     sealing_key: Key
-    """Key for the shares that the server forwards, and for the codes."""
+    """Key for encrypting the shares that the server forwards, and for authentication codes."""
     masking_key: Key
     """Key for the masks that the client shares with each other client."""
 
@@ -199,7 +199,7 @@ def missing_package(error: ModuleNotFoundError) -> ImportError:
 
 
 class MessageRefused(Exception):
-    """The protocol does not allow a message. The round continues without the message."""
+    """A message is not allowed by the protocol. The round continues without the message."""
 
     def __init__(self, sender: str, reason: str) -> None:
         """sender: the name of the client, or `SERVER`."""

@@ -2,10 +2,10 @@
 
 The owner of a secret commits to it, and in version 2 also to each of its shares. Before a client
 reveals anything, it compares each share that it holds with the share's digest, and reports the
-shares that it can't use. Therefore, if a share that was not reported later differs from its digest,
-the holder of the share lied. If shares match their digests but not the secret, the owner of the
-secret lied. An honest client never looks like a liar, no matter how many clients lie. In version 1,
-if a share is wrong, it can't be determined whether its owner or its holder lied.
+shares that it can't use. Therefore, if a client did not report a share, but the share that it
+reveals differs from the digest, this client lied. If shares match their digests but not the secret,
+the owner of the secret lied. An honest client never looks like a liar, no matter how many clients
+lie. In version 1, if a share is wrong, it can't be determined whether its owner or its holder lied.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dray.secure_aggregation import keys
 from dray.secure_aggregation.messages import WrongShares
 
 MAX_SUBSETS = 200
-"""Maximum number of subsets of shares to try in a round. The first subset of each secret does not
-count."""
+"""Maximum number of subsets of shares to try in a round, not counting the first subset for each
+secret."""
 
 Shares = Mapping[str, bytes]
 """Shares by holder."""

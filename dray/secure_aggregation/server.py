@@ -357,8 +357,8 @@ class MaskingServer:
 
 
 def _for_each(sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
-    """Convert messages by sender and recipient to messages by recipient and sender, for recipients
-    that are also senders."""
+    """Return the messages, keyed by sender and then recipient, as messages keyed by recipient and
+    then sender. Recipients that are not senders are omitted."""
     return {
         name: {each: parts[name] for each, parts in sent.items() if each != name} for name in sent
     }

@@ -142,7 +142,7 @@ def refuse_set(part: Document, at: str, options: Iterable[str], message: str) ->
 def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
     """Reject options that the chosen `name` does not have, if they differ from their defaults.
 
-    owners: maps each option that only some names have to these names.
+    owners: for each option that is specific to some names, the names that have it.
     """
     for option, names in owners.items():
         if name not in names and _is_set(part, option):

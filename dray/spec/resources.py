@@ -78,8 +78,8 @@ class Elastic(Document):
     `resources.num_workers`."""
     exact: StrictBool = False
     """Whether the weights are bitwise identical for every size of the group, at some cost in speed.
-    Gradients are always computed in `resources.num_workers` shares and added in a fixed order,
-    regardless of the number of workers."""
+    If true, gradients are always computed in `resources.num_workers` shares and added in a fixed
+    order, even while the group has fewer workers."""
     by_speed: StrictBool = True
     """Whether the size of a recipe's group depends on its reported step times. If true, the job
     gives up slots or pauses when other elastic jobs would gain more from its slots. If false, the

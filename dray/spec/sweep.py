@@ -36,7 +36,7 @@ MAX_ARGUMENTS: Final = 1 << 20
 """Maximum total number of characters in the arguments of a trial. Operating systems have a similar
 limit, and a parameter that occurs a thousand times in the arguments could exhaust memory."""
 MAX_NUMBER: Final = 2**53
-"""Limit for bounds and integers. A double represents all integers up to this limit exactly."""
+"""Maximum magnitude of integers, including bounds. A double represents all of them exactly."""
 SWEPT_PARTS: Final = ("train", "model", "sync", "federated")
 """Parts of a recipe's document whose fields a sweep can vary."""
 FIXED: Final = ("model.code", "model.import")
@@ -109,8 +109,8 @@ class Parameter(Document):
     max: Bound | None = None
     """Maximum of the range."""
     step: Bound | None = None
-    """Distance between the values of the range, starting at `min`. If unset, the values are all
-    numbers in the range, or all integers if it is a range of integers."""
+    """Difference between consecutive values, the first of which is `min`. If unset, the values are
+    all numbers in the range, or all integers if it is a range of integers."""
     log: StrictBool = False
     """Whether to sample uniformly on a logarithmic scale, for values of different magnitudes."""
     type: Literal["int", "float"] | None = None

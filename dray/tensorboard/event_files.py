@@ -65,8 +65,8 @@ def check(data: bytes, end: bytes) -> None:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) for each field of a protocol buffer. The value is an int, or bytes if
-    the field has any other type. Raises Damaged if the bytes are not a valid protocol buffer."""
+    """Yield (number, value) for each field of a protocol buffer. The value is an int for a
+    varint, and bytes otherwise. Raises Damaged if the bytes are not a valid protocol buffer."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -37,7 +37,7 @@ COMMIT_FILE = "state.pt"
 
 
 class ReduceOp(Enum):
-    """The operation of an allreduce, with Horovod's names."""
+    """Reduction operations of an allreduce, with the names that Horovod uses."""
 
     AVERAGE = "average"
     SUM = "sum"
@@ -63,7 +63,7 @@ _is_initialized = False
 
 
 def init() -> None:
-    """Join the job's group, using the variables that dray or torchrun have set. Without these
+    """Join the job's group, using the variables that are set by dray or torchrun. Without these
     variables, the group consists of this process only. Further calls do nothing."""
     global _is_initialized
     import torch

@@ -115,8 +115,8 @@ def init(
 
 
 def track(name: str, tracked: Any) -> None:
-    """Save an object with `state_dict` and `load_state_dict` in checkpoints, and hand its state to
-    processes that replace other processes. Call this before `prepare`."""
+    """Save an object with `state_dict` and `load_state_dict` in checkpoints, and pass its state to
+    replacement processes. Call this before `prepare`."""
     _check_init("track")
     if _state.prepared is not None:
         raise RuntimeError("call track() before prepare(), which restores tracked objects")

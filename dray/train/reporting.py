@@ -157,8 +157,8 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
 
 
 def _check_size(target: str, size: int) -> None:
-    """Raise ValueError if the artifacts of this process would be too large in total. A file counts
-    with its full length, because the storage receives the holes of a sparse file as zeros."""
+    """Raise ValueError if the artifacts of this process would be too large in total. A file's
+    full length is counted, because the storage receives the holes of a sparse file as zeros."""
     limit = int(os.environ.get("DRAY_OUTPUT_LIMIT_BYTES", 0))
     others = sum(saved for name, saved in _saved_bytes.items() if name != target)
     if limit and others + size > limit:
@@ -310,8 +310,8 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
 
 
 def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
-    """Delete superseded checkpoints at the end of the process that saved checkpoints. A forked
-    child process inherits this exit handler, but must not tidy up."""
+    """Delete superseded checkpoints when a process that saved checkpoints ends. A forked child
+    process inherits this exit handler, but must not tidy up."""
     if os.getpid() != pid:
         return
     with _storing():
@@ -353,7 +353,7 @@ def _close(pid: int, writer: SpoolWriter) -> None:
 
 
 def _log_missing(number: int) -> None:
-    """Log that this many reports were dropped since the last such line, if any."""
+    """Log the number of reports dropped since the last such message, unless it is 0."""
     if number:
         are = "1 report is" if number == 1 else f"{number} reports are"
         log(

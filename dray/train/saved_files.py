@@ -13,8 +13,8 @@ import stat
 from pathlib import Path
 
 Version = tuple[int, int, int, int]
-"""(device, inode, size in bytes, time of change). These values are equal as long as a file does not
-change."""
+"""(device, inode, size in bytes, time of change). This tuple stays the same as long as the
+file does not change."""
 MAX_BYTES = 4 << 20
 """Maximum number of bytes of records to read."""
 _NAME = "saved"

@@ -108,8 +108,8 @@ class SpoolWriter:
     def append(
         self, kind: str, body: Mapping[str, Any], *, vital: bool = False, at: float | None = None
     ) -> bool:
-        """Add one frame. Returns False if the frame was dropped because disk and memory had no
-        space.
+        """Add one frame. Returns False if the frame was dropped because it fit neither on disk nor
+        in memory.
 
         vital: the frame must never be dropped. Vital frames are rare. at: Unix time; None for the
         current time.
@@ -134,7 +134,7 @@ class SpoolWriter:
         return len(self._waiting)
 
     def flush(self) -> bool:
-        """Write the frames that wait for disk space. Returns whether all have been written."""
+        """Write the frames waiting for disk space. Returns whether all have been written."""
         while self._waiting and self._add(self._waiting[0], vital=True):
             self._waiting.popleft()
         return not self._waiting
@@ -153,7 +153,7 @@ class SpoolWriter:
 
     def _may_wait(self, line: bytes) -> bool:
         """Whether there is space in memory for a frame that was refused because the disk is full. A
-        frame that was refused because the spool has reached its limit can't wait."""
+        frame that was refused because the spool has reached its limit is not kept in memory."""
         waiting = sum(map(len, self._waiting))
         return not self._is_full and waiting + len(line) <= WAITING_BYTES
 

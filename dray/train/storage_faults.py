@@ -42,7 +42,7 @@ class StorageError(OSError):
 
 
 def is_storage_fault(error: BaseException) -> bool:
-    """Whether an error, or an error that caused it, is a fault of a disk or a storage."""
+    """Whether an error, or an error that caused it, is a fault of a disk or of the storage."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, StorageError):

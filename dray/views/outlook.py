@@ -102,8 +102,8 @@ class Explanation(View):
     """The choice that `sync: auto` made when the job was submitted; null if the document has a
     different `sync` or none."""
     round: OpenRound | None = None
-    """The open round of a federated job. Rounds of silos appear after they have been open for some
-    seconds."""
+    """The open round of a federated job. A round of silos appears only after it has been open
+    for a few seconds."""
 
 
 class Decision(View):

@@ -37,7 +37,7 @@ def open_images(data: spec.Data, policy: DataPolicy) -> Images:
 
 
 def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
-    """Open a data set of format `images` or `npz` with masks."""
+    """Open a data set of images with masks, in `images` or `npz` format."""
     return masks.open_masked_images(data, policy)
 
 

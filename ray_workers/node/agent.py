@@ -99,7 +99,7 @@ class NodeReport:
     storage_nonce: str | None
     """The contents of the storage's nonce file; None if this node can't read the file."""
     problem: str | None
-    """Why ranks can't start on this node, such as a failed import of torch; None if they can."""
+    """The reason ranks can't start on the node, such as a failed torch import; None if they can."""
     full: str | None
     """The reason why no file can be written to the folder for reports and temporary files; None if
     files can be written."""
@@ -173,7 +173,7 @@ class NodeAgent:
         )
 
     async def ping(self, silence_limit_s: float) -> float | None:
-        """Return the time since which the forkserver has been silent; None if it responds.
+        """Return the time at which the forkserver stopped responding; None if it responds.
         `silence_limit_s` replaces the limit given at the start: the agent can outlive the service,
         whose settings can change."""
         self._forkserver.limits = SilenceLimits(silence_limit_s)
@@ -214,7 +214,7 @@ class NodeAgent:
         )
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
-        """Return the remains of an attempt whose processes were asked to end. Kill remaining
+        """Return what an attempt has left after its processes were asked to end. Kill remaining
         processes, in case suspended rank actors keep the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:

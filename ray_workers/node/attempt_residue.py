@@ -54,7 +54,7 @@ def of_attempt(
     gpu_memory: GpuMemory,
     ranks: Sequence[int] | None = None,
 ) -> AttemptResidue:
-    """Return the processes and the GPU memory that remain of an attempt, or of the given ranks.
+    """Return the remaining processes and GPU memory of an attempt, or of the given ranks.
 
     `directory` contains the records of the node's sessions. `tasks` is the forkserver's list, which
     is empty if the forkserver is dead. SIGKILL is sent to processes that a dead forkserver has left

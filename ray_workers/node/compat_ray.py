@@ -120,7 +120,7 @@ def prestart_workers(
 def start_workers_by(script: str) -> str | None:
     """Make `ray start` in this process start Ray's workers with another script, in a Python that
     only has the standard library; `ray start` has no option for this. Return the path of Ray's own
-    script. If this version of Ray does not support another script, return None and change
+    script. If this version of Ray does not allow the script to be replaced, return None and change
     nothing."""
     from ray._private import services
     from ray._private.parameter import RayParams

@@ -1,7 +1,7 @@
 """Restricts a rank that starts on a node: which task the rank may run, and which data may leave the
 node.
 
-An ordinary rank receives and reports everything. A silo's data stay on their node (`silo_gate`).
+An ordinary rank receives and reports everything. A silo's data stays on its node (`silo_gate`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RankGate:
 
 
 def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
-    """Return the gate of a rank that is about to start, and record a silo for the node's agent.
-    Raise RuntimeError if the node does not accept the rank."""
+    """Return the gate of a rank that is about to start. If the rank belongs to a silo, record the
+    silo for the node's agent. Raise RuntimeError if the node does not accept the rank."""
     if silo_gate.silo_of(task) is None:
         if silo_gate.has_source(environ):  # the scheduler does not assign such a rank to this node
             raise RuntimeError(silo_gate.FOR_SILOS_ALONE)

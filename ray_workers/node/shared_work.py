@@ -21,7 +21,7 @@ FIRST_ANSWER_S = 2.0
 FAILURE_KEPT_S = 10.0
 """Seconds for which a recorded final failure is returned before the work is tried again."""
 RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
-"""Seconds between tries of work that failed because of a server or a disk."""
+"""Seconds between retries of work that failed because of a server or a disk."""
 
 
 KNOWN_S = 600.0
@@ -40,7 +40,7 @@ class NotDone(Exception):
     def __init__(
         self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
     ) -> None:
-        """`most_tries` is the number of failures after which the state becomes `state`. Before
+        """`most_tries` is the number of failures after which the work's state is `state`. Before
         that, the state is UNREACHABLE."""
         super().__init__(message)
         self._state = state

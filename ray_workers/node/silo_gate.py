@@ -1,4 +1,4 @@
-"""The gate of a federated silo. The gate decides which data of the silo's ranks are allowed to
+"""The gate of a federated silo. The gate decides which data from the silo's ranks is allowed to
 leave their node.
 
 A rank whose data must stay on its node writes its reports like any other rank. The node agent,
@@ -29,8 +29,8 @@ METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
 FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and runs only ranks of silos"
 OUTPUT: Final = "output.log"
-"""File with the output of a silo's ranks, and with the errors that occurred when they were started,
-unless the owner has opened them (`Opening.LOGS`)."""
+"""File that receives the output of a silo's rank, and the errors that occurred when the rank was
+started, unless the owner has opened the logs (`Opening.LOGS`)."""
 _NOTE: Final = ".silo-"
 """Prefix of the file names of silo ranks; each file name ends in the rank's number."""
 _AGGREGATOR: Final = 0
@@ -39,7 +39,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Opening(StrEnum):
-    """A kind of data that the owner of a silo's node can open."""
+    """A kind of data that the owner of a silo's node can allow to leave the node."""
 
     LOGS = "logs"
     """The ranks' output, and the messages and tracebacks of their errors."""
@@ -59,7 +59,7 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
 """The `Opening` that allows frames of each kind to leave the node unchanged. Frames of other kinds
-never leave the node unchanged."""
+are always reduced or removed."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,7 @@ class SiloRules:
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
     def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the part of a frame that may leave the node although its kind is not open, or
-        None."""
+        """For a frame whose kind is not open, return the part that may leave the node, or None."""
         if kind is FrameKind.METRICS:
             values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
             return {"step": _number(body["step"]), "values": values} if values else None
@@ -134,7 +133,7 @@ def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
 
 def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]:
     """Return the metrics of a job that are allowed to leave: all of them or, if the owner has set a
-    list, the metrics that are also in this list."""
+    list, only the metrics in the list."""
     if METRICS not in environ:
         return frozenset(asked)
     return frozenset(asked & {word.strip() for word in environ[METRICS].split(",")})
@@ -147,7 +146,7 @@ def has_source(environ: Mapping[str, str]) -> bool:
 
 
 def silo_of(task: RankTask) -> Mapping[str, Any] | None:
-    """Return the document's silo to which this rank belongs; None if it is not a silo's rank."""
+    """Return the silo of this rank, as in the job document; None if the rank has no silo."""
     silos = (task.spec.get("federated") or {}).get("silos")
     if not silos or task.rank == _AGGREGATOR:
         return None
@@ -172,8 +171,8 @@ def keep(task: RankTask, text: str) -> None:
 
 def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
-    the node unless the owner has opened files (`Opening.FILES`). The silo gets no files of other
-    jobs, and sends no metrics that must not leave the node."""
+    the node unless the owner has opened this kind of data (`Opening.FILES`). The silo gets no files
+    of other jobs, and sends no metrics that must not leave the node."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
     own = environ.get(SOURCE)

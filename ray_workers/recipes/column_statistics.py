@@ -93,8 +93,8 @@ def _of_columns(
     columns: npt.NDArray[np.floating], rows: Rows, fill: Numbers | None
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Return (mean, deviation, exact), each (F,), over the given rows, which need not fit into
-    memory. `exact` is 1 if float32 represents every value of the column exactly. `fill` has
-    replacements for NaN, (F,).
+    memory. `exact` is 1 if float32 represents every value of the column exactly. `fill`
+    contains the replacements for NaN, (F,).
 
     The first row is subtracted from all rows, so that no digits of a large mean are lost.
     """

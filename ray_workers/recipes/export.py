@@ -22,8 +22,8 @@ from ray_workers.training.core import compat_torch
 ONNX, PROGRAM = ".onnx", ".pt2"
 OUTPUT = "logits"
 ABOUT = "about.json"
-"""Name of the file in an ExportedProgram that describes the model. In ONNX, the description is the
-metadata `about`."""
+"""Name of the file in an ExportedProgram that describes the model. An ONNX file contains the
+description in the metadata property `about`."""
 
 
 def export(
@@ -86,7 +86,7 @@ def _write_onnx(
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Silence torch's advice on packages, and its warnings about deprecated calls in its own
+    """Silence torch's package recommendations, and warnings about deprecated calls in torch's own
     code."""
     logger = logging.getLogger(compat_torch.ONNX_REGISTRATION_LOGGER)
     level = logger.level

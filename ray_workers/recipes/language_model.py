@@ -124,7 +124,7 @@ class Generator:
     model: nn.Module
     context_length: int
     tokenizer: Any | None
-    """A `tokenizers.Tokenizer`; None if a token is a byte."""
+    """A `tokenizers.Tokenizer`; None if each token is a byte."""
 
     def predict(
         self, prompt: str, *, num_tokens: int = 100, temperature: float = 0.0, seed: int = 0

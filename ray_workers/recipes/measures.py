@@ -23,9 +23,9 @@ MOST_EXACT_SCORES = 20_000_000
 under the curve is computed exactly. For more scores, a histogram is used."""
 NUM_BINS = 1_000
 MIDDLE_LOG_ODDS = 16.0
-"""Half of the bins are for log-odds between this value and its negative, because with a thousand
-classes, nearly all probabilities are below a hundredth. The outer bins are wider, and the outermost
-bins are unbounded."""
+"""Half of the bins are for log-odds from minus this value to this value. Log-odds are used because
+nearly all probabilities are below a hundredth if there are a thousand classes. The outer bins are
+wider, and the outermost bins are unbounded."""
 
 
 def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
@@ -182,15 +182,15 @@ class R2(Metric):
     scikit-learn: NaN for a single sample; for constant targets, 1 if all predictions are correct,
     otherwise 0.
 
-    Distances are summed around the mean (Chan et al. 1983, doi:10.2307/2683386). torchmetrics
-    subtracts squares in float32, which loses all digits if targets are large and close together,
-    and it treats targets as constant if the sum is below 0.01.
+    The squared distances from the mean are summed (Chan et al. 1983, doi:10.2307/2683386).
+    torchmetrics subtracts squares in float32, which loses all digits if targets are large and close
+    together, and it treats targets as constant if the sum is below 0.01.
     """
 
     count: Tensor
     origin: Tensor
-    """The first target, which is subtracted from all targets, because a mean such as 1.7e12 would
-    use up all digits."""
+    """The first target. It is subtracted from all targets, because a mean such as 1.7e12 would
+    leave no significant digits for the differences."""
     mean: Tensor
     squares: Tensor
     residual: Tensor
@@ -260,8 +260,8 @@ class PixelAccuracy(MulticlassConfusionMatrix):
 
 def _overlap(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return, for each class except the background, the number of correct pixels, and the number of
-    pixels in the mask plus the prediction. `counts` is indexed by true and predicted class, (C,
-    C)."""
+    pixels in the mask plus the number in the prediction. `counts` is indexed by true and predicted
+    class, (C, C)."""
     both = counts.sum(dim=0) + counts.sum(dim=1)
     return counts.diagonal()[1:], both[1:]
 

@@ -53,7 +53,7 @@ def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]
 
 def _columns(table: Table) -> Mapping[str, list[int]]:
     """Map each column's name to the indices in `numeric` that determine its value. For a date,
-    these are the columns of its days and of its hour."""
+    these are the indices of its `days` and `hour` parts."""
     numbers = {name: [at] for at, name in enumerate(table.numeric_names)}
     first = len(numbers)
     dates = {

@@ -143,7 +143,7 @@ def _answer(value: Any, model: Predictor, location: str) -> float:
 
 
 def _class_of(value: Any, labels: Any, location: str) -> int:
-    """Return the number of a class. A class whose name is a number can be written as 1 or 1.0."""
+    """Return the index of a class. A class whose name is a number can be written as 1 or 1.0."""
     names = [str(value).strip()]
     try:
         names.append(number_name(float(names[0])))

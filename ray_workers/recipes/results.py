@@ -19,8 +19,8 @@ CONFIG = "config.json"
 
 
 def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
-    """Return a function that writes the weights, `config.json` with `config`, the metrics and
-    labels."""
+    """Return a function that writes the weights, the metrics, the labels, and a `config.json` that
+    includes `config`."""
 
     def write(trained: nn.Module, metrics: Mapping[str, float], step: int, folder: Path) -> None:
         state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}

@@ -46,7 +46,7 @@ class TableForm:
     dates: Sequence[str] = ()
     """Date columns, which follow the numeric columns. Each date is split into its parts."""
     style: NumberStyle = PLAIN
-    """The number format of values that are strings."""
+    """The format of numbers that are given as strings."""
     bases: Mapping[str, int] = field(default_factory=dict)
     """For each column whose values float64 can't represent, the number to subtract from the
     values."""

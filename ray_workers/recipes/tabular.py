@@ -263,7 +263,7 @@ class Predictor:
     form: TableForm
     labels: Sequence[str] | None
     target_base: int = 0
-    """The number to add to predictions of integers."""
+    """If not 0, predictions are rounded to integers, and this number is added to them."""
 
     @property
     def numeric(self) -> Sequence[str]:

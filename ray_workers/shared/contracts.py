@@ -229,7 +229,7 @@ class Outcome:
     def of(
         cls, cause: Cause, message: str, rank: int | None = None, exit_code: int | None = None
     ) -> Outcome:
-        """Create an outcome without lost output, on machines running at their usual speed."""
+        """Create an outcome with no lost output and a slowness of 1.0."""
         return cls(cause, message, rank, exit_code, {}, slowness=1.0, ran_s=None, left_behind="")
 
     @classmethod
@@ -292,7 +292,7 @@ STORAGE_EXIT_CODE = 74
 (EX_IOERR)."""
 
 SUPERVISOR_RANK = -1
-"""The rank in frames that the supervisor writes."""
+"""The `rank` of frames that the supervisor writes."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class PollReply:
 
 
 AWAITING = -1
-"""The generation of a process that will be assigned to a group once it is ready to join."""
+"""The generation of a process that is not assigned to a group until it is ready to join one."""
 NOT_PREPARED = (
     "elastic requires a script that calls dray.train.prepare(), which redistributes the "
     "batches: call it, or remove elastic"
@@ -373,8 +373,8 @@ class ProcessSpec:
     work_dir: str
     """Directory on this node in which a script runs, shared by all attempts of the job."""
     folders_dir: str
-    """Directory on this node with the script's folders whose files dray keeps
-    (`ray_workers.node.folders.job_folders`)."""
+    """Directory on this node that contains the script's output folder, and the local copy of its
+    checkpoint folder if there is one (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
     """Path prefix of the process's heartbeat page and of the files next to it
     (`ray_workers.shared.heartbeat`). A process without a heartbeat page is not monitored, and its
@@ -408,7 +408,7 @@ class RankTask(ProcessSpec, RankSpec):
 
     @classmethod
     def of(cls, attempt: AttemptSpec, process: ProcessSpec) -> RankTask:
-        """Return the task of this process of the attempt."""
+        """Return the task of `process` in `attempt`."""
         base = (
             f"{attempt.storage_url.rstrip('/')}/{attempt_prefix(attempt.job_id, attempt.attempt)}"
         )

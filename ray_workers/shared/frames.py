@@ -189,8 +189,8 @@ class ResumedReport(Report):
 
 @dataclass(frozen=True)
 class StragglersReport(Report):
-    """The ranks that take longer per sample than the other ranks. The list is empty once no rank
-    takes longer."""
+    """The ranks that take longer per sample than the other ranks; empty once there are no such
+    ranks."""
 
     KIND = FrameKind.STRAGGLERS
     step: Count
@@ -423,7 +423,7 @@ class SystemMetricsReport(Report):
 
     KIND = FrameKind.SYSTEM_METRICS
     time: Count
-    """Unix time in seconds by the supervisor's clock, as it was set when the attempt began."""
+    """Unix time in seconds, unaffected by changes to the supervisor's clock during the attempt."""
     columns: Annotated[Sequence[SystemMetricsColumns], Field(max_length=MAX_COLUMNS)]
 
     def body(self) -> dict[str, Any]:

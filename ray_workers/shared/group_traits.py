@@ -37,7 +37,7 @@ class GroupTraits:
     """Minimum number of ranks with which a group that is tied to nodes continues; if None,
     `AttemptSpec.min_workers` is the minimum."""
     state_holders: frozenset[int]
-    """The parameter servers, or the aggregator of silos, of a recipe. Each of these ranks holds a
+    """A recipe's parameter servers, or the aggregator of its silos. Each of these ranks holds a
     part of the state that no other rank has, except for a possible replica on another of these
     ranks. The remaining ranks form no process group, and continue if one of them is lost."""
     replicas: Mapping[int, int]

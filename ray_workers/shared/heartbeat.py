@@ -61,19 +61,19 @@ class TimeCategory(StrEnum):
     """How a second of a slot was used."""
 
     USEFUL = "useful"
-    """Time for optimizer steps that count."""
+    """Time for optimizer steps that are not repetitions of lost steps."""
     RECOMPUTED = "recomputed"
-    """Time for repeating lost steps."""
+    """Time spent repeating lost steps."""
     STARTING = "starting"
     """The time from the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"
     RECOVERING = "recovering"
-    """Time from the loss of a rank until the group trained again."""
+    """Time from the loss of a rank until the group resumed training."""
     CHECKPOINTING = "checkpointing"
     IDLE = "idle"
     """Held but not used: the attempt is stopping, or the use is unknown."""
     UNREPORTED = "unreported"
-    """Used by a script that has not reported a step yet; possibly useful."""
+    """Time used by a script that has not reported a step yet; might be useful."""
 
 
 TIME_CATEGORIES = tuple(TimeCategory)
@@ -128,7 +128,7 @@ class RankStatus:
     """Unix time in seconds of the first step that this generation committed; 0 before that."""
     pid: int
     use: TimeCategory
-    """The category of the current time."""
+    """The category to which the time in the current phase will be added."""
     uses: Mapping[TimeCategory, float]
     """Seconds by category, not including the current phase."""
     is_prepared: bool

@@ -29,8 +29,8 @@ BYTES_BELOW_ROOT = 82
 def nonce_path(storage_url: str) -> Path | None:
     """Return the file with the service's nonce if the storage is a folder; None otherwise.
 
-    If a node reads a different nonce from the file, its storage folder is not the folder of the
-    service.
+    If the nonce that a node reads differs from the service's, the node's storage folder is not the
+    service's folder.
     """
     url = urlsplit(storage_url)
     return Path(url.path, ".dray-nonce") if url.scheme == "file" else None
@@ -52,7 +52,7 @@ class UntrustedFolder(PermissionError):
 def machine_root() -> Path:
     """Return the folder for this user's dray files that need not survive a reboot of this machine.
 
-    Every user could have created this folder, because its name can be guessed. Raise
+    Any user could have created this folder, because its name can be guessed. Raise
     UntrustedFolder if another user created the folder, or if other users can write to it.
     """
     temporary = os.environ.get(NODE_TMPDIR) or tempfile.gettempdir()
@@ -169,8 +169,8 @@ def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Pat
 
 
 def folders_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    """Return the directory with the folders on a node whose files dray keeps for an attempt's
-    script (`ray_workers.node.folders.job_folders`)."""
+    """Return the directory on a node that contains the folders of an attempt's script, such as its
+    output folder (`ray_workers.node.folders.job_folders`)."""
     return runtime_dir(deployment_id, node_id) / "folders" / job_id / str(attempt)
 
 

@@ -19,7 +19,7 @@ rank received the signal."""
 
 
 class FaultInjector:
-    """Injects the faults of one attempt. Each drill id is injected once."""
+    """Injects the faults of one attempt. The fault of each drill is injected at most once."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter

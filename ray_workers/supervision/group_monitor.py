@@ -274,8 +274,8 @@ class GroupMonitor:
     async def _await_secondary_failures(self) -> None:
         """Give the other ranks a moment to fail on their own, so that their errors are reported.
 
-        Does nothing if the group recovers in place, because its ranks don't fail: they wait for a
-        round that will not be formed.
+        Does nothing if the group recovers in place: instead of failing, its ranks wait for a new
+        round, although none will be formed.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:
@@ -337,8 +337,8 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether the monitor can detect only suspended processes. True for a script that has not
-        called `train.prepare` and is not required to call it."""
+        """Whether suspended processes are the only problem that the monitor can detect. True for a
+        script that has not called `train.prepare` and is not required to call it."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
         return self._traits.is_script and not is_elastic and not prepared

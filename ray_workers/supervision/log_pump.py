@@ -172,8 +172,8 @@ def _ignore(_: str) -> None:
 
 
 class ClosedLogPump(LogPump):
-    """Keeps the output of a silo's process on its node. The file's limit in characters is the
-    spool's limit in bytes."""
+    """Keeps the output of a silo's process on its node. `limit_bytes` limits the spool in bytes,
+    and the file in characters."""
 
     def __init__(
         self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask

@@ -63,8 +63,7 @@ class Preparation:
         return await self._restart_once(members, round_number)
 
     async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        # Treat a process that is still running as vanished, because it did not become ready in
-        # time.
+        # If a process is still running, treat it as vanished: it did not become ready in time.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
         try:

@@ -133,8 +133,8 @@ class RankActor:
             return await ForkedProcess.start(socket_path, request, file.fileno())
 
     async def wait(self) -> RankExit:
-        """Wait until all processes of the session have exited, and return the exit of the training
-        process."""
+        """Wait until all processes of the session have exited, and return how the training process
+        exited."""
         assert self._process is not None, "start() comes first"
         log, gauges, finder = self._log, self._gauges, self._finder
         page_prefix = self._page_prefix

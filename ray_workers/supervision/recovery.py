@@ -98,7 +98,7 @@ class RecoveryController:
         group does not recover.
 
         `lost` contains the members whose processes have exited. If `lost` is empty, the remaining
-        ranks reconnect in another round. `began_at` is the Unix time of the loss.
+        ranks reconnect in another round. `began_at` is the Unix time of the failure.
         """
         async with self.one_at_a_time:
             # Query Ray only if a process vanished without an exit code, because Ray responds

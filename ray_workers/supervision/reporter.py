@@ -11,7 +11,7 @@ from ray_workers.shared.spool_reader import spool_key
 
 
 class Reporter:
-    """Writes frames under the rank SUPERVISOR_RANK. These frames are delivered like the frames of
+    """Writes frames whose rank is SUPERVISOR_RANK. These frames are delivered like the frames of
     other ranks."""
 
     def __init__(self, spool_dir: Path, limit_bytes: int) -> None:

@@ -19,7 +19,7 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 
 BLOCK_LIMIT_S = 2.0
-"""Time limit for Ray to reserve a fraction of a GPU that is only blocked, not used."""
+"""Time limit for reserving fractions of GPUs only so that Ray chooses other GPUs."""
 PROBE_LIMIT_S = 10.0
 """Minimum time limit for the actor that finds out which GPU Ray has chosen."""
 

@@ -274,8 +274,8 @@ class Supervisor:
             self._reporter.report(LedgerReport(slot_seconds))
 
     async def _slot_seconds(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
-        """Return the slot-seconds by category so far. `otherwise` is the category of time for which
-        no process has reported a use; the default is the monitor's estimate."""
+        """Return the slot-seconds by category so far. `otherwise` is the category for time that no
+        process has accounted for; the default is the monitor's estimate."""
         observations = await self._monitor.observe()
         self._book_slots()
         return self._ledger.account(observations, otherwise or self._monitor.use)

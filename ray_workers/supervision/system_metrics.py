@@ -17,8 +17,8 @@ Sample = Mapping[int, Mapping[str, float]]
 
 
 def boot_time() -> float:
-    """Return the number of seconds since boot. Unlike the Unix time, this time can't be set. The
-    time also advances while the machine is suspended."""
+    """Return the number of seconds since boot. Unlike the system clock, this clock can't be set. It
+    also advances while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

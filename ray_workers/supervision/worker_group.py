@@ -276,8 +276,8 @@ class WorkerGroup:
             if member.is_running and member.exit is not None:
                 await _end_actors([member])
                 await member.exit
-            # An earlier process might have created files with `round_number` without joining that
-            # round.
+            # An earlier process might have created files named after `round_number` without ever
+            # joining that round.
             number = max(round_number, member.incarnation + 1)
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
@@ -365,7 +365,7 @@ class WorkerGroup:
             )
             for member in members
         )
-        # Ignore errors: a member that has exited or does not respond is treated as another loss.
+        # Ignore errors: a member that has exited or does not respond is handled as a lost rank.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:

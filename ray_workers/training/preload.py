@@ -2,8 +2,8 @@
 from which training processes are forked.
 
 A fork copies only one thread and no CUDA context, so none of these modules may start a thread, use
-a GPU, or open a connection when imported. Each new process imports the modules that are not listed
-in this file.
+a GPU, or open a connection when imported. Each new process must itself import any module that is
+not listed in this file.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Cluster(Protocol):
         """Disconnect from the cluster. The attempts continue, unless the cluster is embedded."""
 
     async def snapshot(self) -> ClusterSnapshot:
-        """Return the nodes and their resources, and prepare new nodes for running ranks."""
+        """Return the nodes and their resources, and prepare new nodes to run ranks."""
 
     async def launch(self, spec: AttemptSpec) -> None:
         """Start an attempt. If the response is lost, the attempt is ended instead of being launched
@@ -140,8 +140,8 @@ class Cluster(Protocol):
         """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
-        """Return how far a node has prepared what a job needs, and start the preparation if
-        necessary. Idempotent."""
+        """Return the state of a job's needs on a node, and start preparing them if necessary.
+        Idempotent."""
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
         """Withdraw the owner's request to prepare `needs` on a node, because none of the owner's

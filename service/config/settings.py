@@ -150,8 +150,8 @@ class Settings(BaseSettings):
     a password."""
 
     allowed_hosts: HostNames = None
-    """Comma-separated host names, without ports, under which the server answers in addition to
-    localhost and IP addresses. If unset and there is a tokens file, the server answers under any
+    """Comma-separated host names, without ports, that requests may use for the server, in addition
+    to localhost and IP addresses. If unset and there is a tokens file, requests may use any host
     name."""
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API in addition

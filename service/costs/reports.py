@@ -18,7 +18,7 @@ from service.domain.costs.budgets import month_of
 from service.domain.costs.prices import Prices
 
 MAX_NAMED = 5
-"""Maximum number of nodes without a price that a warning names."""
+"""Maximum number of nodes to list in a warning about nodes without a price."""
 
 
 class Costs:

@@ -59,8 +59,8 @@ pause are sent together in the next NOTIFY statement."""
 MAX_PAYLOAD = 7999
 """Maximum size of a NOTIFY message in PostgreSQL, in bytes."""
 LOOK_AGAIN_S = 5.0
-"""Time in seconds after which a task whose caller is waiting reads the database even without a
-signal, because a process might have been killed before it sent the signal."""
+"""Maximum time in seconds to wait for a signal on behalf of a caller. The database is then read
+anyway, because a process might have been killed before it sent the signal."""
 
 
 class Subscription:

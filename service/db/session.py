@@ -191,8 +191,8 @@ class Database:
     def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
         """Call `watcher` after each commit of this process, before the writer continues.
 
-        The argument of `watcher` is the set of jobs about which responses might have changed: the
-        jobs passed to `touch`, and the jobs whose topics were passed to `notify`. If `touch` was
+        The argument of `watcher` is the set of jobs that the commit might have affected: the jobs
+        passed to `touch`, and the jobs whose topics were passed to `notify`. If `touch` was
         not called and no job's topic was passed to `notify`, the argument is None, which means that
         any response might have changed.
         """

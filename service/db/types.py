@@ -1,4 +1,4 @@
-"""Column types that behave the same on SQLite and PostgreSQL, and the time of the database."""
+"""Column types that behave the same on SQLite and PostgreSQL, and the database server's clock."""
 
 from __future__ import annotations
 

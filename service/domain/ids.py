@@ -60,7 +60,7 @@ def new_job_id(now: datetime) -> str:
 
 
 def new_array_id(now: datetime) -> str:
-    """Return `array-` and 26 characters, as in a job id."""
+    """Return `array-` followed by 26 characters, as in a job id."""
     return new_job_id(now).replace("job-", ARRAY_PREFIX, 1)
 
 
@@ -70,12 +70,12 @@ def is_array_id(text: str) -> bool:
 
 
 def new_drill_id(now: datetime) -> str:
-    """Return `drill-` and 26 characters, as in a job id."""
+    """Return `drill-` followed by 26 characters, as in a job id."""
     return new_job_id(now).replace("job-", "drill-", 1)
 
 
 def new_webhook_id(now: datetime) -> str:
-    """Return `webhook-` and 26 characters, as in a job id."""
+    """Return `webhook-` followed by 26 characters, as in a job id."""
     return new_job_id(now).replace("job-", "webhook-", 1)
 
 

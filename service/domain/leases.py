@@ -53,5 +53,5 @@ def renewed(lease: Lease, now: datetime, held_for: timedelta) -> Lease:
 
 def released(lease: Lease, now: datetime) -> Lease:
     """Return the lease with `now` as its expiry, so that the next process doesn't have to wait. The
-    lease keeps its term, but the next process gets a new term."""
+    term only changes when the next process acquires the lease."""
     return replace(lease, expires_at=now)

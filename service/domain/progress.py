@@ -21,7 +21,7 @@ MIN_INTERVALS = 4
 than `MIN_S` seconds."""
 MIN_S = 5.0
 SURE = 1.3
-"""The range covers an error of the mean step time of this many standard deviations."""
+"""The range allows for an error of this many standard deviations in the mean step time."""
 FEW = 4.0
 """The error is multiplied by 1 + FEW / n for n intervals between marks, because the spread of a few
 intervals is uncertain."""
@@ -91,7 +91,7 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
     # Extrapolate the trend from the middle of the newer half of the measured steps to the middle of
-    # the remaining steps. Express this distance in units of half the number of measured steps.
+    # the remaining steps. The unit of this distance is half the number of measured steps.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     steps_s = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(step_s * left for step_s in steps_s))
@@ -121,8 +121,8 @@ def _seconds_per_step(marks: Sequence[Mark]) -> float:
 
 
 def _spread(marks: Sequence[Mark]) -> float:
-    """Return the error of the duration of n steps, divided by sqrt(n). Several interval widths are
-    used: wide intervals reveal long fast or slow phases, and narrow intervals reveal pauses."""
+    """Return the error margin of the duration of n steps, divided by sqrt(n). Intervals of several
+    widths are used: wide ones reveal long fast or slow phases, and narrow ones reveal pauses."""
     return max(
         _error(marks[::-width][::-1]) for width in (1, 2, 4) if len(marks) > MIN_INTERVALS * width
     )

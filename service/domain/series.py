@@ -16,7 +16,7 @@ from ray_workers.shared.frame_fields import TIMES as TIMES
 CHUNK_POINTS = 1024
 """Maximum number of points in a chunk."""
 BLOCK_POINTS = 64
-"""Number of points per block of an outline, which contains the extremes of each block."""
+"""Number of points per block. An outline contains the extremes of each block."""
 _BLOCK = struct.Struct("<qdqdq")
 """Step and value of the minimum, step and value of the maximum, first step with a NaN. A step is -1
 if there is no such value."""
@@ -28,8 +28,7 @@ Series = tuple[str, int]
 
 
 def times_at(steps: Sequence[int], known: Points) -> list[float]:
-    """Return the Unix time of each step. `known` contains points of the series `TIMES`, at least
-    one.
+    """Return the Unix time of each step. `known` contains one or more points of the series `TIMES`.
 
     If a step is between two known steps, for example because the series was downsampled, its time
     is interpolated. A step outside the range of known steps gets the time of the nearest step.

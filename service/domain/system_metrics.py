@@ -14,8 +14,8 @@ from itertools import pairwise
 from service.domain.series import Series
 
 RANKS_OF_ROW = 64
-"""Number of ranks that share rows. To read the metrics of one rank, only the rows of these ranks
-are read."""
+"""Number of ranks whose metrics are stored in the same rows. To read the metrics of one rank, only
+the rows that it shares are read."""
 LONE_SAMPLES = 64
 """Number of samples that are first stored in separate rows, and then joined into one row."""
 MAX_SAMPLES = 1024
@@ -111,7 +111,7 @@ def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
 
 
 def thinned(samples: SystemSamples, count: int) -> SystemSamples:
-    """Replace each `count` consecutive samples by their mean, at the time of the last sample."""
+    """Replace every `count` consecutive samples with their mean, at the time of the last sample."""
     if count == 1:
         return samples
     starts = range(0, len(samples.times), count)

@@ -95,8 +95,8 @@ class ClientRounds:
         return RoundFile(key, at.form_size_bytes, at.form_sha256)
 
     async def size_of_part(self, name: str, part: int) -> int:
-        """Return the size of a part of the client's update. Raise BadUpdate if the update has fewer
-        parts or is not expected in this phase. Raise UpdateRefused."""
+        """Return the size of a part of the client's update. Raise BadUpdate if the update has no
+        part with this number, or if no update is expected in this phase. Raise UpdateRefused."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         await self._database.read(refuse_if_full)
@@ -150,7 +150,7 @@ class ClientRounds:
     async def answer(
         self, name: str, phase: str, content: bytes
     ) -> tuple[views.UpdateReceipt, bool]:
-        """Pass the client's response in a phase of secure aggregation to the rank, like `send`.
+        """Like `send`, pass the rank the client's response in a phase of secure aggregation.
 
         In the phase `masked_input`, the response is the SHA-256 of the parts.
         """
@@ -255,8 +255,8 @@ def _is_asked(at: Row[Any]) -> bool:
 
 
 def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
-    """Raise UpdateRefused if the client is not selected, or has already sent an update whose
-    SHA-256 is not `but`."""
+    """Raise UpdateRefused if the client is not selected, or has already sent an update and the
+    SHA-256 of that update is not `but`."""
     if not _is_asked(at):
         raise UpdateRefused(f"client {at.client} is not selected in round {at.number}")
     if at.sent_round == _sent_name(at) and at.sent_sha256 != but:

@@ -185,8 +185,8 @@ class _Recorder:
         return Recorded(changed=changed, live=True, cursor=row.cursor)
 
     def _follow_phase(self, reply: PollReply) -> None:
-        """Update the attempt's phase. If the attempt of a starting job trains, also change the
-        job's state. Recoveries in place are reported by frames instead."""
+        """Update the attempt's phase. If the attempt of a starting job has begun to train, also
+        change the job's state. In-place recoveries are instead reported by frames."""
         job, row, now = self.job, self.row, self.now
         row.phase = reply.phase or row.phase
         if row.started_at is None and Phase.STARTING in reply.phase_times:

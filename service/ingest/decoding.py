@@ -2,8 +2,8 @@
 
 Frames come from processes that run a user's code. A frame that is malformed or out of bounds is
 refused and counted, and one event about refused frames is added to the job. The handler of a report
-checks whether the report may name its files: a file in another job's folder, for example, is
-refused.
+checks whether the report may refer to the files it names: a file in another job's folder, for
+example, is refused.
 """
 
 from __future__ import annotations

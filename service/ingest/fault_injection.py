@@ -94,7 +94,7 @@ def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) 
 def resumed(
     session: Session, job: JobRow, attempt: AttemptRow, at: datetime, now: datetime
 ) -> None:
-    """Mark drills that ended earlier attempts as passed, because this attempt took a step at
+    """Mark the open drills of earlier attempts as passed, because this attempt took a step at
     `at`."""
     for row in repository.open_drills(session, job.id):
         if row.attempt >= attempt.attempt:

@@ -27,7 +27,7 @@ class Run:
     columns: dict[str, tuple[float, ...]]
     """The values of each metric, one for each step."""
     progress: dict[str, Any]
-    """The last report of each part of the progress."""
+    """The last reported value of each part of the progress."""
     is_found: bool
 
 
@@ -47,9 +47,9 @@ def _form(frame: Frame) -> tuple[Any, ...]:
 
 
 def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
-    """Return the run of frames, which all have the same form; None if this form is not the usual
-    form. In the usual form, steps and counts are ints from 0 to `max_step`, and other values are
-    floats."""
+    """Return the frames, which must all have the same form, as a `Run`; None if their form is not
+    the usual one. In the usual form, steps and counts are ints from 0 to `max_step`, and other
+    values are floats."""
     bodies = [frame.body for frame in frames]
     steps: list[Any] = [body.get("step") for body in bodies]
     found = [body.get("found", False) for body in bodies]

@@ -21,7 +21,7 @@ from service.lifecycle.resizing import HOLDING
 
 MAX_MISSING = 100
 MAX_NAMED = 10
-"""Maximum number of clients that a sentence names."""
+"""Maximum number of missing clients that `sentence` names."""
 
 
 def store(
@@ -52,7 +52,7 @@ def store(
 
 
 def store_of_silos(job: JobRow, attempt: AttemptRow, report: SiloRoundReport, at: datetime) -> None:
-    """Store the open round of silos, or the end of the round, reported at `at`.
+    """Store the state of an open round of silos, or the end of the round, as reported at `at`.
 
     Raises BadFrame for a silo that the job does not have.
     """

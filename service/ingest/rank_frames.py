@@ -200,8 +200,8 @@ class RankFrames:
             self._attempt.last_metric_step = step
 
     def _complete_receipt(self, steps: Sequence[int], losses: Sequence[float] | None) -> None:
-        """Complete the receipt of a resume if these steps include the first step after the
-        resume."""
+        """Add the loss to the receipt of the resume if these steps include the first step after
+        it."""
         awaited = self._awaited_step
         if awaited is not None and losses is not None and awaited in steps:
             loss = losses[steps.index(awaited)]

@@ -1,5 +1,5 @@
-"""Stores the receipts of resumes, which contain the checkpoint that an attempt restored, and the
-loss before and after.
+"""Stores a receipt for each resume, which names the checkpoint that the attempt restored and states
+the loss before and after.
 
 Rank 0 reports everything except the loss after the resume, which is in the metrics of the first
 step. Therefore, the event with the receipt is added after the first step, or when the attempt ends.

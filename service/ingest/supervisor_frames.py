@@ -75,7 +75,7 @@ def generation(frames: Sequence[Frame]) -> int:
 
 
 class SupervisorFrames:
-    """Stores the supervisor's frames of one reply. Each instance serves one transaction."""
+    """Stores the supervisor's frames from one reply. Each instance serves one transaction."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class SupervisorFrames:
                 raise BadFrame("a supervisor sent a report that only ranks may send")
 
     def _within_run(self, seconds: float) -> datetime:
-        """Return a time of the node's clock if it is within the attempt; otherwise the current
-        time."""
+        """Return a time from the node's clock if it is within the attempt; otherwise, return the
+        current time."""
         return within(seconds, self._attempt.started_at or self._attempt.created_at, self._now)
 
     def _take_regrouping(self, report: RegroupingReport) -> None:

@@ -127,7 +127,7 @@ def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, 
 def _differing(
     document: dict[str, Any], spec: JobSpec, trials: Trials | None, index: int
 ) -> dict[str, Any]:
-    """Return the columns that differ for the job with this index."""
+    """Return the columns of the job with this index that differ from the first job's columns."""
     if trials is None:
         return _seeded(document, spec, index)
     return {} if trials.documents is None else {"spec": trials.document(index)}

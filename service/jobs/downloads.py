@@ -1,8 +1,8 @@
 """Links to files of jobs. Each link is valid for one download. Browsers need such links, because
 they send no token with a download.
 
-The hash of the link's secret is stored in SQL, so that any API process can serve the link, but only
-one process serves it.
+The hash of the link's secret is stored in SQL, so that any API process can serve the link, but the
+link is served only once.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from service.planning.service import Resolved
 
 
 def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
-    """Return the document without the URLs of its silos' data, and these URLs, which only the
-    silos' own ranks may see. For a job without silos, return None instead of the URLs."""
+    """Return the document without the URLs of its silos' data, and a list of the removed URLs.
+    Only the silos' own ranks may see the URLs. The list is None for a job without silos."""
     federated = spec.federated
     if federated is None or federated.silos is None:
         return spec, None
@@ -39,7 +39,7 @@ def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
 
 
 def with_pinned_nodes(request: policy.Request, spec: JobSpec) -> policy.Request:
-    """Return the request with each silo's worker on a node that has the silo's labels."""
+    """Return the request, with each silo's worker pinned to nodes that have the silo's labels."""
     silos = None if spec.federated is None else spec.federated.silos
     homes = tuple(tuple(sorted(label_resources(silo.node_labels))) for silo in silos or ())
     return replace(request, homes=homes)

@@ -41,7 +41,7 @@ def _cluster(session: Session) -> tuple[str | None, bool]:
 
 
 def new_job(session: Session, row: JobRow, labels: Mapping[str, str]) -> views.Job:
-    """Convert a job that was just stored, with these labels."""
+    """Convert the row of a job that was just stored with these labels."""
     return _job(row, dict(labels), [], *_cluster(session))
 
 

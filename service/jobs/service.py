@@ -295,7 +295,7 @@ class Jobs:
         return job
 
     async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete a finished job and all its files, on behalf of `actor`, who is logged.
+        """Delete a finished job and all its files on behalf of `actor`, whose name is logged.
 
         Raises JobLive if the job has not ended, and CheckpointInUse if a live job starts from one
         of its checkpoints.

@@ -1,4 +1,4 @@
-"""Claims: waiting jobs begin their next attempts, several jobs in one transaction.
+"""Claims begin the next attempts of waiting jobs, with several jobs in one transaction.
 
 A claim is a compare-and-set: the jobs are locked, and a job is skipped if it has changed since the
 plan read it. The attempt's number is the fencing token of everything that is stored about the
@@ -82,7 +82,7 @@ def claim(
     """Begin the next attempts of these jobs, and return the specs for their launches.
 
     The result contains None for a job that has changed since the plan read it, and for a trial that
-    has no values yet. A job that can no longer start fails.
+    has no values yet. A job is marked as failed if it can no longer start.
     """
     rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
@@ -263,8 +263,8 @@ def _origin(session: Session, row: Row[Any]) -> CheckpointRef | None:
 
 
 def _rolled_back(document: CheckedDocument, rollbacks: int) -> CheckedDocument:
-    """Return the document for the next attempt, in which each rollback has lowered the learning
-    rate."""
+    """Return the document for the next attempt, with the learning rate lowered once for each
+    rollback."""
     if not rollbacks:
         return document
     spec = document.spec

@@ -121,8 +121,8 @@ def end_unstarted(
 def _doomed(
     rows: Sequence[tuple[str, str, bool]], ended: Sequence[Ended]
 ) -> dict[str, tuple[str, Ended]]:
-    """Return the waiting jobs that can never start, each with the id for which it waited and the
-    job that did not succeed."""
+    """Return the waiting jobs that can never start, each with the id of the job or array that it
+    waited for, and the job that did not succeed."""
     unsuccessful = {}
     for one in ended:
         if one.state is not JobState.SUCCEEDED:
@@ -139,7 +139,7 @@ def _doomed(
 def _cancel(
     session: Session, doomed: Mapping[str, tuple[str, Ended]], now: datetime
 ) -> list[Ended]:
-    """Cancel jobs, and all jobs of arrays, that can never start."""
+    """Cancel jobs that can never start, and all jobs of arrays that can never start."""
     by_cause: dict[tuple[str, Ended], list[str]] = {}
     for waiter, pair in doomed.items():
         by_cause.setdefault(pair, []).append(waiter)
@@ -160,8 +160,8 @@ def _end(
     now: datetime,
     data: Mapping[str, Any],
 ) -> list[Ended]:
-    """End jobs, and jobs of arrays, that have had no attempt. A bulk version of
-    `transitions.move`."""
+    """End those jobs in `units` (ids of jobs and arrays) that have had no attempt. A bulk version
+    of `transitions.move`."""
     state = transition(JobState.QUEUED, trigger, code)
     assert state is JobState.CANCELLED
     changed = arrays_repository.cancel_unstarted(

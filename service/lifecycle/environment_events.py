@@ -31,8 +31,8 @@ def note_preparing(session: Session, job_id: str, message: str, now: datetime) -
 def note_ready(
     session: Session, job_id: str, attempt: int, answers: Sequence[NodeEnvironment], now: datetime
 ) -> None:
-    """Add an event about the environment of the attempt that was just claimed, and how its ranks
-    start."""
+    """Add an event that describes the environment of the attempt that was just claimed, and states
+    how the attempt's ranks start."""
     job = repository.lock(session, job_id)
     if job is None or job.attempt != attempt:
         return

@@ -1,8 +1,8 @@
 """The slot-seconds that an attempt held on each node, with the labels that the node had.
 
-The slot-seconds are counted up to `held_until`. `settle` continues the count, and is called before
-each change of the attempt's slices. Labels are stored, because the labels of a lost node can't be
-read any more.
+The slot-seconds are counted up to `held_until`. `settle` adds the time since then, and is called
+before each change of the attempt's slices. Labels are stored, because the labels of a lost node
+can't be read any more.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def as_rows(slices: Sequence[Slice]) -> list[dict[str, Any]]:
 
 
 def as_roles(rows: Sequence[Mapping[str, Any]] | None) -> tuple[RoleSlots, ...]:
-    """Return the roles of the column `roles` of a job or attempt."""
+    """Return the roles in the column `roles` of a job or attempt."""
     return tuple(RoleSlots(**row) for row in rows or ())
 
 
@@ -62,7 +62,7 @@ def held_request(
     bundle: Mapping[str, float],
     roles: Sequence[Mapping[str, Any]] | None,
 ) -> policy.Request:
-    """Return the slots that an attempt holds, according to these columns, as a request."""
+    """Return a request for the slots that an attempt holds, as recorded in these columns."""
     number = count_of(as_slices(slices))
     return policy.Request(number, bundle, roles=as_roles(roles))
 
@@ -223,7 +223,7 @@ def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
 
 def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool:
     """Withdraw a recall to which the group has not responded. The group is assumed to keep its
-    slots; if it later reports that it has released them, they are released."""
+    slots, but a later report that it has released them still takes effect."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None or not is_unanswered(row, now):

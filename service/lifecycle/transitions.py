@@ -29,12 +29,12 @@ from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, moves
 
 KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
-"""Reasons why a job waits that would apply even if all slots were free."""
+"""Reasons for waiting that would apply even if all slots were free."""
 
 
 class Ends:
-    """Jobs that end in one transaction. The events of these jobs, and the effects of their ends on
-    other jobs, are stored together."""
+    """Jobs that end in the same transaction. Their events, and the effects of their ends on other
+    jobs, are stored together."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[JobRow, JobState]] = []
@@ -82,12 +82,12 @@ def move(
     data: Mapping[str, Any] | None = None,
     ends: Ends | None = None,
 ) -> bool:
-    """Move the job, unless it is no longer in the state and attempt of `job`.
+    """Move the job, unless its state or attempt has changed since `job` was read.
 
     `values` are other columns to change. Returns False, and changes nothing, if the job has been
     changed concurrently. Raises IllegalTransition if the table has no such move or reason. `job` is
-    updated with the new values. If the job ends, it is added to `ends`, if given, so that the
-    caller can settle several ends together.
+    updated with the new values. If the job ends and `ends` is given, the job is added to it, so
+    that the caller can call `settle` once for several jobs.
     """
     before = job.state
     after = transition(before, trigger, code)
@@ -277,7 +277,7 @@ def _kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
 
 
 def _not_kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
-    """Return the columns of a job that could start now if all slots were free."""
+    """Return the columns to set for a job that could start now if all slots were free."""
     since = job.kept_back_since
     more_s = 0.0 if since is None else max(0.0, (now - since).total_seconds())
     return {"kept_back_s": job.kept_back_s + more_s, "kept_back_since": None}

@@ -131,8 +131,8 @@ class Leader:
         """Take the lease once all writes under the previous lease have ended. Later writes wait
         until the lease is taken.
 
-        Writes under an expired lease are aborted, because their process might be suspended in the
-        middle of a write. If a suspended process continues, it detects that it has lost the lease.
+        Writes under an expired lease are aborted, because the writing process might be suspended in
+        the middle of a write. If that process continues, it detects that it has lost the lease.
         """
         touch(session)
         if self._taken(repository.get(session), self._database.time(session)) is None:

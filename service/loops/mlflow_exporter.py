@@ -37,12 +37,12 @@ abandoned."""
 NEW_JOBS = 500
 """Maximum number of new jobs that one round adds to the export."""
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Pauses in seconds for all jobs while MLflow does not respond."""
+"""Pauses of the whole export, in seconds, while MLflow does not respond."""
 AWAY_PAUSES_S: Sequence[float] = (1.0, 5.0, 30.0)
-"""Pauses in seconds for one job after consecutive calls without a response. Calls for other jobs
-might succeed."""
+"""Pauses in seconds before a job is tried again after consecutive calls without a response. Calls
+for other jobs might succeed."""
 REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
-"""Pauses in seconds for one job after consecutive refusals."""
+"""Pauses in seconds before a job is tried again after consecutive refusals."""
 
 
 class MlflowCalls(Protocol):
@@ -61,7 +61,7 @@ class MlflowExporter:
         self._mlflow = mlflow
         self._timings = timings
         self._seen: dict[str, Any] = {}
-        """The row of each job at the time when its MLflow run was last complete."""
+        """The row of each job as it was when the job was last completely exported."""
         self._num_failures = 0
         """Number of consecutive calls to which MLflow did not respond."""
         self.is_away = False

@@ -58,7 +58,7 @@ class Retention:
         self._clock = clock
         self._expiry_at = self._measure_at = 0.0
         self._tried_log_of = ""
-        """The last job whose refused log was retried."""
+        """The last job for which storing the refused log was tried again."""
 
     async def run(self) -> None:
         """Run until cancelled."""

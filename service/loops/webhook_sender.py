@@ -108,7 +108,7 @@ class WebhookSender:
         self._resting: dict[str, float] = {}
         """The time on the event loop's clock until which a webhook pauses after a failure in this
         process. Without this pause, the message would be sent again immediately if the database
-        can't store the response."""
+        couldn't store the response."""
         self._sweep_at = 0.0
         """The time at which old messages will next be deleted, by the same clock."""
 
@@ -133,8 +133,8 @@ class WebhookSender:
             await asyncio.gather(*self._serving.values(), return_exceptions=True)
 
     async def run_once(self) -> float:
-        """Serve the webhooks with due messages. Returns the seconds until the next message is
-        due."""
+        """Start to send the due messages of webhooks. Returns the seconds until the next message
+        is due."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._sweep_at:
             self._sweep_at = now_s + self._timings.webhook_sweep_s
@@ -310,7 +310,7 @@ class WebhookSender:
             )
 
     async def _sweep(self) -> None:
-        """Delete old messages, and disable webhooks for which too many messages wait."""
+        """Delete old messages, and disable webhooks for which too many messages are waiting."""
 
         def work(session: Session, now: datetime) -> None:
             touch(session)

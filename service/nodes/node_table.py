@@ -102,8 +102,8 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 def _unless_refused(
     session: Session, nodes: tuple[policy.Node, ...]
 ) -> tuple[policy.Node, ...] | None:
-    """Return `nodes`, or None if it is unknown which nodes jobs can use, because there are no
-    nodes, or because all nodes accept only ranks of silos while other nodes of the cluster are
+    """Return `nodes`, or None if it is unknown which nodes jobs can use. This is the case if there
+    are no nodes, or if all nodes accept only ranks of silos and other nodes of the cluster are
     currently refused."""
     if any(is_open(node.total) for node in nodes):
         return nodes
@@ -139,7 +139,7 @@ def kinds(session: Session, spec: JobSpec) -> set[str | None]:
 
 
 def _has_more_exact(name: str, names: set[str]) -> bool:
-    """Whether `names` has a longer form, such as the operator's `A100-80G` for Ray's `A100`."""
+    """Whether `names` has a longer form of `name`, such as the operator's `A100-80G` for `A100`."""
     return any(other.startswith(f"{name}-") for other in names)
 
 

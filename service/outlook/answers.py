@@ -38,8 +38,8 @@ from service.outlook.step_times import EarlierRuns, RunTimes
 from service.outlook.waiting_jobs import waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
-"""Maximum age of a usable situation. An older situation means that no process is running the
-loops."""
+"""Maximum age of a situation on which answers are based. An older situation means that no process
+is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
@@ -103,7 +103,7 @@ class Answers:
     def of_unsubmitted(
         self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
     ) -> views.Explanation:
-        """Return the explanation that the job of `row` would have if it were submitted now. `after`
+        """Return the explanation for the job of `row` as if the job were submitted now. `after`
         contains the jobs and arrays for which the job would wait."""
         newest = self._current(session, now)
         queue_length = planned_jobs.count_queued(session) + 1
@@ -175,7 +175,7 @@ def _reason(decision: policy.Decision) -> views.Reason:
 
 
 def errors(session: Session) -> views.ForecastErrors:
-    """Return the errors of forecasts, as measured by the latest forecast."""
+    """Return the errors of past forecasts, as computed when forecasts were last made."""
     found = repository.errors(session)
     if not found:
         nothing = views.ForecastError(count=0)

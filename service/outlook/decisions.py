@@ -155,7 +155,7 @@ def replay(session: Session, number: int) -> views.ReplayedDecision:
 
 def _changes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
     """Return the decisions that change a job. The other decisions are shown but not compared: they
-    contain positions, which differ because not all waiting jobs are stored."""
+    contain queue positions, which a replay can't reproduce without all waiting jobs."""
     return [decision for decision in decisions if isinstance(decision, CHANGES)]
 
 

@@ -36,7 +36,7 @@ COUNTED_FOR = timedelta(days=7)
 """Time after an event during which its forecast error is included in the statistics."""
 MAX_COUNTED = 1000
 USUAL_RUNS = 50
-"""Number of latest jobs whose run times are used if the run time of a job is unknown."""
+"""Number of most recent jobs whose run times are used if the run time of a job is unknown."""
 SAME_S = 5.0
 SAME_SHARE = 0.05
 """A time is not stored again if it differs from the stored time by less than `SAME_S`, or by less
@@ -283,7 +283,7 @@ def of_job(
     session: Session, job: JobRow, progress: Mapping[str, Any] | None, now: datetime
 ) -> tuple[views.Forecast | None, views.Forecast | None]:
     """Return the expected start of a waiting job, and the expected end of a job that has slots.
-    `progress` is the progress that is shown.
+    `progress` is the job's progress as shown to users.
     """
     if job.state is JobState.QUEUED:
         row = repository.of_job(session, job.id, job.attempt + 1, ForecastOf.START)

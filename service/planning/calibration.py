@@ -29,7 +29,7 @@ slower than it is."""
 def calibrated(
     session: Session, machine: Machine, spec: JobSpec, accelerator: str | None
 ) -> Machine:
-    """Return the machine with the speed that earlier jobs achieved on workers of the same kind.
+    """Return the machine with its speed set to that of earlier jobs on workers of the same kind.
 
     The machine is returned unchanged if there was no such job, or if the shapes of the planned job
     are unknown. The highest speed is used, because a small model does not use a worker's full

@@ -36,8 +36,8 @@ from service.planning.model.sync_costs import RankSpeeds
 from service.planning.sync_facts import Nodes, facts_of, nodes_for, speeds_of
 
 TOLERANCE = 0.15
-"""Relative error of a plan's memory, verified by tests. A job is rejected if it needs more than the
-available memory plus this error."""
+"""Maximum relative error of a plan's memory estimate, verified by tests. A job is rejected if it
+needs more than the available memory plus this error."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _look_up(
 
 @dataclass(frozen=True)
 class _Around:
-    """Information for `sync: auto` in addition to the document."""
+    """The information that `sync: auto` uses in addition to the document."""
 
     speeds: RankSpeeds
     nodes: Nodes
@@ -173,7 +173,7 @@ def _sync_option(option: SyncCandidate) -> views.SyncOption:
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
-    """Whether the document requests resources from which the workers' memory can be known."""
+    """Whether the workers' memory might be known from the resources that the document requests."""
     resources = spec.resources
     return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
 

@@ -1,5 +1,5 @@
-"""Backups of a SQLite home. A backup can be made while the service runs, and is restored to another
-folder.
+"""Backups of a home directory that uses SQLite. A backup can be made while the service runs, and
+is restored to another folder.
 
 The archive is a plain tar file with `storage/...` (logs, checkpoints, artifacts), `dray.db`, and
 finally `backup.json`. Without this file, the archive is invalid. The database is copied first, with

@@ -102,7 +102,7 @@ def why_no_space(
     """Return the reason why no job should be accepted or started; None while there is space. Sizes
     are in bytes.
 
-    An unknown size (None) is not a reason. The limits don't affect running jobs.
+    A limit is ignored if the size is unknown (None). The limits don't affect running jobs.
     """
     if quota is not None and used is not None and used >= quota:
         return f"the storage holds {size(used)}, and its quota is {size(quota)}"

@@ -30,7 +30,7 @@ concurrent change."""
 
 
 class Files(Protocol):
-    """A storage, or the staged files of a storage."""
+    """The storage, or the files staged for the storage."""
 
     def key_of(self, url: str, /) -> str: ...
 
@@ -84,9 +84,9 @@ class StagedFiles:
 
 
 async def with_files(storage: Storage, write: Callable[[StagedFiles], Awaitable[T]]) -> T:
-    """Return the result of `write`, which runs a transaction that ends with a call of `check`.
+    """Return the result of `write`, which runs a transaction that ends with a call to `check`.
 
-    Raises StorageUnavailable if each of MAX_RUNS runs needed other files.
+    Raises StorageUnavailable if each of MAX_RUNS runs needed files that weren't written yet.
     """
     files = StagedFiles(storage)
     for _ in range(MAX_RUNS):

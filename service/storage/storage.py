@@ -41,8 +41,8 @@ from service.domain.errors import FolderSpoilt, StorageUnavailable
 OF_THE_PATH = frozenset(
     {EACCES, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EPERM}
 )
-"""Errors caused by files and permissions at an object's own path, as opposed to a full, failing or
-unmounted storage (ENOSPC, EDQUOT, EIO, ESTALE, EROFS)."""
+"""Errors caused by files and permissions at an object's own path, as opposed to storage that is
+full, failing or unmounted (ENOSPC, EDQUOT, EIO, ESTALE, EROFS)."""
 P = ParamSpec("P")
 T = TypeVar("T")
 

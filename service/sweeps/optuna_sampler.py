@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 MAX_EARLIER = 1000
 """Maximum number of trials in the study."""
 NUM_BEST = 200
-"""Number of the study's trials that are chosen for their good values. The remaining trials are the
-newest ones."""
+"""Number of best trials to include in the study. The remaining trials are the newest ones."""
 
 
 class TrialOutcome(StrEnum):
@@ -124,8 +123,8 @@ def _value(parameter: Parameter, drawn: Any) -> Any:
 
 
 def _drawn(parameter: Parameter, value: Any) -> Any:
-    """Return the number in the distribution for a value of the parameter. The inverse of
-    `_value`."""
+    """Return the number by which the distribution represents a value of the parameter. The inverse
+    of `_value`."""
     if parameter.choices is not None:
         texts = [json.dumps(choice) for choice in parameter.choices]  # true is not 1
         return texts.index(json.dumps(value))

@@ -14,7 +14,7 @@ from service.db.repositories.telemetry import chunks, open_chunks, recent_metric
 from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
-"""Minimum interval between two times at which summaries are stored. Storing the summaries with each
+"""Minimum interval between two updates of the stored summaries. Storing the summaries with each
 reply would cost more than storing the points."""
 MAX_STREAMS = 400_000
 """Maximum number of series and logs in the cache. If this number is exceeded, the attempts that
@@ -23,7 +23,7 @@ were stored least recently are removed."""
 
 @dataclass
 class OpenLog:
-    """The open end of a rank's log: one or more consecutive chunks in SQL."""
+    """The open end of a rank's log: one or more consecutive chunks in the database."""
 
     next_line: int
     """The number of the next line."""
@@ -45,7 +45,7 @@ class KnownAttempt:
     logs: dict[int, OpenLog] = field(default_factory=dict)
     """Open logs by rank."""
     num_lone_samples: int = 0
-    """Number of samples of the system metrics that are stored in rows with a single sample."""
+    """Number of system metrics samples stored in rows that contain only one sample."""
     mean_of: int = 1
     """The number of original samples that the latest join averaged into one."""
     summaries: dict[str, Summary] = field(default_factory=dict)

@@ -89,8 +89,8 @@ def page(
         positions[attempt, rank] = position + 1
         time = datetime.fromtimestamp(seconds, UTC)
         lines.append(views.LogLine(attempt=attempt, rank=rank, time=time, text=text))
-    # The number of merged lines is not sufficient, because `find` stops at the limit and an
-    # unreadable chunk counts as a single line. Therefore, count the lines of the chunks too.
+    # The number of merged lines does not always show that more lines exist: `find` stops at the
+    # limit, and an unreadable chunk counts as a single line. So count the lines of the chunks too.
     is_cut = any(_num_lines(chunks, begin.get(s, 0)) > limit for s, chunks in found.items())
     return lines, positions, is_cut or len(taken) > limit
 

@@ -30,7 +30,7 @@ from service.telemetry.log_lines import chunk_key, encode_line
 
 CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
-"""Maximum size of the newest lines that a rank keeps beyond the limit."""
+"""Maximum size of the newest lines that are kept for a rank whose log exceeds the limit."""
 MAX_CHUNKS = 32
 """Maximum number of consecutive open chunks. If there are more chunks, they are joined."""
 
@@ -283,7 +283,7 @@ class LogStore:
             refused_logs.bound(self._session, self._job, self._refusal, self._now)
 
     def _save(self, chunk: LogChunkRow, entries: list[str]) -> None:
-        """Leave an open chunk in SQL."""
+        """Store the text of an open chunk in its SQL row."""
         if chunk.left_out is not None:
             entries = [self._trim(chunk, entries), *entries]
         chunk.text, chunk.num_lines = "".join(entries), len(entries)

@@ -96,8 +96,8 @@ def read_in_order(
     """Read every point of each series after `after_step`, up to a common last step.
 
     The last step is chosen so that no series has more than `max_points` points. Returns the series
-    and this step, or None for the step if there are no more points up to `until_step`. No more
-    chunks are read than needed, however long the series are.
+    and this step. The step is None if there are no more points up to `until_step`. No more chunks
+    are read than needed, however long the series are.
     """
     pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}
@@ -121,7 +121,7 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """Return as many of the first pieces as are needed for `max_points`."""
+    """Return the leading pieces that are needed to get `max_points` points."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
@@ -280,7 +280,7 @@ def _counting(
 
     `first` is the first step of each series in each attempt except the first attempt. An attempt
     that reports a value for the step from which it resumed also replaces the earlier value of this
-    step. An attempt whose start is unknown replaces only steps of the series that it has.
+    step. An attempt whose start is unknown replaces steps only in the series that it reports.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():
@@ -304,8 +304,8 @@ def _choose_detail(
     only the outline is needed to `in_blocks`.
 
     If the series has far more points than the response, a block or even a chunk falls into one or
-    two buckets, so that only its extremes are needed. A chunk of which only a part is returned is
-    always read in full.
+    two buckets, so that only its extremes are needed. A chunk is always read in full if only a
+    part of it is returned.
     """
     count = sum(chunk.count for chunk, _ in pieces)
     for chunk, end in pieces:

@@ -48,9 +48,9 @@ reached, the points are moved to chunks."""
 class MetricStore:
     """Collects the points of one reply, then stores them.
 
-    Points of known series become one row. The points of many rows are moved to chunks together,
-    because appending to a chunk rewrites the entire chunk. The first points of a series, and large
-    numbers of points, are written to chunks directly.
+    Points of existing series are stored together as one row. The points of many rows are moved to
+    chunks together, because appending to a chunk rewrites the entire chunk. The first points of a
+    series, and large numbers of points, are written to chunks directly.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class MetricStore:
         return stored
 
     def _append(self, stored: Mapping[Series, Points]) -> None:
-        """Append the points of the rows, then `stored`, to their chunks."""
+        """Move the points in the rows of `recent_metrics` to chunks, then append `stored`."""
         session, known = self._session, self._known
         points: dict[Series, Points] = {}
         if known.num_rows:

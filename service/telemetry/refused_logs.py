@@ -1,9 +1,9 @@
-"""Log chunks that the storage refuses, for example because a job has damaged its folder in the
+"""Chunks of logs that the storage refuses, for example because a job has damaged its folder in the
 storage.
 
 These chunks are closed but remain in SQL until the storage accepts them. If a job's refused chunks
-exceed `MAX_BYTES`, the oldest chunks are dropped. A line in the log and an event at the attempt's
-end state how many bytes were dropped from each rank's log.
+exceed `MAX_BYTES`, the oldest chunks are dropped. The number of bytes dropped from each rank's log
+is reported by a line in that log and by an event at the end of the attempt.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class MetricsFilter(SeriesFilter):
 
 
 class SystemMetricsFilter(SeriesFilter):
-    """Selects series of the resource usage of a rank and its node, and a part of their time."""
+    """Selects series of the resource usage of a rank and its node, and a time range."""
 
     after_time: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Return only points after this time, in Unix seconds; pass `next_time` of the previous

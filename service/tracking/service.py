@@ -65,7 +65,7 @@ class Tracking:
     ) -> views.Annotations:
         """Change tags and notes on behalf of `actor`, whatever the job's state.
 
-        Raise AnnotationsChanged if `revision` is given and outdated, and TooManyTags.
+        Raise AnnotationsChanged if `revision` is outdated, or TooManyTags if there are too many.
         """
         now = self._clock()
 

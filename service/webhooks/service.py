@@ -57,8 +57,8 @@ class Webhooks:
         """Create a webhook and return it with its secret. Later responses do not contain the
         secret.
 
-        Raise WebhookUrlForbidden if the service must not connect to the address, UnknownQueue, or
-        TooManyWebhooks.
+        Raise UnknownQueue or TooManyWebhooks, or WebhookUrlForbidden if the service must not
+        connect to the address.
         """
         await self._refuse_host(wanted.url)
         now = self._clock()

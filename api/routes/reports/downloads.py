@@ -68,8 +68,8 @@ async def create(
     },
 )
 async def use(request: Request, context: TheContext, links: TheLinks, secret: str) -> Response:
-    """Download the file of a link, or a range of it. After the download has started, the link is no
-    longer valid."""
+    """Download the file that a link refers to, or a range of it. After the download has started,
+    the link is no longer valid."""
     link = await links.use(secret)
     if link.token_id is None or link.token_id != context.authority.token_id(link.owner):
         raise no_such_link()

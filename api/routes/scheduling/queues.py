@@ -86,9 +86,9 @@ async def change(
     name: QueueOfPath,
     query: Annotated[ChangeQuery, QueryParameters()],
 ) -> Response:
-    """Change some of a queue's rules, which only admins are allowed to do. The body is a merge
-    patch (RFC 7396), sent as `application/json`: null resets a rule to its default, or removes a
-    resource or a user's weight."""
+    """Change some of a queue's rules. Only admins are allowed to do this. The body is a merge patch
+    (RFC 7396), sent as `application/json`: null resets a rule to its default, or removes a resource
+    or a user's weight."""
     limit_bytes = context.runtime.settings.max_body_bytes
     changes, _document = await body.read_as(QueueChangeRequest, request, limit_bytes)
     return fresh(await queues.change(name, changes, create=query.create, actor=actor), 200)

@@ -72,7 +72,7 @@ class Way(NamedTuple):
 
 
 def together(ranks: int, every: int = 1) -> Play:
-    """All ranks wait for each other after every `every` steps."""
+    """All ranks wait for each other once per `every` steps."""
     play, now = Play([], []), 0.0
     while now < SPAN:
         ends = []

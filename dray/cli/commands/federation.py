@@ -1,4 +1,4 @@
-"""Commands for clients of federated jobs: invite, list and revoke clients, and join as one."""
+"""Commands to invite, list and revoke clients of federated jobs, and to join a job as a client."""
 
 from __future__ import annotations
 

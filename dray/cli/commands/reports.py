@@ -1,4 +1,4 @@
-"""Commands that show a job's logs, events, attempts and explanations, and the cluster."""
+"""Commands that show the cluster, or a job's logs, events, attempts or explanations."""
 
 from __future__ import annotations
 

@@ -199,8 +199,8 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add the jobs that this job waits for to the document. References to jobs are resolved as in
-    other commands."""
+    """Add `others`, the jobs that this job waits for, to the document. References to jobs are
+    resolved as in other commands."""
     if others:
         found = [
             {"job": client.resolve(reference, arrays=True), "on": on} for reference, on in others

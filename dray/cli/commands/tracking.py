@@ -146,7 +146,7 @@ def _keeping_in_step(found: Comparison) -> Iterator[tuple[object, ...]]:
 
 
 def as_path(pointer: str) -> str:
-    """Return a JSON pointer in the notation of searches: `train.optimizer.lr`, `script.args[0]`."""
+    """Convert a JSON pointer to the search notation: `train.optimizer.lr`, `script.args[0]`."""
     path = ""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

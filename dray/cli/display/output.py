@@ -225,8 +225,8 @@ def _how_far(job: views.Job) -> str:
 
 
 def ends_in(progress: views.Progress) -> list[str]:
-    """Return `ETA 1h12m-1h30m`, or nothing if the end has no forecast or the forecast has
-    passed."""
+    """Return `ETA 1h12m-1h30m`, or nothing if there is no forecast of the end or the forecast time
+    has passed."""
     earliest, latest = progress.earliest_end_at, progress.latest_end_at
     now = datetime.now(UTC)
     if earliest is None or latest is None or latest <= now:

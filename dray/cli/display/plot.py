@@ -16,7 +16,7 @@ from dray.cli.display.output import number
 Value = float | str
 """A metric value in the API's format, in which NaN and infinities are strings."""
 Span = tuple[str, int | None]
-"""A text, and the number of the series that determines its colour."""
+"""Text, and the number of the series that determines its colour."""
 Line = list[Span]
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

@@ -99,7 +99,7 @@ def ending(job: Job) -> list[str]:
 
 
 class _Lines:
-    """Output without a terminal: a line at each change of state, and every few seconds in
+    """Output without a terminal: a line for each change of state, and one every few seconds during
     training."""
 
     def __init__(self) -> None:

@@ -130,7 +130,7 @@ class Federated(Document):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
-        """Fill in the number of clients for silos, and the deadline for clients over HTTP."""
+        """Fill in the number of clients if there are silos, and the deadline for HTTP clients."""
         if not isinstance(given, Mapping):
             return given
         if given.get("http") is not None and given.get("deadline_s") is None:

@@ -123,8 +123,8 @@ class Attack(Document):
     """Simulated clients that send poisoned updates, for testing an aggregator."""
 
     rate: Annotated[Number, Field(gt=0.0, lt=1.0)]
-    """Fraction of all clients that attack, but at least one client. An attacking client attacks in
-    every round in which it participates."""
+    """Fraction of all clients that attack; at least one client attacks. An attacking client attacks
+    in every round in which it participates."""
     kind: Literal["sign_flip", "noise", "nan"] = "sign_flip"
     """sign_flip: the trained update multiplied by -`scale`. noise: Gaussian noise whose norm is
     about `scale` times the norm of the trained update. nan: all values are NaN."""
@@ -195,9 +195,9 @@ class SecureAggregation(Document):
     `cryptography` on the nodes."""
 
     threshold: Annotated[Number, Field(gt=0.5, le=1.0)] = 0.6
-    """Fraction of a round's clients (but at least three clients) that must participate until the
-    round ends; otherwise the round does not count. A smaller group of clients can't reveal another
-    client's update, even if the group colludes with the server."""
+    """Fraction of a round's clients (but at least three clients) that must remain in the round
+    until it ends; otherwise the round does not count. A smaller group of clients can't reveal
+    another client's update, even if the group colludes with the server."""
     bits: Annotated[Literal[32, 64], BeforeValidator(a_number)] = 64
     """Number of bits of each number that a client sends. 32 bits halve the traffic but round more
     coarsely, especially for a large `max_update_norm`. With 32 bits, `max_update_norm` must be at

@@ -1,1 +1,1 @@
-"""The program of a job: a recipe or a script, its model, remote code, its environment."""
+"""The program of a job: a recipe or script, with its model, remote code and environment."""

@@ -14,7 +14,7 @@ MAX_TEXT: Final = 256 << 10
 """Maximum number of characters in the requirements, and of bytes in all variables together."""
 MAX_VARIABLE_BYTES: Final = (128 << 10) - 2
 """Maximum number of bytes in a variable's name and value in UTF-8. Linux can't start a program with
-a longer variable. The limit of Linux also includes the `=` and the terminating NUL."""
+a longer variable. Linux's limit also includes the `=` and the terminating NUL."""
 OWN_VARIABLES: Final = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -29,8 +29,8 @@ OWN_VARIABLES: Final = frozenset(
 OWN_PREFIXES: Final = ("DRAY_", "TORCHELASTIC_", "RAY_", "OMPI_COMM_WORLD_")
 _READ_AT_START: Final = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
 _HAVE_EFFECT: Final = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
-"""Variables that a document can set although they are read when an interpreter starts, because
-ranks already behave as if they were set, or because they only affect child processes."""
+"""Variables that are read when an interpreter starts, but that a document can set anyway: ranks
+already behave as if they were set, or they only affect child processes."""
 _FILE_OPTIONS: Final = (
     *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
 )
@@ -201,8 +201,8 @@ class Environment(Document):
     env: Annotated[dict[VariableName, VariableValue], Field(max_length=1000)] = {}
     """Environment variables for every rank."""
     secrets: Annotated[list[VariableName], Field(max_length=100)] = []
-    """Names of files in the nodes' secrets folder (`DRAY_SECRETS_DIR`). Ranks get the content of
-    each file in the environment variable with the same name."""
+    """Names of files in the nodes' secrets folder (`DRAY_SECRETS_DIR`). For each file, ranks get an
+    environment variable with the file's name, set to the file's content."""
 
     @property
     def is_built(self) -> bool:

@@ -58,7 +58,7 @@ class Metric(Document):
     """Regular expression (RE2) that is searched for in each line of the output. The expression has
     one group, which matches the value."""
     step: Pattern | None = None
-    """Regular expression whose one group matches the step, in the same line or in an earlier line.
+    """Regular expression with one group, which matches the step, on the same or an earlier line.
     If unset, the values are numbered from 1."""
     source: Source | None = None
     """Logger from which metrics are read: `tensorboard` and `csv` read files in the job's

@@ -153,8 +153,8 @@ class Imported(Document):
 
     @model_serializer(mode="wrap")
     def _as_written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `target` as `import`, its name in documents. A Python field can't have this name,
-        because it is a keyword."""
+        """Write `target` under the name that it has in documents, `import`. A Python field can't
+        have this name, because it is a keyword."""
         return {
             "import" if name == "target" else name: value for name, value in serialise(self).items()
         }

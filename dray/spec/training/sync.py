@@ -26,7 +26,7 @@ class Compression(Document):
     with momentum correction if the optimizer is sgd with momentum (Lin et al. 2018,
     arXiv:1712.01887)."""
     rank: Annotated[Int, Field(ge=1, le=256)] = 2
-    """powersgd: rank of the approximation, the number of columns of each factor."""
+    """powersgd: rank of the approximation, that is, the number of columns of each factor."""
     warm_start: StrictBool = True
     """powersgd: whether each step starts with the factors of the previous step."""
     start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10

@@ -130,7 +130,7 @@ class Train(Document):
     `global_batch_size`. Whenever the size of the group changes, the batch size with the highest
     expected progress is chosen, based on measured step times and the measured noise scale
     (arXiv:2008.12260). Each change at most doubles or halves the batch size. If a range is given,
-    steps in this document and in reports are counted in batches of the least size, so a larger
+    steps in this document and in reports are counted in batches of the smallest size, so a larger
     batch counts as several steps. The order of the samples does not change. Requires
     `measure_noise`."""
     batch_scaling: Literal["sqrt", "linear"] = "sqrt"

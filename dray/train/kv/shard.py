@@ -59,7 +59,7 @@ class KeyValueShard:
         self._optimizers.clear()
 
     def push(self, worker: int, key: str, gradient: Tensor) -> Answers:
-        """Push a gradient, which is either dense or sparse in its rows only."""
+        """Push a gradient, which must be dense or row-sparse."""
         self._value(key)
         if not self._is_synchronous:
             self._apply(key, gradient)

@@ -4,8 +4,8 @@ batch.
 When the loader hands out a batch, an anchor is created, and small parts of the state are copied.
 Weights and optimizer states don't change until an optimizer steps. Most programs exchange gradients
 once per batch and step after the exchange, so they need no copies of the weights and optimizer
-states. If a program exchanges gradients after a step in the same batch, the optimizers that stepped
-are copied before their first step of each later batch.
+states. If a program exchanges gradients after an optimizer has already stepped in the same batch,
+that optimizer is copied before its first step in each later batch.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Anchor:
     gradients over batches."""
     has_gradients: list[bool]
     """For each parameter, whether it has a gradient, even if the gradient is not kept. An optimizer
-    skips parameters without a gradient, but steps with a gradient of zeros, which can remain from
-    `zero_grad(set_to_none=False)`."""
+    skips parameters whose gradient is None, but updates parameters whose gradient is zero, for
+    example after `zero_grad(set_to_none=False)`."""
     results: list[Result] = field(default_factory=list)
     """Results of the operations since the anchor."""
     begun: set[int] = field(default_factory=set)

@@ -96,8 +96,8 @@ class BatchState:
         step."""
         self._stale: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Each gradient that was computed before the anchor, with its version, keyed by the
-        parameter's id. Gradients that are known to be needed are omitted. The reference is weak,
-        because a new gradient can have the id of an old one."""
+        parameter's id. Gradients that are known to be needed are omitted. A weak reference is used
+        instead of the gradient's id, because a new gradient can have the id of an old one."""
         self._hooked: set[int] = set()
         """Ids of the parameters with a gradient hook."""
         self._must_restore = False
@@ -151,8 +151,8 @@ class BatchState:
         return result
 
     def _note_operation(self) -> None:
-        """Record the start of an operation. Optimizers that have stepped earlier in this batch are
-        copied before their first step of each later batch."""
+        """Record the start of an operation. In each later batch, the optimizers that have already
+        stepped in this batch are copied before their first step."""
         self._copied_before_step |= self._anchor.begun
 
     def _keep_before_step(self, number: int) -> None:
@@ -177,8 +177,7 @@ class BatchState:
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
         """Detect whether the script uses a gradient that was computed before the batch, by adding
         to it or by stepping without a backward pass. changes: by how much such a use increases the
-        gradient's version. The version increases by more if the script zeroes the gradient
-        first."""
+        gradient's version; zeroing the gradient first increases it further."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None:
@@ -323,7 +322,7 @@ class BatchState:
         )
 
     def _restore(self, anchor: Anchor) -> None:
-        """Undo those changes since the batch began for which the old values were kept."""
+        """Undo changes made since the batch began, by restoring all old values that were kept."""
         for number, kept in anchor.kept.items():
             set_weights(kept.weights, parameters_of([self.optimizers[number]]))
             self.optimizers[number].load_state_dict(copied(kept.state, whole=True))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 _WIDTH = 1 << 14
-"""Words per row. The factor of a word depends on the word's column. The factor of a row's sum
-depends on the row."""
+"""Number of words per row. Each word is multiplied by a factor that depends on its column, and each
+row's sum by a factor that depends on the row."""
 _ROWS = 1 << 9
 """Number of rows that are multiplied at a time, which limits the memory to 64 MiB."""
 

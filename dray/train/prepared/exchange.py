@@ -32,13 +32,12 @@ class GradientExchange:
         *,
         broadcast_buffers: bool = True,
     ) -> None:
-        """others: parameters of optimizers that belong to no model."""
+        """others: optimizer parameters that do not belong to any of the models."""
         self._broadcasts = broadcast_buffers
         self._sections: list[_Section] = []
         self._known: set[int] = set()
         self._prepared: list[tuple[nn.Module, dict[str, Tensor]]] = []
-        """Each model, with the parameters that it had in `add`, keyed by name."""
-        """The models, each with the names of the parameters that it had in `add`."""
+        """Each model, with the parameters that it had when it was added, keyed by name."""
         self._registries: list[Mapping[str, Any]] = []
         """The parameters and submodules of every module of the models."""
         self._registered: list[int] = []
@@ -172,7 +171,7 @@ class GradientExchange:
 
     @torch.no_grad()
     def settle_buffers(self) -> None:
-        """Copy the values that rank 0 has sent into the buffers."""
+        """Copy the values received from rank 0 into the buffers."""
         for section in self._sections:
             for buffer, value in section.pending:
                 buffer.copy_(value)

@@ -24,7 +24,7 @@ class LoopPhase(Enum):
     """Forward and backward passes."""
     EXCHANGE = "exchange"
     OWN_CODE = "own code"
-    """From the exchange to the next batch: the update, a report, an evaluation."""
+    """From the exchange to the next batch, such as the update, reports and evaluations."""
     SAVE = "save"
     FINISH = "finish"
 
@@ -48,11 +48,11 @@ class Group(Protocol):
         """Form the group or, after `follow`, the next group."""
 
     def check(self) -> None:
-        """If another group must be formed, raise an error that `may_follow` accepts."""
+        """Raise an error for which `may_follow` is true if another group must be formed."""
 
     def may_follow(self, error: BaseException) -> bool:
-        """Whether an error only means that the group is broken, so that another group can
-        follow."""
+        """Whether an error only means that the group is broken, in which case another group can be
+        formed."""
 
     def follow(self, error: BaseException) -> None:
         """Leave the broken group and get a rank in the next group. Raises `error` if no group

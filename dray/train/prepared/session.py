@@ -1,8 +1,8 @@
 """A training session of a prepared script: its exchanges, and the replacement of lost processes.
 
-Ranks meet in numbered operations; each exchange of gradients is an operation. If a group breaks
-during an operation, the remaining ranks form the next group within the same call, and repeat the
-operation with the gradients that they have. A process that replaces a lost rank runs the script
+Ranks synchronize in numbered operations; each exchange of gradients is one operation. If a group
+breaks during an operation, the remaining ranks form the next group within the same call, and repeat
+the operation with the gradients that they have. A process that replaces a lost rank runs the script
 from its first line. `prepare` gives the replacement the state of the current batch, and the results
 of the operations that the other ranks have completed since the batch began. The replacement
 computes its own gradients of the batch, uses these results in place of its first exchanges, and
@@ -71,8 +71,8 @@ class TrainingSession(BatchState):
         self._must_compare = False
         """Whether the ranks must compare their copies in the next operation."""
         self.verifies = False
-        """Whether the ranks have formed another group during training, so that each exchange
-        verifies that their weights are equal."""
+        """Whether each exchange verifies that the ranks' weights are equal, because the ranks have
+        formed another group during training."""
         self._is_queued = False
         self._exchanges = True
 
@@ -113,7 +113,7 @@ class TrainingSession(BatchState):
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Add models before the first batch. The state of the models comes from the restored state
-        or, if it does not contain them, from rank 0 in an operation."""
+        or, if it does not contain them, from rank 0, which sends its state in an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)
@@ -328,8 +328,8 @@ class TrainingSession(BatchState):
         group.began(self.steps, is_verified=not self._must_compare)
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        """Restart the batch if it is divided differently since the last regrouping, and no rank has
-        completed the interrupted exchange."""
+        """Restart the batch if the new group divides it differently, and no rank has completed the
+        interrupted exchange."""
         if not any(is_moved for _, _, is_moved, _, _ in table):
             return
         anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]

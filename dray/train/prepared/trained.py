@@ -13,7 +13,7 @@ from dray.train.prepared.anchor import Anchor, parameters_of
 from dray.train.prepared.copies import digest, tensors_in
 
 SAMPLED = 64
-"""Number of elements of each parameter in a sample."""
+"""Number of elements that a sample takes from each parameter."""
 
 
 class Trained:
@@ -57,8 +57,8 @@ class Trained:
 
     @torch.no_grad()
     def sample(self, number: int) -> int:
-        """Return a digest of `SAMPLED` elements of each parameter. The samples of consecutive
-        numbers cover all elements, so a lasting difference is eventually found."""
+        """Return a digest of `SAMPLED` elements of each parameter. Calls with consecutive numbers
+        eventually cover all elements, so a lasting difference is always found."""
         parts = []
         for parameter in self.parameters:
             flat = _flat(parameter.detach())

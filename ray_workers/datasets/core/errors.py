@@ -27,7 +27,7 @@ _OF_DATA = (
     errno.ENOTDIR,
     errno.EOVERFLOW,
 )
-"""Numbers of system errors that are caused by names, offsets and sizes in the data."""
+"""Values of `errno` for errors that are caused by names, offsets and sizes in the data."""
 _NO_THREAD = "can't start new thread"
 _PANIC = "PanicException"
 """Name of the exception that Rust libraries raise, which does not derive from Exception."""

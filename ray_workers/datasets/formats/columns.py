@@ -60,8 +60,8 @@ MAX_BAD_SHARE = 0.1
 fraction is a category column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
-"""Maximum number of distinct numbers that can be categories. More distinct numbers are probably
-measurements."""
+"""Maximum number of distinct numbers that can be categories. A column with more distinct numbers
+probably contains measurements."""
 _TRUTH = ("true", "false")
 
 Numbers = npt.NDArray[np.float64]
@@ -254,7 +254,7 @@ class Column:
         )
 
     def _has_measurements(self) -> bool:
-        """Whether names that are numbers are measurements instead of codes."""
+        """Whether the values that are numbers seem to be measurements rather than codes."""
         import pyarrow as pa
 
         plain, is_number = self.style.plain(pa.array(sorted(self.values), pa.string()))
@@ -325,7 +325,7 @@ class Column:
         return found
 
     def collect(self, batch: Any, limit: int, file: TableFile, advice: str) -> None:
-        """Collect the names that occur. Raises DataError with `advice` if there are more than
+        """Add the batch's names to `values`. Raises DataError with `advice` if there are more than
         `limit` names."""
         import pyarrow.compute as pc
 

@@ -37,8 +37,8 @@ _ROLES = {
     **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), SplitName.TEST),
 }
 _EVALUATION = ("eval", "evaluation")
-"""Names of folders that contain the validation split or, if another folder contains the validation
-split, the test split."""
+"""Names of folders that contain the test split if another folder contains the validation split, and
+the validation split otherwise."""
 
 NONE: Mapping[str, Any] = {"is_divided": False, "num_left_out": 0}
 """The metadata that `read` expects for a set that is not split by folders."""

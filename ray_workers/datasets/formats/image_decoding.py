@@ -130,8 +130,8 @@ def refuse_pages(image: Any, location: str) -> None:
 
 
 def raw_mode(image: Any) -> tuple[str, int]:
-    """Return (Pillow's name for the file's layout, value of white in a PGM or PPM file, otherwise
-    0). The name is empty for an image that is already in memory."""
+    """Return Pillow's name for the file's layout, and the value of white in a PGM or PPM file (0
+    for other files). The name is empty for an image that is already in memory."""
     if not getattr(image, "tile", None):
         return "", 0
     codec, _, _, args = image.tile[0]

@@ -123,7 +123,7 @@ def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
 
 
 def _check_sizes(pair: _Pair) -> None:
-    """Compare the sizes of image and mask, based only on their headers. Raises DataError."""
+    """Compare the sizes of the image and its mask, reading only their headers. Raises DataError."""
     size, found = _size(pair.image), _size(pair.mask)
     if found != size:
         raise broken(
@@ -166,8 +166,8 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
 
 
 def _as_stored(pixels: npt.NDArray[np.uint8], layout: str, white: int) -> npt.NDArray[np.uint8]:
-    """Return the numbers as stored in the file. Pillow scales 2-bit and 4-bit numbers to 0..255,
-    and also the numbers of a PGM file whose value of white is not 255."""
+    """Return the pixel values as stored in the file. Pillow scales 2-bit and 4-bit values to
+    0..255, and also the values of a PGM file whose header gives a maximum other than 255."""
     if found := _NARROW.fullmatch(layout):
         white = (1 << int(found[1])) - 1
     if white in (0, 255):

@@ -110,7 +110,7 @@ def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    """Write inputs like `build_images`, and N masks of the same height and width. Raises
+    """Write inputs as `build_images` does, and N masks with the inputs' height and width. Raises
     DataError."""
     inputs, target, names = _arrays(shop, data)
     location = f"{shop.location}, array {shortened(names[1])}"

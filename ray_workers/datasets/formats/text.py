@@ -98,9 +98,9 @@ def _part_of(name: str) -> str:
 
 
 def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
-    """Yield the text of the files in pieces. A newline is appended to each file of a folder that
-    doesn't end with one. Pieces end at newlines if there are any nearby, so that a tokenizer gets
-    complete lines. The pieces are the same on every node."""
+    """Yield the text of the files in pieces. If the source is a folder, a newline is appended to
+    each file that doesn't end with one. Pieces end at newlines if there are any nearby, so that a
+    tokenizer gets complete lines. The pieces are the same on every node."""
     for file in files:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
         rest, last = "", "\n"

@@ -1,4 +1,4 @@
-"""Identify and fetch the files of a source with any scheme: their hashes, and their copies on this
+"""Identifies the files of a source with any scheme by their hashes, and fetches them to this
 node."""
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ def _take(pipe: int, output: Output, most: int) -> bool:
 
 
 def end_all(mark: str, started: int = 0) -> None:
-    """End every process with the mark that was started at or after `started` (in clock ticks since
-    boot), even if these processes keep starting new processes."""
+    """End every process that has the mark and was started at or after `started` (in clock ticks
+    since boot), even if these processes keep starting new processes."""
     session = Session(0, started, mark, closed=True)
     deadline = time.monotonic() + SWEEP_LIMIT_S
     while (pids := find_members([session])[mark]) and time.monotonic() < deadline:

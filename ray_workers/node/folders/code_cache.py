@@ -71,8 +71,8 @@ class CodeCache:
     def put_into(self, code: CodeRef, storage_url: str, directory: Path) -> None:
         """Restore the files of this code in a directory to their uploaded contents.
 
-        Raises BadCode if the files in the storage differ, and OSError if the storage can't be read
-        or a disk is full.
+        Raises BadCode if the files in the storage differ from the upload, and OSError if the
+        storage can't be read or a disk is full.
         """
         own_folder(self._root)
         copy = self._copy_of(code.manifest_sha256)
@@ -126,7 +126,7 @@ class CodeCache:
 
     @contextlib.contextmanager
     def _locked(self, copy: Path, kind: str = "") -> Iterator[None]:
-        """Hold a lock of this copy. The lock is released when the process ends."""
+        """Hold a lock on this copy. The lock is released when the process ends."""
         with self._lock_of(copy.name, kind).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

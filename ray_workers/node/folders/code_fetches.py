@@ -1,4 +1,4 @@
-"""Fetches code to this node: before a job starts, and for a job's directory."""
+"""Fetches code to this node before a job starts, and puts it into the job's directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetches code through the data sources: archives, and code that requires credentials.
+"""Uses the data sources to fetch code archives, and code that requires credentials.
 
 The data sources import torch, so `remote_code` imports this module only when it is needed.
 """

@@ -96,8 +96,8 @@ class FolderKeeper:
             return {}
 
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
-        """Copy the files of an ended attempt to the storage. Until all files are copied, returns
-        the reason for waiting as a sentence, or an empty string; call again in this case.
+        """Copy the files of an ended attempt to the storage. If this is not done in time, returns a
+        sentence with the reason, or an empty string if none is known; call again in this case.
         num_bytes: total size of the files on the nodes that come before this node; these files use
         up the limit first."""
         if key not in self._ends:

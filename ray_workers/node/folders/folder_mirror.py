@@ -28,7 +28,7 @@ class _Stamp(NamedTuple):
 
 
 class FolderMirror:
-    """A folder and its copy. Methods block, and calls of `copy` wait for each other."""
+    """A folder and its copy. The methods block, and only one call to `copy` runs at a time."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
@@ -61,11 +61,11 @@ class FolderMirror:
     def copy(self, *, everything: bool) -> None:
         """Copy the files that have changed since they were copied, except for files that have also
         changed since the last scan. With `everything`, these files are also copied. Raises any
-        error of the storage; the next call then continues. Raises OSError if the folder can't be
-        read; in this case, nothing is deleted from the copy."""
+        error of the storage; the next call then continues with the remaining files. Raises OSError
+        if the folder can't be read; in this case, nothing is deleted from the copy."""
         with self._lock:
-            # If the whole folder is gone, either another process has deleted it, or the script will
-            # create it again.
+            # If the whole folder is gone, leave the copy alone: either another process deleted the
+            # folder, or the script is about to recreate it.
             if os.path.lexists(self._folder):
                 self._copy(everything=everything)
 

@@ -86,7 +86,7 @@ class _Entry:
 def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
     """Write the commit's files to a folder, and return their paths.
 
-    scratch: a folder for git, which is not removed. Raises CodeRefused, CodeUnreachable, OSError.
+    scratch: a folder for git; not removed afterwards. Raises CodeRefused, CodeUnreachable, OSError.
     """
     git = _Git(wanted, scratch)
     git.run("init", "--bare", "--quiet", "--template=", git.object_format, ".")
@@ -202,7 +202,7 @@ class _Git:
         """Run git, and return the file with its output. If git fails, raises CodeRefused with git's
         own message, or CodeUnreachable if the server is at fault.
 
-        limit_bytes: maximum size of each file that git writes; 0 for the limit for code.
+        limit_bytes: maximum size of each file that git writes; if 0, the code's size limit applies.
         """
         out, errors = self._scratch / "out", self._scratch / "errors"
         limit_bytes = limit_bytes or self._limit_bytes
@@ -254,7 +254,7 @@ class _Git:
         return CodeRefused(sentence + hint)
 
     def contents(self, entries: Sequence[_Entry]) -> Iterator[tuple[_Entry, _Window]]:
-        """Yield the content of each entry. Each content must be read before the next entry is
+        """Yield each entry with its content, which must be read before the next entry is
         requested."""
         if not entries:
             return

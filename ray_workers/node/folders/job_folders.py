@@ -108,7 +108,7 @@ class OutputFiles:
 
     Names that are not plain text, links that point outside the folder, sockets, pipes and devices
     are also left out. A link to a file in the folder counts as a separate file. Links to folders
-    are ignored: any of their files that are in the folder are found without the link.
+    are not followed, because files in the folder are found without them.
 
     Each file counts with its full length, because the holes of sparse files are stored as zeros. If
     the total size is too large, the largest files are left out.

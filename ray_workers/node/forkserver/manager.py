@@ -31,7 +31,7 @@ PING_S = 2.0
 """Maximum number of seconds to wait for the response to a ping, and the pause before the next
 ping."""
 RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
-"""Pauses before consecutive restarts of a forkserver that ended before it was serving."""
+"""Pauses before consecutive restarts of a forkserver that ended before it started serving."""
 REAP_BOUND_S = 5.0
 """Maximum number of seconds to wait until the processes of a dead forkserver have ended. Later
 calls of `orphans.reap` kill the remaining processes."""

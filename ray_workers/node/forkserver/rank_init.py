@@ -1,7 +1,7 @@
 """The process between the forkserver and a rank: the rank's parent, like a container's init.
 
 If a script sends a signal to its parent, or to its parent's process group, the signal reaches this
-process, so no other rank ends. Orphaned processes of the rank become children of this process
+process and does not end other ranks. Orphaned processes of the rank become children of this process
 instead of the forkserver. The init process reports to the forkserver the rank's pid and how the
 rank ended. The init process lives until all processes that the rank started have exited.
 """

@@ -53,7 +53,7 @@ class Client:
             self.ending_since = time.monotonic()
 
     def stands_at(self, message: dict[str, Any]) -> bool:
-        """Return whether the process was forked for the rank in a request."""
+        """Return whether the process was forked for the rank that a request names."""
         described = self.described()
         names = ("job_id", "attempt", "rank")
         return bool(self.pid) and all(described[name] == message[name] for name in names)

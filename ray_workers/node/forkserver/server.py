@@ -212,8 +212,8 @@ class ForkServer:
         return pids
 
     def _members(self, clients: Sequence[Client]) -> dict[int, list[int]]:
-        """Return the live processes of each client, keyed by the pid that was forked for the
-        client."""
+        """Return the pids of each client's live processes, keyed by the pid of the process that
+        was forked for the client."""
         found = self._find([client.session for client in clients if client.session])
         members = {}
         for client in clients:
@@ -349,7 +349,7 @@ class ForkServer:
         self._remove_record(client)
 
     def _end_init(self, client: Client) -> None:
-        """End an init process that is done or suspended. The forkserver adopts its children."""
+        """End an init process that is done or suspended. Its children become the forkserver's."""
         if client.init_pid:
             send_signal([client.init_pid], signal.SIGKILL)
 

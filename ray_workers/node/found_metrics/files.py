@@ -41,9 +41,9 @@ TOP = "job"
 
 
 class MetricFiles:
-    """Follows the files that are written to some folders after a given time. From an older file,
-    such as a file from an earlier attempt or from the upload, only appended data is read. A file
-    that is rewritten is read from its beginning. Links are not followed.
+    """Follows the files that are written to some folders after a given time. Only appended data is
+    read from an older file, such as a file from an earlier attempt or from the upload. A file that
+    is rewritten is read from its beginning. Links are not followed.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class MetricFiles:
             for run in self._runs.values():
                 self._names.add(run)
         except Exception as error:  # whatever a storage client may raise
-            print(f"the names of series can't be read: {error}", flush=True)  # noqa: T201
+            print(f"the names of the metric series can't be read: {error}", flush=True)  # noqa: T201
         return not self._loads_left
 
     @property

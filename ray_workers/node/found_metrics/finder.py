@@ -29,8 +29,8 @@ LEAST_SHARE = 100
 END_LIMIT_S = 10.0
 """Number of seconds for which the files may be read after the process has ended."""
 GUESSES_PERIOD_S = 10.0
-"""Number of seconds for which guesses are held. If the script reports a metric or writes one to a
-file within this time, the guesses are discarded."""
+"""Number of seconds for which guessed metrics are held back. If the script reports a metric or
+writes one to a file within this time, the guesses are discarded."""
 _METRICS_FRAME = b'{"kind":"metrics"'
 
 

@@ -41,8 +41,8 @@ _PAIR = re.compile(
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
     # The number must not be followed by a unit or by an arrow and a new value, and must not be the
-    # start of a date, address, version, fraction or number with a comma. The number may be followed
-    # by the colon after the description of a progress bar.
+    # start of a date, address, version, fraction or number with a comma. The number may be at
+    # the end of a progress bar's description, which is followed by a colon.
     r"(?=(%?)(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)|:[ ]{1,4}\d{1,15}(?:%|it)))"
     r"(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
     # Exclude the percentage of a progress bar: `53%|## |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
@@ -89,9 +89,9 @@ _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
 class Guesses:
     """Guesses the metrics of a process, line by line, and holds them until `release`.
 
-    A number with the name of a metric counts immediately. A number with any other name is treated
-    as a metric when it appears for the second time, because numbers that are printed once are
-    usually settings. A single occurrence before the first line with a step or an epoch is
+    A number with the name of a metric is treated as a metric immediately. A number with any other
+    name is treated as one when it appears for the second time, because numbers that are printed
+    once are usually settings. A single occurrence before the first line with a step or an epoch is
     considered a setting and doesn't count.
     """
 
@@ -179,10 +179,10 @@ class _Position(NamedTuple):
 class _Series:
     """The steps of a guessed series, which always increase.
 
-    If a script restarts its count in each epoch, steps continue from the previous step, even if
-    each epoch only prints its last step. A line that repeats a position for another reason, or
-    contains no position, gets the next step. Once a line has contained a count of steps or batches,
-    epochs no longer number the series.
+    If a script restarts its count in each epoch, the series continues from its previous step,
+    even if the script prints only the last step of each epoch. A line that contains no position, or
+    repeats one for another reason, is assigned the step after the previous one. Once a line has
+    contained a count of steps or batches, epoch numbers are no longer used as steps.
     """
 
     def __init__(self, *, is_sure: bool) -> None:
@@ -198,8 +198,8 @@ class _Series:
 
     @property
     def waits_for_position(self) -> bool:
-        """Whether the series' only point may be a setting, because its line had no step or
-        epoch."""
+        """Whether the series has only one point, which may be a setting instead of a metric,
+        because its line had no step or epoch."""
         return self.first is not None and not self.is_sure and not self._kind
 
     def step_at(self, position: _Position) -> int:

@@ -124,8 +124,9 @@ class TrainerLines:
     """Metrics from the Trainer of transformers, which prints each record as a dict.
 
     A record doesn't contain a step, but the Trainer's progress bar does. The bar is redrawn after
-    each record, so a record waits for the bar. Without a bar, the training records are numbered
-    from 1. If nothing is printed between evaluations, the evaluations are also numbered from 1.
+    each record, so each record is held until then. If there is no bar, training records are
+    numbered from 1. If nothing is printed between evaluations, the evaluations are also numbered
+    from 1.
     """
 
     def __init__(self) -> None:
@@ -164,8 +165,8 @@ class TrainerLines:
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a training record is waiting for its step. While a record waits, no bar of an
-        evaluation is drawn."""
+        """Whether a training record is waiting for its step. No evaluation bar is drawn while one
+        is waiting."""
         return any(key.startswith("train/") for key in self._waiting or ())
 
     def _points_at(self, step: int) -> list[FoundPoint]:

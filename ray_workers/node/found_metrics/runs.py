@@ -1,4 +1,4 @@
-"""Names the series of a script's runs. Each run writes to a separate folder."""
+"""Assigns names to the series of a script's runs. Each run writes to a separate folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DATE = re.compile(
     r"|(?<![A-Za-z])[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d"  # SummaryWriter of TensorBoard
 )
 _NUMBERED = re.compile(r"version_\d+|\d\d-\d\d-\d\d|\d{10}")
-"""Folders that lightning numbers, or that hydra and other tools name after the current time."""
+"""Folders numbered by lightning, or named after the current time by hydra and other tools."""
 _OF_ULTRALYTICS = re.compile(r"(train|val|exp)(-?\d+)?")
 """`train2` (older versions) or `train-2`."""
 
@@ -36,7 +36,7 @@ class SeriesName(NamedTuple):
 class RunNames:
     """Assigns each metric of each run a unique name, which never changes.
 
-    A metric that only one run has keeps its name. If several runs have a metric, its name also
+    A metric found in only one run keeps its name. If several runs have a metric, its name also
     contains the run's folder: the shortest suffix of the run's path that no other run has. If
     points of a run were reported before a second run appeared, the first run keeps the short name.
 
@@ -77,7 +77,7 @@ class RunNames:
         self._runs[run] = None
 
     def named(self, read: Sequence[tuple[Run, Sequence[FoundPoint]]]) -> list[FoundPoint]:
-        """Return the points of runs that were read at the same time, with their assigned names."""
+        """Return the points of runs that were read together, each under its assigned name."""
         runs_of: dict[str, set[Run]] = {}
         for run, points in read:
             self.add(run)
@@ -91,7 +91,7 @@ class RunNames:
         ]
 
     def _series_of(self, run: Run) -> Run:
-        """Return the run whose series this run continues, usually the run itself."""
+        """Return the run whose series this run continues, which is usually the run itself."""
         if run not in self._carried_on:
             taken = set(self._carried_on.values())
             form = form_of(run)

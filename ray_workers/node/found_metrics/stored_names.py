@@ -13,7 +13,7 @@ from ray_workers.node.found_metrics.lines import is_key
 from ray_workers.node.found_metrics.runs import SeriesName
 
 MAX_NAMES = 1000
-"""Maximum number of names that are stored, oldest first. A rank can't have more series."""
+"""Maximum number of stored names; the oldest are kept. A rank can't have more series."""
 MAX_BYTES = 4 << 20
 
 

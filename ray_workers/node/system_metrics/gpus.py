@@ -17,7 +17,7 @@ from ray_workers.node.system_metrics.processes import Values
 WAIT_S = 0.3
 """Seconds that a reader waits for NVML."""
 MAX_AGE_S = 15.0
-"""Maximum age in seconds of values that are returned. Older values would hide that NVML hangs."""
+"""Maximum age in seconds of values that are returned. Older values would hide an NVML hang."""
 GIVEN_UP_S = 60.0
 """Seconds after which the node's log reports that NVML does not respond."""
 TEMPERATURE_OF_CHIP = 0

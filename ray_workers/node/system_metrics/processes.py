@@ -63,8 +63,8 @@ class RankReading:
 
 
 def read_rank(record: SessionRecord) -> RankReading | None:
-    """Read a rank; None if its process no longer exists, even if another process now has its
-    pid."""
+    """Read the resource usage of a rank's processes. Return None if the rank's process no longer
+    exists, even if another process now has its pid."""
     fields = stat_fields(record.pid)
     if not fields or fields[0] in DEAD or int(fields[19]) != record.started:
         return None

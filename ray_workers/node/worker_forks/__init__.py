@@ -1,1 +1,1 @@
-"""Forking of an embedded Ray's worker processes from a process that has already imported Ray."""
+"""Forks the worker processes of an embedded Ray from a process that has already imported Ray."""

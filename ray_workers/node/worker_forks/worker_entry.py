@@ -89,8 +89,8 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
 
 
 def _connect(connection: socket.socket, path: str, modules: str) -> bool:
-    """Connect to the parent, starting one if there is none. Return False if the parent does not
-    listen."""
+    """Connect to the parent, starting one if there is none. Return False if no parent is
+    listening."""
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
         connection.connect(path)
         return True
@@ -121,8 +121,8 @@ def start_parent(path: str, modules: str) -> bool:
             return True  # a parent is running, and will listen soon
         if os.fstat(lock.fileno()).st_size:
             return False
-        # Fork twice, so that the parent is not a child of this process: Ray kills a worker's
-        # children with the worker, and this process might become a worker.
+        # Fork twice, so that the workers' parent is not a child of this process: Ray kills a
+        # worker's children with the worker, and this process might become a worker.
         if (child := os.fork()) == 0:
             if os.fork() == 0:
                 os.set_inheritable(lock.fileno(), True)

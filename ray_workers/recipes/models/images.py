@@ -79,8 +79,8 @@ class ResNet(nn.Module):
         self.head: nn.Module | None = nn.Linear(inputs, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits from images. In a pipeline stage, the input or the output can be hidden
-        values."""
+        """Compute logits from images. In a pipeline stage, the input or the output can be
+        intermediate activations."""
         hidden = images if self.stem is None else self.stem(images)
         hidden = self.body(hidden)
         return cast(Tensor, hidden if self.head is None else self.head(hidden))

@@ -21,9 +21,9 @@ class TableModel(nn.Module):
     """(N, num_numeric + num_categorical) -> (N, num_outputs).
 
     The first columns are the table's numbers, and the last columns are codes of categories, which
-    float32 represents exactly up to 2**24. The mean and deviation of the numbers and, for a
-    regression, of the target are buffers, so that the trained model accepts raw rows. If values can
-    be missing (NaN), their replacements are also a buffer.
+    float32 represents exactly up to 2**24. The mean and deviation of the numbers and, in a
+    regression, of the target are stored in buffers, so that the trained model accepts raw rows. If
+    values can be missing (NaN), their replacements are also stored in a buffer.
 
     If the numbers of a table are large and close together, the model has `offsets`. With offsets,
     the rows are float64, the offsets are subtracted in float64, and all other buffers apply to the
@@ -69,8 +69,8 @@ class TableModel(nn.Module):
         return None if self.offset_bits is None else self.offset_bits.view(torch.float64)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Compute the outputs. The outputs of a regression are in units of the target's deviation;
-        `in_units` converts them."""
+        """Compute the outputs. The outputs of a regression are in units of the target's standard
+        deviation; `in_units` converts them."""
         is_missing, count = rows.isnan(), self.num_numeric
         numbers = self.standardised(rows[:, :count])
         codes = rows[:, count:].to(self.mean.dtype)

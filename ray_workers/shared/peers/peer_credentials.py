@@ -43,9 +43,9 @@ def is_own_tcp(theirs: tuple[Any, ...], ours: tuple[Any, ...], *, or_roots: bool
 def is_own_peer(connection: socket.socket | TransportSocket, *, or_roots: bool = False) -> bool:
     """Apply `is_own_tcp` to an accepted connection.
 
-    Data remain readable after the sender has reset the connection, and another process may be using
-    the sender's port when the kernel is asked. Therefore, the function checks that the connection
-    still exists after the kernel has responded.
+    Data can still be read after the sender has reset the connection, and another process may be
+    using the sender's port by the time the kernel looks up its owner. Therefore, the function
+    checks that the connection still exists after the kernel has responded.
     """
     try:
         theirs = connection.getpeername()

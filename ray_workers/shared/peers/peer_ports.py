@@ -1,4 +1,4 @@
-"""Ports on which a script's ranks serve their framework, reserved before the ranks start."""
+"""Ports on which the framework of a script's ranks listens, reserved before the ranks start."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 class ReservedPort:
     """A port on this node that is reserved for one dray job until the port is closed.
 
-    Two sockets reserve the port. The first socket is named after the port number in the kernel's
-    abstract namespace, in which only one process at a time can own a name. The kernel frees the
+    Two sockets reserve the port. The first socket has a name in the kernel's abstract namespace
+    that contains the port number; only one process at a time can own a name. The kernel frees the
     name when the process ends. The second socket is bound to the port but never listens, so that
     programs other than dray get another port. A server that sets SO_REUSEPORT can listen on the
     port while it is bound; for other servers, such as TensorFlow's, the port must be unbound first.
@@ -55,15 +55,15 @@ class ReservedPort:
         self._bound = bound
 
     def unbind(self) -> None:
-        """Free the port for a server that can't share it. Other jobs of dray still can't reserve
-        the port."""
+        """Free the port for a server that can't share it. Other dray jobs still can't reserve the
+        port."""
         self._bound.close()
 
     def close(self) -> None:
         self._held.close()
 
     def __str__(self) -> str:
-        """Return `host:port` in the notation of the frameworks."""
+        """Return `host:port`, with an IPv6 address in brackets, as the frameworks expect."""
         host = f"[{self._address}]" if ":" in self._address else self._address
         return f"{host}:{self.port}"
 
@@ -82,7 +82,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def _end() -> int:
-    """Return the first port that the kernel assigns to connections."""
+    """Return the lowest port of the range that the kernel uses for outgoing connections."""
     try:
         first = int(_RANGE.read_text().split()[0])
     except (OSError, ValueError):

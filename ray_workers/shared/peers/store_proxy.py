@@ -92,7 +92,7 @@ class StoreProxy:
         self._unproved: list[asyncio.StreamWriter] = []
         self.is_open = False
         """False while the store starts and connects to itself. While the flag is False, other
-        processes don't know the address, and connections from this user need no proof."""
+        processes don't know the address, and this user's processes need not authenticate."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)

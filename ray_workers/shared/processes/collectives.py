@@ -1,5 +1,5 @@
-"""The record of a process's collectives. The process writes the record after its stacks, and the
-supervisor parses it.
+"""The record of a process's collectives. The process appends the record to the file that contains
+the stacks of its threads, and the supervisor parses it.
 
 torch's flight recorder numbers the collectives of each group, and keeps the last 2000 collectives
 of all groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s,

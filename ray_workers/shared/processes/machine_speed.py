@@ -28,7 +28,7 @@ WINDOW_S = 10.0
 LEAST_S = 1.0
 """Number of seconds before the first measurement of a process."""
 CHECK_S = 0.5
-"""Seconds between two checks of a limit, since the speed may change in the meantime."""
+"""Seconds between two checks of a limit. A limit is checked repeatedly because speeds change."""
 USUAL = 1.0
 
 T = TypeVar("T")

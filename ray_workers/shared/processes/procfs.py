@@ -2,10 +2,10 @@
 
 This module works only on Linux.
 
-Processes that a rank starts are found by three signs. The first sign is their session, but a daemon
-leaves its session. The second sign is a mark in the environment, but a program can remove the mark,
-and /proc does not show it for a forked process. The third sign is a mark in RLIMIT_RSS. Linux has
-ignored this limit since 2.4.30 (setrlimit(2)), but every child inherits it, even if the child
+Processes that a rank starts are identified in three ways. The first is by their session, but a
+daemon leaves its session. The second is by a mark in the environment, but a program can remove the
+mark, and /proc does not show it for a forked process. The third is by a mark in RLIMIT_RSS. Linux
+has ignored this limit since 2.4.30 (setrlimit(2)), but every child inherits it, even if the child
 changes its session and environment.
 """
 
@@ -44,8 +44,8 @@ class Session:
     """Start time of the leader in clock ticks since boot, needed because pids are reused."""
     mark: str
     closed: bool = False
-    """Whether the session has been found to be empty. The number of an empty session may already
-    belong to another session."""
+    """Whether the session has been found to be empty. The session id of an empty session may
+    already have been reused."""
 
 
 def new_mark() -> str:

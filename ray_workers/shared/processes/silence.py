@@ -63,8 +63,8 @@ class SilenceLimits:
 
     @property
     def gateway_s(self) -> float:
-        """Time limit for the gateway and the forkserver, each of which delays its single local
-        caller."""
+        """Time limit for the gateway and the forkserver, each of which, while silent, holds up its
+        single local caller."""
         return self.replace_s / 2
 
     @property

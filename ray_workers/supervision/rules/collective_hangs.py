@@ -32,7 +32,7 @@ class Waiting:
 
 
 def records_of(stacks: Mapping[int, str]) -> Records:
-    """Return the flight recorder's records from the output with the stack traces, keyed by rank.
+    """Return the flight recorder's records in each rank's stack-trace output, keyed by rank.
     Ranks without records are omitted."""
     found = {rank: parse(text) for rank, text in stacks.items()}
     return {rank: records for rank, records in found.items() if records}

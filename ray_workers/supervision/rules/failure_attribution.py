@@ -39,7 +39,7 @@ class RankExit:
 
     @classmethod
     def of(cls, rank: int, exit_code: int | None) -> RankExit:
-        """Return an exit of which only the exit code is known."""
+        """Return an exit for which only the exit code is known."""
         return cls(
             rank,
             exit_code,
@@ -64,8 +64,8 @@ class RankExit:
 
 
 SEEN_LATE_S = 0.25
-"""Maximum delay in seconds until the exit of a rank that wrote no error is observed. The rank's
-peers might report the loss earlier."""
+"""Maximum delay in seconds in observing the exit of a rank that wrote no error. The rank's peers
+might report the loss earlier."""
 
 
 def judge(

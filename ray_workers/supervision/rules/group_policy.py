@@ -279,12 +279,12 @@ def _newcomers_are(is_so: Callable[[RankStatus], bool], seen: GroupObservation) 
 
 
 def _has_begun(newcomer: RankStatus) -> bool:
-    """Whether the newcomer has joined a round. The newcomer's round is never the attempt's first
-    round, which has the number 0."""
+    """Whether the newcomer has joined a round. A newcomer never joins the attempt's first round,
+    whose number is 0."""
     return newcomer.generation > 0
 
 
 def _trains(rank: RankStatus) -> bool:
-    """Whether the rank has taken a step in its round, or has finished, and its copy of the state is
-    equal to the copies of the other ranks."""
+    """Whether the rank's copy of the state is equal to the copies of the other ranks, and the rank
+    has either taken a step in its round or finished."""
     return rank.is_verified and (rank.first_at > 0.0 or rank.phase is RankPhase.FINISH)

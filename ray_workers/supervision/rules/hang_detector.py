@@ -80,8 +80,8 @@ class StepTimes:
     def after(
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
-        """Return the step times, updated with another observation. `now` is in seconds at the
-        machines' usual speed. `at_own_pace` is true if a slow rank may skip step numbers, so that
+        """Return the step times, updated with another observation. `now` is a time from
+        `MachineSpeed.time`. `at_own_pace` is true if a slow rank may skip step numbers, so that
         the time between two observed numbers counts as the time of one step."""
         if not _is_training(observations):
             return replace(self, last=None)
@@ -118,8 +118,8 @@ class HangLimits:
 def find_hang(
     observations: Sequence[RankObservation], limits: HangLimits, *, are_last: bool = False
 ) -> Hang | None:
-    """Return the hang if the ranks' latest processes hang. `are_last` is true if other ranks have
-    finished.
+    """Return a `Hang` if the ranks' latest processes are hanging. `are_last` is true if other
+    ranks have finished.
 
     Returns None while a rank is joining or waiting for a round, because the recovery handles such
     ranks.
@@ -174,7 +174,7 @@ def find_left_behind(
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Ranks that seem to hang, and the time since which they have made no progress."""
+    """Ranks that seem to hang, and the time at which they were first suspected."""
 
     suspects: tuple[tuple[int, int, float], ...] = ()
     since: float = 0.0

@@ -82,8 +82,8 @@ class RecoveryState:
         return replace(self, round=self.round + 1, regrouping=regrouping, announced_at=None)
 
     def lack(self, num_workers: int, now: float) -> RecoveryState:
-        """Return the state of a group that waits for `num_workers` missing workers (0 if it has
-        enough)."""
+        """Return the state of a group that is waiting for `num_workers` missing workers (0 if it
+        has enough)."""
         since = now if self.lacking_since is None else self.lacking_since
         return replace(self, num_lacking=num_workers, lacking_since=since if num_workers else None)
 
@@ -173,7 +173,7 @@ def num_holders(
 
     A replacement has no state until it has joined the group. Without the other ranks, the
     replacement would start from the checkpoint from which the attempt started, and all later steps
-    would be lost. Before the attempt's first step there is nothing to lose, so every rank counts.
+    would be lost. Before the attempt's first step, no state can be lost, so all ranks are counted.
 
     `observations` must include all observable processes of the attempt, even ended ones. `running`
     contains the (worker index, incarnation) of each running process in the group. `furthest_step`

@@ -32,7 +32,7 @@ class ScriptLook:
     """An observation of all ranks of a script."""
 
     at: float
-    """Time in seconds at the machines' usual speed."""
+    """Time of the observation in seconds, as measured by `MachineSpeed.time`."""
     ranks: tuple[RankObservation, ...]
     activity: Mapping[int, Activity]
     """The CPU time and I/O that each rank has used so far."""
@@ -54,7 +54,7 @@ class ScriptMemory:
     """Longest time between reported steps."""
 
     def after(self, look: ScriptLook) -> ScriptMemory:
-        """Return this memory, updated after another observation of the same processes."""
+        """Return the state after another observation of the same processes."""
         step = max(one.status.step for one in look.ranks)
         begun_at = look.at if self.begun_at is None else self.begun_at
         memory = replace(self, last=look, begun_at=begun_at)
@@ -114,7 +114,7 @@ def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
 
 
 def is_worth_a_second_look(signs: Signs, stacks: Mapping[int, str]) -> bool:
-    """Whether two signs might be found if the stacks are read again."""
+    """Whether two signs of a hang might be found if the stacks are read again."""
     return signs.is_seen or collective_hangs.longest_wait_s(stacks) > signs.limit_s
 
 

@@ -1,8 +1,8 @@
 """Accounts for every second of an attempt's slots. The module is pure, and imports neither Ray nor
 torch.
 
-The training processes report on their heartbeat pages how they use most of the time. The remaining
-time is assigned to what the attempt was doing: starting, recovering, or nothing.
+The training processes account for most of the time themselves, on their heartbeat pages. The
+remaining time is classified by what the attempt was doing: starting, recovering, or idling.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SlotTimeLedger:
         """Return the slot-seconds by category so far.
 
         `observations` must include all processes of the attempt, past and present, whose pages
-        still exist. `otherwise` is the category of time for which no process has reported a use.
+        still exist. `otherwise` is the category of time that no process has accounted for.
         """
         self._seen |= {
             (observation.rank, observation.incarnation): observation for observation in observations
@@ -51,8 +51,8 @@ class SlotTimeLedger:
         return {use.value: booked[use] + self._unaccounted[use] for use in TIME_CATEGORIES}
 
     def _account_rest(self, seconds: float, otherwise: TimeCategory) -> None:
-        """Add seconds for which no process has reported a use. A negative number removes seconds
-        that were added earlier and for which a process has since reported a use."""
+        """Add seconds that no process has accounted for. A negative number removes seconds that
+        were added earlier and that a process has since accounted for."""
         if seconds >= 0.0:
             self._unaccounted[otherwise] += seconds
             return

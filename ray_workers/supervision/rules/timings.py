@@ -22,23 +22,23 @@ class Timings:
     code_limit_s: float = 600.0
     """Limit for a node to download the job's code from the storage."""
     release_pause_s: float = 1.0
-    """Pause between tries to release the slots."""
+    """Pause before a failed release of the slots is retried."""
     idle_pause_s: float = 0.05
     """Pause after a read that returned no data before its waiting time was over, for example
     because an agent is restarting."""
     ledger_period_s: float = 10.0
     """Time between reports on the use of the slots."""
     speed_period_s: float = 1.0
-    """Age of the known machine speed after which an observation measures the speed again."""
+    """An observation measures the machine speed again once the last measurement is this old."""
     speed_limit_s: float = 2.5
     """The speed is measured again once the last measurement is this old, even if the group is not
-    being observed, such as at its start."""
+    being observed, for example while it is starting."""
     read_wait_s: float = 1.0
     """How long a read from a node agent waits for frames. During the wait, frames from other nodes
     are not returned. A poll consists of several reads."""
     only_read_wait_s: float = 2.5
-    """Like `read_wait_s`, if there is only one node. Longer waits save reads, each of which takes
-    CPU time from the ranks."""
+    """Like `read_wait_s`, but used if there is only one node. Longer waits save reads, each of
+    which takes CPU time from the ranks."""
     read_slack_s: float = 5.0
     """Limit for the response to a read, in addition to the read's waiting time."""
     silent_read_slack_s: float = 0.5
@@ -49,7 +49,7 @@ class Timings:
     extended on slow machines, because the gateway considers the supervisor itself silent after 10
     s."""
     drop_limit_s: float = 5.0
-    """Limit for a node to delete its spools. Spools that are not deleted in time are deleted
+    """Time limit for a node to delete its spools. Spools that are not deleted in time are deleted
     later."""
 
     # Timing of the group's monitor.
@@ -60,20 +60,19 @@ class Timings:
     are less frequent, because they can only detect suspended processes, and take CPU time from the
     script's steps."""
     quick_look_period_s: float = 0.03
-    """Time between observations, at the usual speed, while a fault is about to be injected or the
-    group is recovering."""
+    """Time between observations while a fault is about to be injected or the group is recovering,
+    at the usual speed."""
     stray_s: float = 1.0
     """Maximum time for which ranks wait for a round if no rank was lost. After this time, a
     connection between living ranks is assumed to be broken."""
     cut_off_s: float = 3.0
-    """Time after the announcement of a round within which every rank has cut its old
-    connections."""
+    """Maximum time that a rank takes to cut its old connections after a round is announced."""
     secondary_s: float = 1.0
-    """Limit within which ranks that lost another rank must fail on their own, at the usual
-    speed."""
+    """Limit, at the usual speed, within which ranks that lost another rank must fail on their
+    own."""
     root_cause_s: float = 10.0
-    """Limit for a rank of a script to report its error after other ranks have lost their connection
-    to it, at the usual speed."""
+    """Limit, at the usual speed, for a script's rank to report its error after other ranks have
+    lost their connection to it."""
     drill_grace_s: float = 30.0
     """Limit for the group to exit when a drill preempts it."""
 
@@ -83,10 +82,10 @@ class Timings:
     dead_node_period_s: float = 0.5
     """Time between checks of whether the node of a replacement is dead."""
     standby_limit_s: float = 30.0
-    """Time limit for a group that lacks workers to get slots. After this time, the attempt ends,
-    and the job resumes from its checkpoint once slots are free."""
+    """Time for which a group waits for slots to replace lost workers. After this time, the attempt
+    ends, and the job resumes from its checkpoint once slots are free."""
     grow_limit_s: float = 10.0
-    """Limit for Ray to reserve granted slots, which were free when the service granted them."""
+    """Time limit for Ray to reserve granted slots, which were free when they were granted."""
     ready_limit_s: float = 180.0
     """Time limit for a newcomer to become ready for a rank. The newcomer has to read the data
     first."""
@@ -157,7 +156,7 @@ class Timings:
     stop_grace_s: float = 3.0
     """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
-    """Limit between SIGKILL and the observed exit of a process. This limit is longer than the
+    """Maximum time between SIGKILL and the observed exit of a process. It is longer than the
     forkserver's own limit (`forkserver.STUCK_S`)."""
 
     # The rank actors.
@@ -170,6 +169,6 @@ class Timings:
     log_space_period_s: float = 1.0
     """Pause between tries to write the end of the log."""
     drain_period_s: float = 1.0
-    """Pause between tries to write log lines for which the spool had no space."""
+    """Retry interval for log lines that did not fit in the spool."""
     gauge_period_s: float = 5.0
     """Time between updates of Ray's metrics, which Ray exports every 10 s."""

@@ -1,5 +1,5 @@
-"""Writes buffers to files by URL, bypassing the page cache if that is faster. Readers see either
-the complete file or no file. Other file operations are in `dray.train.files`."""
+"""Writes buffers to the files at given URLs, bypassing the page cache if that is faster. Readers
+see either the complete file or no file. Other file operations are in `dray.train.files`."""
 
 from __future__ import annotations
 

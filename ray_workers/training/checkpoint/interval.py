@@ -12,7 +12,7 @@ cost of a save."""
 MAX_INTERVAL_S = 600.0
 """Maximum number of seconds of training that a failure can lose with the interval `auto`."""
 MAX_SHARE = 0.05
-"""With `auto`, maximum share of the time that is spent on saving."""
+"""With `auto`, saves take at most this share of the time."""
 NUM_STEPS = 64
 """Number of steps whose durations are averaged to get the usual duration of a step."""
 NUM_COSTS = 5
@@ -63,15 +63,15 @@ class StallMeter:
         self._blocked_s, self._added_s = blocked_s, 0.0
 
     def ended(self, waited_s: float) -> float:
-        """Return the stall, in seconds, of a save that ended while the loop waited for the save
-        between two steps."""
+        """Return the stall, in seconds, caused by a save that ended while the loop was waiting for
+        it between two steps."""
         assert self._blocked_s is not None, "no save was begun"
         stall, self._blocked_s = self._blocked_s + max(0.0, self._added_s) + waited_s, None
         return stall
 
     def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
-        """Count a step. At the first step after the end of a save, return the stall of the save;
-        otherwise, return None.
+        """Count a step. At the first step after the end of a save, return the number of seconds
+        for which the save stalled training; otherwise, return None.
 
         is_saving: whether the save is still in progress at the end of the step.
         """

@@ -66,8 +66,8 @@ class Layout:
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Return (tree, tensors): the tree without its tensors, which can be serialised as JSON, and
-    the tensors by the names that the tree contains."""
+    """Return (tree, tensors): a tree that can be serialised as JSON and contains names in
+    place of tensors, and the tensors, keyed by these names."""
     tensors: dict[str, Tensor] = {}
     return _encode(state, "", tensors), tensors
 

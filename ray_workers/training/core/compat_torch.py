@@ -34,8 +34,8 @@ IMPORTED_LATE = ("torch._dynamo",)
 IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
 """Modules that only some versions of torch have, imported when the first profile is taken."""
 ONNX_REGISTRATION_LOGGER = "torch.onnx._internal.exporter._registration"
-"""The logger that recommends packages for exporting other models. `torch.onnx.export` has no option
-to disable this logger."""
+"""The logger that warns about missing packages that only the export of other models requires.
+`torch.onnx.export` has no option to disable this logger."""
 
 
 def count_groups_from_zero() -> None:
@@ -58,8 +58,8 @@ def store_of_group() -> Store:
 
 
 def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
-    """Set the timeout for future operations of a group. The public timeout is set when the group is
-    created, and also applies to connecting."""
+    """Set the timeout for future operations of a group. The public functions set it only when they
+    create the group, and then it also applies to connecting the ranks."""
     distributed_c10d._set_pg_timeout(limit, group)
 
 

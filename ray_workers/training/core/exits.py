@@ -48,7 +48,7 @@ def words_of(leaving: SystemExit) -> str:
 def children_leave() -> Iterator[None]:
     """A context in which to run the program of a rank. If a process forked by the program reaches
     the end of the program, with or without an exception, it exits at the end of this context, as in
-    plain Python. Only the rank itself may execute the code after this context."""
+    plain Python. Only the rank's own process executes the code after this context."""
     rank = os.getpid()
     try:
         yield

@@ -1,7 +1,7 @@
 """Named points in training at which a test can make a rank fail, or inspect the rank.
 
-`faultpoint` does nothing unless a point is armed in this process. Only tests arm points, in a rank
-after it was forked. The idea and the name come from libfiu and Go's failpoints.
+`faultpoint` does nothing unless a point is armed in this process. Only tests arm points, and
+only in ranks that are already forked. The idea and the name come from libfiu and Go's failpoints.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class FaultPoint(StrEnum):
     """The points. Each point passes the `Trainer` to its action unless documented otherwise."""
 
     PEERS_ARE_THERE = "peers_are_there"
-    """All ranks of the group have arrived at the store, but none are connected to each other.
+    """All ranks of the group have registered in the store, but none are connected to each other.
     Passes the `RendezvousHandler`."""
     BEFORE_MESH = "before_mesh"
     """Before the groups along the axes of a mesh are formed. Passes nothing."""

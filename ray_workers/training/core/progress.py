@@ -26,13 +26,12 @@ class Progress:
 
     @classmethod
     def at(cls, step: int) -> Self:
-        """Return the progress after `step` steps and all tasks that were due after these steps."""
+        """Return the progress when `step` steps, and all tasks due after these steps, are done."""
         return cls(2 * step + 1)
 
     @classmethod
     def just_after(cls, step: int) -> Self:
-        """Return the progress after `step` steps, before any of the tasks that are due after these
-        steps."""
+        """Return the progress directly after `step` steps, before the tasks that are then due."""
         return cls(2 * step)
 
     @property
@@ -60,8 +59,8 @@ def mark_finished(store: Store, step: int) -> None:
 
 
 def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
-    """Return whether the job is over. If the job is over, begin the phase FINISH on the heartbeat
-    page, because a replacement that joins after the last step runs no steps before it ends."""
+    """Return whether the job is over. If so, also begin the phase FINISH on the heartbeat page: a
+    replacement that joins after the last step runs no steps that would show that it has joined."""
     if not store.check([FINISHED_KEY]):
         return False
     if not page.has_stepped:

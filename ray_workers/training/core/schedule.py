@@ -1,4 +1,4 @@
-"""Pure functions for the learning rate, the calendar of evaluations and checkpoints, and early
+"""Pure functions for the learning rate, for when to evaluate and save checkpoints, and for early
 stopping."""
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Calendar:
         return (step - 1) // self.steps_per_epoch
 
     def last_of(self, first: int, num_steps: int) -> int:
-        """Return the last step of a batch that begins with `first` and has `num_steps` steps, or
-        fewer if an epoch or training ends earlier or a checkpoint is due earlier."""
+        """Return the last step of a batch of at most `num_steps` steps that begins with `first`.
+        The batch ends early at a checkpoint, or at the end of an epoch or of training."""
         every = [self.steps_per_epoch, *filter(None, [self.save_every_steps])]
         stops = [-(-first // each) * each for each in every]
         return min(first + num_steps - 1, self.total_steps, *stops)

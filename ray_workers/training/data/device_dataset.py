@@ -29,7 +29,7 @@ class Samples:
 
     rows: Rows
     fetch: Fetch
-    """Maps row numbers (B,) to (inputs, targets) on the CPU, whose first dimension is B."""
+    """Maps row numbers (B,) to (inputs, targets) on the CPU, each with first dimension B."""
     labels: Rows | None = None
     """The class of each sample, in order; None if the samples have no classes."""
 

@@ -33,7 +33,7 @@ class Share:
 
     batch: Batch
     micro_batches: list[Piece]
-    """The samples in pieces of at most the micro-batch size."""
+    """The samples, split into pieces no larger than a micro-batch."""
 
     def counts(self, piece: int) -> bool:
         """Whether a piece counts. Ranks that compute together need the same number of pieces, so a
@@ -88,8 +88,8 @@ class Feed(Protocol):
 class Prefetcher:
     """A rank's shares of each global batch, keyed by the first step of the batch.
 
-    While the previous step is computed, a thread reads samples that are not in memory. With
-    `loader_workers`, this number of processes reads the samples (see `Loader`).
+    While the previous step is computed, a thread reads samples that are not in memory. If
+    `loader_workers` is set, that many processes read the samples (see `Loader`).
     """
 
     def __init__(

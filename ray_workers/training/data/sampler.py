@@ -109,8 +109,8 @@ class DistributedBatchSampler:
         return steps_per_epoch(self._num_samples, self._samples_per_step)
 
     def at(self, first: int, last: int) -> list[Batch]:
-        """Return the rank's shares, in order, of the batch that consists of these steps, which must
-        belong to one epoch."""
+        """Return, in order, the rank's shares of the batch that consists of these steps. All steps
+        must belong to one epoch."""
         epoch, number = divmod(first - 1, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = epoch_order(self._num_samples, self._seed, epoch)

@@ -47,8 +47,8 @@ class Connections:
         repeatedly, and is harmless for sockets that gloo itself has closed.
 
         is_due: returns whether to shut down the sockets. `is_due` is called after the sockets are
-        listed, because in a thread that does not form groups, the sockets may already belong to the
-        next group.
+        listed, because if another thread forms the groups, the listed sockets may already belong to
+        the next group.
         """
         before, sockets = self._before, _sockets()
         if not is_due():

@@ -2,9 +2,9 @@
 
 The supervisor, which sees all ranks, decides which ranks join the next round, and announces it. In
 this module, a rank reads its assignment, cuts its connections to the old group, and meets the other
-ranks at the store. All changes to a group work in this way, whether a peer died, was killed because
-it hung, or the world size changes. The term rendezvous is also used by torchelastic; the number of
-a round is called `generation` in the protocol.
+ranks at the store. All changes to a group work in this way, whether a peer died, a peer was killed
+because it hung, or the world size changed. The term rendezvous is also used by torchelastic; the
+number of a round is called `generation` in the protocol.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ ASSIGNMENT_LIMIT_S = 9000.0
 time to find slots and to read data again (`replace_limit_s`, `standby_limit_s`, `grow_limit_s`,
 and `ready_limit_s`)."""
 MEETING_LIMIT_S = 5400.0
-"""Maximum number of seconds until the other ranks arrive at the store; the slowest rank reads its
-data first (`whole_limit_s`)."""
+"""Maximum number of seconds to wait for the other ranks to arrive at the store. They might have to
+read their data first (`whole_limit_s`)."""
 FORMING_LIMIT_S = 5400.0
-"""Maximum number of seconds for connecting to the ranks at the store (`whole_limit_s`). Connecting
-usually takes less than a second."""
+"""Maximum number of seconds for connecting to the other ranks once they have arrived at the store
+(`whole_limit_s`). Connecting usually takes less than a second."""
 LOOK_S = 0.002
 FINISH_LOOK_S = 0.1
 """Maximum number of seconds between two polls while a rank of a script waits for the other ranks to
 end."""
 WATCH_S = 0.25
 LOOKS_BEFORE_CUT = 2
-"""A rank's connections are cut after the watching thread has seen the announced round more than
-this number of times. Usually, the rank itself notices the round earlier, between two steps or
-because a neighbour has exited."""
+"""A rank's connections are cut once the watching thread has seen the announced round in more than
+this number of consecutive polls. Usually, the rank itself notices the round earlier, between two
+steps or because a neighbour has exited."""
 
 
 class GroupChanged(Exception):
@@ -129,9 +129,9 @@ class RendezvousHandler:
         return TCPStore(*self._address, wait_for_workers=False)
 
     def _form(self) -> None:
-        """Meet the other ranks and connect to them. Errors in this method come from the store or a
-        peer, never from the training code, so they are raised as DistStoreError, except for
-        GroupChanged and errors that have another cause."""
+        """Meet the other ranks and connect to them. Errors in this method never come from the
+        training code, so an error that would count as a user error is raised as a DistStoreError.
+        GroupChanged and all other errors are raised unchanged."""
         try:
             store = self._meet()
             use = TimeCategory.RECOVERING if self.assignment.generation else TimeCategory.STARTING

@@ -100,8 +100,8 @@ def _inner_listener(port: int, temp_dir: Path) -> tuple[socket.socket, str]:
     """Return a Unix socket to which only this process can connect, and its path.
 
     The file is deleted immediately, so that only the open descriptor remains. torch reads the port
-    of a listener from the offset of the port in an IPv6 address; in the address of a Unix socket,
-    the first two bytes of the path are at this offset.
+    of a listener at the offset that the port has in an IPv6 address; in the address of a Unix
+    socket, this offset holds the first two bytes of the path.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

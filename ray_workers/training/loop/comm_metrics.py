@@ -19,8 +19,8 @@ class CommMetrics:
     - `perf/compression`: number of bytes that a ring all-reduce of the whole fp32 gradient would
       send, divided by the number of bytes sent;
     - `perf/compute_time_s`: number of seconds for which this rank computed its share of the batch
-      before it had to communicate. This time depends on the speed of the rank, regardless of which
-      rank waits.
+      before it had to communicate. This time doesn't include waiting for other ranks, so
+      it depends only on the rank's own speed.
     """
 
     def __init__(self, num_elements: int, *, times_compute: bool) -> None:
@@ -37,8 +37,8 @@ class CommMetrics:
         sent."""
 
     def watch(self, count: Callable[[], int | None], world_size: int) -> None:
-        """From now on, call `count` to get the number of bytes that were sent since the group was
-        formed. `count` returns None if bytes are not counted."""
+        """Set the function that returns the number of bytes sent since the group was formed.
+        `count` returns None if bytes are not counted."""
         self._count, self._world_size = count, world_size
 
     def begin_step(self) -> None:
@@ -69,8 +69,8 @@ class CommMetrics:
         return found
 
     def of_all(self, device: torch.device, world_size: int) -> dict[str, float]:
-        """Return the metrics of an evaluation. A collective operation, unless bytes are not
-        counted. world_size: size of the group that evaluates; a group of one rank has no
+        """Return the metrics of an evaluation. If bytes are counted, this is a collective
+        operation. world_size: size of the group that evaluates; a group of one rank has no
         metrics."""
         if world_size == 1 or self._count() is None:
             return {}

@@ -1,4 +1,4 @@
-"""The training loop of one rank of a recipe, whose stages are in `Trainer`."""
+"""The training loop of one rank of a recipe. `Trainer` implements the stages of the loop."""
 
 from __future__ import annotations
 

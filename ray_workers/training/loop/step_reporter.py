@@ -21,8 +21,8 @@ from ray_workers.training.devices import is_gpu, module_of
 
 FLUSH_S = 0.05
 """Maximum number of seconds that a step's metrics wait to be written while training continues. A
-frame written in the middle of a step takes three times as long as in a sequence of frames, because
-its code and data have been evicted from the CPU's caches."""
+frame in the middle of a step takes three times as long to write as one in a sequence of frames,
+because the code and data for it have been evicted from the CPU's caches."""
 
 
 Event = Any
@@ -136,8 +136,8 @@ class StepReporter:
     def report_unseen(
         self, step: int, epoch: int, lr: float, loss: float, grad_norm: float
     ) -> None:
-        """Report a step whose end no process of this rank has observed, so that its duration is
-        unknown. The service ignores metrics that it already has."""
+        """Report a step whose duration is unknown, because no process of this rank has observed its
+        end. The service ignores metrics that it already has."""
         self.last_loss = loss
         values = {"train/loss": loss, "train/lr": lr, "train/grad_norm": grad_norm}
         train.report(step, values, epoch=epoch, total_steps=self._total_steps)

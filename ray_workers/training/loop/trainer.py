@@ -117,7 +117,7 @@ class Trainer:
         """Restore the latest state. A collective operation.
 
         A rank of a broken group keeps its state, and new ranks receive this state. If no rank has a
-        state, the latest intact checkpoint is loaded, or training begins.
+        state, the latest intact checkpoint is loaded; if there is none, training begins.
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
         self.prefetcher = self._divide_data()
@@ -196,7 +196,7 @@ class Trainer:
     # One optimizer step: the mean gradient over one global batch.
 
     def steps(self) -> Iterator[int]:
-        """Iterate over the last steps of batches, beginning with the last completed step."""
+        """Yield the last completed step, and then the last step of each subsequent batch."""
         yield self.progress.step
         while True:
             yield self._last_of(self.progress.step + 1)
@@ -355,7 +355,7 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due, according to the calendar or because of early stopping. On
+        """Whether a checkpoint is due, according to `calendar` or because of early stopping. On
         rank 0, a checkpoint can also be due because of measurements that the other ranks don't
         need."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
@@ -410,8 +410,8 @@ class Trainer:
             raise Preempted
 
     def finish(self) -> None:
-        """Store the result on rank 0, because the model is the same on all ranks. The other ranks
-        wait until the result is stored, so that one of them can store it if rank 0 dies."""
+        """Store the result only on rank 0, because the model is the same on all ranks. The other
+        ranks wait until the result is stored, so that one of them can store it if rank 0 dies."""
         step = self.progress.step
         faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
@@ -443,7 +443,7 @@ class Trainer:
         self.rank = NOWHERE
 
     def close(self) -> None:
-        """Commit the checkpoint that is being saved, and stop the threads of training."""
+        """Commit the checkpoint that is being saved, and stop the prefetcher."""
         self.checkpoints.wait()
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:

@@ -83,7 +83,7 @@ class TrainingState:
         train.emit(report.KIND, report.body())
 
     def _begin(self) -> LoadedCheckpoint | None:
-        """Begin at step 0, or with the requested part of another job's checkpoint; return this
+        """Begin at step 0, or load the requested part of another job's checkpoint and return this
         checkpoint."""
         self.progress = Progress.at(0)
         ref, asked = self._task.init_from, self._spec.init_from
@@ -123,9 +123,9 @@ class TrainingState:
         self.metrics = dict(loaded.saved.metrics)
 
     def _restore_other_job(self, loaded: LoadedCheckpoint) -> None:
-        """Load the state of another job's checkpoint, except for the batch size if it can vary
-        within a range, and for the state of early stopping, because this job might use a different
-        metric. Raises DataError if no steps remain, or if the checkpoint is too old to be
+        """Load the state of another job's checkpoint. A batch size that varies within a range is
+        not loaded, and neither is the state of early stopping, because this job might use a
+        different metric. Raises DataError if no steps remain, or if the checkpoint is too old to be
         divided."""
         step, last = loaded.saved.step, self._calendar.total_steps
         if step >= last:

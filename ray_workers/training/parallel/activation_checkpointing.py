@@ -38,8 +38,8 @@ def prepare_blocks(model: nn.Module, options: spec.Train) -> None:
     """Apply recomputation and compilation to the model's blocks in place, according to the options.
 
     With recomputation, only the inputs of each block are kept for the backward pass (Chen et al.
-    2016, arXiv:1604.06174). With `selective`, the results of costly operations are kept too. A
-    block is an element of a module list that has child modules. The recomputed pass draws the same
+    2016, arXiv:1604.06174). With `selective`, the results of costly operations are kept too. An
+    element of a module list is a block if it has child modules. The recomputed pass draws the same
     random numbers as the first pass.
     """
     kept: dict[str, Any] = {"use_reentrant": False}

@@ -97,8 +97,8 @@ class GradientEngine:
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._ddp: DistributedDataParallel | None = None
         self._in_backward = False
-        """Whether a pass over a share is unfinished. During a pass, the buffers might include
-        samples that the weights don't include yet."""
+        """Whether a pass over a share is unfinished. During a pass, the buffers might reflect
+        samples that the weights don't reflect yet."""
 
     def form(self, world_size: int) -> None:
         """Join the current process group."""

@@ -87,7 +87,7 @@ class DataPart:
 
 
 class Update(Protocol):
-    """Performs the optimizer step. An implementation is either an `OptimizerStep`, or calls the
+    """Performs the optimizer step. An implementation either is an `OptimizerStep` or calls the
     servers that have the optimizer."""
 
     @property
@@ -174,7 +174,7 @@ class Strategy(ABC):
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
         """Determine, on all ranks, the furthest progress of any rank. Return this progress and, on
-        ranks that have not reached it, the state at this progress. The progress is
+        ranks that are behind, the state of a rank that has reached it. The progress is
         `progress.NOTHING` if no rank has a state yet.
 
         state: returns the state that ranks with less progress need for `load`.
@@ -250,7 +250,7 @@ class Strategy(ABC):
         """Load a complete state, as returned by `state`."""
 
     def peer_state_dict(self) -> dict[str, Any]:
-        """Return the state for a rank with the same parts that joins the group."""
+        """Return the state for a rank that joins the group and has the same parts as this rank."""
         return self.state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:

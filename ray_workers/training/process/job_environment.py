@@ -33,7 +33,7 @@ class EnvironmentMissingError(StorageError):
 
 @dataclass(frozen=True)
 class FreshTask:
-    """Everything that a rank in a new interpreter needs in addition to its variables."""
+    """Everything that a rank in a new interpreter needs besides its environment variables."""
 
     program: Program
     task: str

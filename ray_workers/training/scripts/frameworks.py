@@ -76,8 +76,8 @@ def tf_config(task: RankTask, script: Script) -> dict[str, object]:
 
 def _jax(task: RankTask, local_rank: str) -> dict[str, str]:
     """Return the variables for JAX. `jax.distributed.initialize()` without arguments reads the
-    coordinator from JAX's own variable. Versions of JAX without variables for the other arguments
-    use the variables of Open MPI if the address of Open MPI's launcher is set."""
+    coordinator from JAX's own variable. Versions of JAX that have no variables for the other
+    arguments read Open MPI's variables, provided that the address of Open MPI's launcher is set."""
     return {
         "JAX_COORDINATOR_ADDRESS": task.peers[0],
         "JAX_COORDINATOR_BIND_ADDRESS": task.peers[0],

@@ -62,9 +62,9 @@ class ScriptDiffersError(CopiesDifferError):
 
 
 class RankGroup:
-    """The group of one rank of a job, created by `train.prepare`. After `train.prepare`, the rank
-    joins each new group in later rounds, and leaves on SIGTERM unless the script handles this
-    signal."""
+    """One rank's membership in the group of its job, created by `train.prepare`. After
+    `train.prepare`, the rank joins each new group in later rounds, and leaves on SIGTERM unless the
+    script handles this signal."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self._page = page

@@ -68,7 +68,7 @@ _logged: set[str] = set()
 
 
 class RayCluster:
-    """Implements the port `Cluster` with the Ray to which this process is connected."""
+    """Implements the port `Cluster` with the Ray cluster to which this process is connected."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
@@ -82,8 +82,8 @@ class RayCluster:
         self._looking_since: dict[tuple[str, int], float] = {}
         """For each attempt, when the search for frames from dead nodes began (`time.monotonic`)."""
         self._ended: dict[tuple[str, int], float] = {}
-        """For each attempt whose silent supervisor was ended, how much slower than usual its
-        machines are."""
+        """For each attempt whose supervisor was killed because it did not respond: how many times
+        slower than usual its machines were."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 

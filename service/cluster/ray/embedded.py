@@ -71,7 +71,7 @@ PID_NAMESPACE = "place"
 
 
 class EmbeddedRayError(RuntimeError):
-    """Raised if the embedded Ray could not be started or ended. The message gives the reason."""
+    """Raised if the embedded Ray could not be started or stopped. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Daemon:
 
 
 class EmbeddedRay:
-    """Starts, finds and ends the Ray of one home directory. The calls block."""
+    """Starts, finds and ends the Ray instance of one home directory. The calls block."""
 
     def __init__(
         self, home: Path, num_slots: int, deployment_id: str, rank_env: Collection[str] = ()
@@ -264,9 +264,9 @@ class EmbeddedRay:
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
             # Draining is pointless, because there are no other nodes.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            # When memory runs out, Ray would kill its own workers. If the killed worker is the node
-            # agent, every job on the node ends. With Ray's memory monitor disabled, the kernel
-            # kills the largest process, which is the rank at fault.
+            # If memory ran out, Ray would kill one of its own workers. If it killed the node agent,
+            # every job on the node would end. With Ray's memory monitor disabled, the kernel kills
+            # the largest process, which is the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
             # By default, a raylet starts only one worker process per CPU at a time, and discards
             # further requests (see `service.cluster.ray.prestart`).
@@ -308,7 +308,7 @@ class EmbeddedRay:
         processes is running. Recorded processes are checked because processes that were started
         with an empty environment don't have the mark.
 
-        Spools are kept until the service has read them through the node of the next Ray instance.
+        Spools are kept so that the service can read them through the node of the next Ray instance.
         """
         root = paths.deployment_root(self._deployment_id)
         nodes = list(session_records.nodes_of(root))
@@ -336,10 +336,10 @@ def _temp_dir(instance: str) -> Path:
 
 
 def remove_dead_sessions() -> None:
-    """Delete the folders of embedded Rays that have no processes, for example after a power cut.
+    """Delete folders of embedded Ray instances without processes, for example after a power cut.
 
-    A folder that doesn't name this host and container is kept, because the processes of its Ray are
-    not visible in this container.
+    A folder that doesn't name this host and container is kept, because the processes of its Ray
+    instance are not visible in this container.
     """
     for folder in paths.machine_root().glob("ray-*"):
         try:

@@ -48,14 +48,14 @@ time."""
 PING_S = 2.0
 """Time limit in seconds for the driver's response to a ping, and pause before the next ping."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
-"""Keys for the three silences whose durations the parent measures: the silence of the child, of
-Ray, and of Ray while the child is still connecting."""
+"""Keys for the three periods of silence that the parent measures: of the child, of Ray, and of Ray
+while the child is still connecting."""
 _LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True)
 class RayTarget:
-    """The Ray to use: the embedded Ray, or the cluster at an address."""
+    """The Ray instance to use: the embedded Ray, or the cluster at an address."""
 
     deployment_id: str
     storage_url: str

@@ -2,10 +2,10 @@
 but never both.
 
 A service that was suspended while launching an attempt might continue the launch long after another
-service has given up the attempt and started the next attempt. Therefore, before a process launches
-or gives up an attempt, it writes a value for the attempt to Ray's own key-value store, which
-accepts only the first value. The keys disappear together with the Ray cluster and its attempts.
-Each key takes about a hundred bytes.
+service has given up on the attempt and started the next attempt. Therefore, before a process
+launches or gives up on an attempt, it writes a value for the attempt to Ray's own key-value store,
+which accepts only the first value. The keys disappear together with the Ray cluster and its
+attempts. Each key takes about a hundred bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class LaunchedBefore(Exception):
 
 
 def claim_launch(deployment_id: str, job_id: str, attempt: int) -> None:
-    """Reserve the launch of the attempt. Raises LaunchedBefore if the launch is no longer
+    """Claim the right to launch the attempt. Raises LaunchedBefore if the launch is no longer
     allowed."""
     if _has_value(deployment_id, job_id, attempt, "launched"):
         raise LaunchedBefore(f"attempt {attempt} of {job_id} was already launched or abandoned")

@@ -63,11 +63,10 @@ class JoinedNode:
     full: str | None = None
     """`NodeReport.full`."""
     silent_since: float | None = None
-    """Unix time in seconds since which the agent has been silent. Set once the agent has been
-    silent for `SilenceLimits.report_s`."""
+    """Unix time in seconds at which the agent went silent. Set once the agent has been silent for
+    `SilenceLimits.report_s`."""
     forkserver_silent_since: float | None = None
-    """Unix time in seconds since which the node's forkserver has been silent, as reported by the
-    agent."""
+    """When the node's forkserver went silent, according to the agent (Unix time, in seconds)."""
     has_answered: bool = False
     ending: asyncio.Future[None] | None = None
     """The task that ends an agent that was silent for too long. The reference prevents the task
@@ -83,8 +82,8 @@ class JoinedNode:
 
     @property
     def is_dead(self) -> bool:
-        """Whether Ray has given up the agent, for example because its constructor failed. False
-        during a restart."""
+        """Whether Ray has given up on the agent, for example because its constructor failed.
+        False during a restart."""
         return self.asked.done() and isinstance(self.asked.exception(), ActorDiedError)
 
     @property
@@ -112,7 +111,7 @@ class JoinedNode:
 class NodeAgents:
     """Creates an agent for each node, asks it for reports, and ends it if it is silent.
 
-    Ray restarts an agent that was ended because it was silent, and the new agent finds the spools
+    Ray restarts an agent that was killed because it was silent, and the new agent finds the spools
     of its node. When an agent ends, the node's forkserver and ranks also end. The ranks are then
     recovered as after any other loss.
     """
@@ -243,7 +242,7 @@ class NodeAgents:
 
 def _answer(ref: Any) -> asyncio.Future[Any]:
     """Return a future for an agent's response. The future's exception is marked as retrieved,
-    because no other code may read it if the agent's node is gone."""
+    because there might be no other code that reads it if the agent's node is gone."""
     answer = asyncio.ensure_future(result(ref))
     answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return answer

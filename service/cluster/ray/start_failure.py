@@ -10,9 +10,9 @@ LOGS = (
     *("gcs_server.err", "dashboard_agent.log", "runtime_env_agent.log", "raylet.err"),
     *("dashboard_*.log", "dashboard.err"),
 )
-"""Logs of Ray's processes. If the failure of one process might end another process, the first
-process's log comes first. `dashboard.log` and `monitor.log` are omitted, because the port that they
-may report as being in use is not needed by any other process."""
+"""Logs of Ray's processes. The log of a process comes before the logs of the processes that its
+failure might end. `dashboard.log` and `monitor.log` are omitted, because the port that they may
+report as being in use is not needed by any other process."""
 TAIL_BYTES = 1 << 16
 MAX_CHARS = 400
 

@@ -28,7 +28,7 @@ class UnownedSlots:
         self._released: set[Key] = set()
         self._sweeps: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._found: set[Key] = set()
-        """The result of the last call of `keys`."""
+        """The result of the last call to `keys`."""
 
     async def are_released(self, key: Key, node_ids: Collection[str]) -> bool:
         """Whether the attempt's slots are free or in quarantine.

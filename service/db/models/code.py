@@ -53,7 +53,7 @@ class CodePartRow(Base):
 
 
 class CodeUseRow(Base):
-    """A pack that contains parts of some code."""
+    """A pack that contains parts of the code with the id `code`."""
 
     __tablename__ = "code_uses"
     __table_args__ = (

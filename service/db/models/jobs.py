@@ -13,9 +13,9 @@ from service.db.models.base import Base, job_key
 from service.db.types import BigId
 
 FIRST_POSITIONS = "position <= 20"
-"""Condition for the jobs that explanations can list as the jobs ahead of a waiting job. Only these
-jobs are indexed by position, because whenever a job starts, the positions of all jobs behind it
-change."""
+"""Condition that selects the jobs that an explanation can list as ahead of a waiting job. Only
+these jobs are indexed by position, because whenever a job starts, the positions of all jobs behind
+it change."""
 
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
@@ -259,7 +259,7 @@ class TrialRow(Base):
 
 
 class TrialRungRow(Base):
-    """The value with which a trial was compared at a rung of successive halving."""
+    """The value by which a trial was compared with others at a rung of successive halving."""
 
     __tablename__ = "trial_rungs"
     array_id: Mapped[str] = mapped_column(String(64), primary_key=True)

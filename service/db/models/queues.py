@@ -72,7 +72,7 @@ class ForecastRow(Base):
     """Number of jobs whose duration the forecast had to assume."""
     made_at: Mapped[datetime]
     first_expected_at: Mapped[datetime | None]
-    """The time that the first forecast expected, which is used to measure the forecast error."""
+    """The time that the first forecast predicted, used to measure the forecast error."""
     first_made_at: Mapped[datetime | None]
     came_at: Mapped[datetime | None]
 

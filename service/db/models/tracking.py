@@ -66,7 +66,7 @@ class DocumentValueRow(Base):
 
 
 class MetricSummaryRow(Base):
-    """The last value and the extremes of a series of rank 0, over all steps that count.
+    """The last value and the extremes of a series of rank 0, over all valid steps.
 
     While the job is running, its rows can lag several seconds behind its latest points.
     """
@@ -105,7 +105,7 @@ class MlflowExportRow(Base):
     )
     job_id: Mapped[str] = job_key()
     number: Mapped[int]
-    """`JobRow.number`, used to find jobs without a row."""
+    """`JobRow.number` of the job, used to find jobs that have no row in this table yet."""
     run_id: Mapped[str | None] = mapped_column(String(255))
     """Unset until the run and its parameters have been created."""
     event_seq: Mapped[int] = mapped_column(server_default=text("0"))

@@ -205,8 +205,8 @@ _ENDED = (
 
 @cache
 def _ended_slots() -> tuple[Select[Any], Select[Any]]:
-    """Return queries for the columns `_ENDED` of ended attempts, and of attempts of deleted
-    jobs."""
+    """Return two queries for the columns `_ENDED`: one for ended attempts, and one for attempts of
+    deleted jobs."""
     table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
     columns = (jobs[name] if name in ("queue", "owner") else table[name] for name in _ENDED)
     query = select(*columns).join(JobRow.__table__, jobs.id == table.job_id)

@@ -112,7 +112,7 @@ def forget_sent(session: Session, job_id: str, round_name: str, received: Collec
 
 
 def senders(session: Session, job_id: str, sent_name: str) -> set[int]:
-    """Return the numbers of the clients whose latest response has this name."""
+    """Return the client number of each client whose latest response has this name."""
     row = FederatedClientRow
     query = select(row.number).where(row.job_id == job_id, row.sent_round == sent_name)
     return set(session.scalars(query))

@@ -51,7 +51,7 @@ def _next_of_each(ranks: list[int]) -> Mapping[int, int]:
 
 
 def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
-    """Return `GroupTraits.goes_on_without_lost` for a document that any release may have stored."""
+    """Return `GroupTraits.goes_on_without_lost` for a document stored by any release."""
     return (document.get("sync") or {}).get("kind") == "gossip"
 
 

@@ -20,7 +20,7 @@ MAX_SECONDS = 1e15
 
 
 def checked(reported: Mapping[str, object]) -> dict[str, float]:
-    """Return every category with its seconds. Raises ValueError if the ledger is not valid."""
+    """Return the slot-seconds of every category. Raises ValueError if the ledger is not valid."""
     unknown = sorted(map(str, set(reported) - set(TimeCategory)))
     if unknown:
         raise ValueError(f"there is no time category {unknown[0][:64]!r}")
@@ -74,8 +74,8 @@ def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
 
 
 def growth(before: Ledger, after: Ledger) -> dict[str, float]:
-    """Return increments for counters that can only grow. If a second moves to another category, it
-    is counted in both categories."""
+    """Return increments for counters that can only grow. Time that is moved to another category is
+    counted in both categories."""
     grown = {c.value: after.get(c, 0.0) - before.get(c, 0.0) for c in TimeCategory}
     return {name: seconds for name, seconds in grown.items() if seconds > 0}
 

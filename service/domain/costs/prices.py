@@ -69,7 +69,7 @@ def unreachable(rules: Iterable[PriceRule]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class HeldOnNode:
-    """The slot-seconds for which an attempt held slots on one node."""
+    """How long an attempt held slots on one node, in slot-seconds."""
 
     labels: Mapping[str, str]
     """Labels of the node when the attempt acquired its slots."""

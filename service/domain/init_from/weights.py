@@ -107,8 +107,8 @@ def _classes(spec: JobSpec) -> _Size | None:
 
 
 def _given(option: str) -> Callable[[JobSpec], str]:
-    """Return a function that returns the pointer of the data field `option`, which sets the size,
-    or the pointer of the source if the field is not set."""
+    """Return a function that returns a pointer to the field that determines the size: the data
+    field `option` if it is set, otherwise the source."""
     return lambda spec: f"/data/{option if getattr(spec.data, option) else 'source'}"
 
 

@@ -67,7 +67,7 @@ class Demand:
     without_hope: frozenset[str] = frozenset()
     """Jobs for which the node types currently allow no additional nodes."""
     needed: frozenset[str] = frozenset()
-    """Present nodes that a job may use soon."""
+    """Existing nodes that a job may use soon."""
 
 
 NOTHING = Demand()
@@ -238,7 +238,7 @@ class _Asking:
 
     def answer(self, present: Sequence[Node], in_use: Collection[str]) -> Demand:
         """Return the demand. The demand includes all nodes that are in use, needed or refused, so
-        that Ray adds the new nodes to these nodes."""
+        that Ray starts the new nodes in addition to these nodes."""
         needed = self._needed | self.stays
         kept = [n for n in present if n.id in in_use or n.id in needed or not n.accepted]
         is_asking = bool(self._bundles or self._needed)
@@ -269,8 +269,8 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Return a message if no nodes are requested because a type promises enough memory for a
-    worker, but nodes of this type had less. Otherwise, return None."""
+    """Return a message if no nodes are requested because nodes had less memory than their type
+    promises, and too little for a worker. Otherwise, return None."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):

@@ -25,7 +25,7 @@ values, the values in lists are left out. Without this limit, submitting a sweep
 over lists could write twenty million rows."""
 
 DEFAULTS = "defaults-"
-"""Prefix of the names of `SharedValues.holder` for the default values of documents."""
+"""Prefix of `SharedValues.holder` if the values are the default values of documents."""
 
 NOT_SEARCHED = frozenset({"version", "name", "queue", "priority", "labels"})
 """Top-level fields that are columns of the job, some of which can change after submission."""
@@ -108,8 +108,8 @@ def searchable(document: Mapping[str, Any]) -> dict[str, StoredValue]:
 def differing(
     document: Mapping[str, Any], base: Mapping[str, Any], lists: set[str] | None = None
 ) -> dict[str, StoredValue]:
-    """Return the values of a document that differ from another document. If `lists` is given, the
-    pointers of differing lists are added to it, and the items of these lists are left out."""
+    """Return the values of `document` that differ from the values of `base`. If `lists` is given,
+    the pointers of differing lists are added to it, and the items of these lists are left out."""
     found: dict[str, StoredValue] = {}
     for field in (document.keys() | base.keys()) - NOT_SEARCHED:
         _differ(document.get(field), base.get(field), f"/{escaped(field)}", found, lists)
@@ -141,9 +141,9 @@ def _is_same(value: Any, other: Any) -> bool:
 def of_trial(
     document: Mapping[str, Any], base: Mapping[str, Any], num_trials: int
 ) -> dict[str, StoredValue]:
-    """Return the values in which a trial differs from its sweep's document, if the trial gets its
-    parameter values after submission. The rule of `SharedValues.of_array` applies; all trials are
-    assumed to differ in the same number of values."""
+    """For a trial that gets its parameter values after submission, return the values that differ
+    from its sweep's document. The rule of `SharedValues.of_array` applies; all trials are assumed
+    to differ in the same number of values."""
     own = differing(document, base)
     if len(own) * num_trials <= MAX_OF_ARRAY:
         return own

@@ -163,7 +163,7 @@ class _Parser:
         return token
 
     def _takes(self, *signs: str) -> _Token | None:
-        """Consume and return the next token if it is one of `signs`, which can also be words."""
+        """Consume and return the next token if it is one of `signs` (symbols or words)."""
         token = self._token
         is_one = token.word in signs or (token.kind is _Kind.SIGN and token.text in signs)
         return self._take() if is_one else None
@@ -250,7 +250,7 @@ class _Parser:
         return IsOneOf(field, literals)
 
     def _literal(self, field: SearchField) -> Literal:
-        """Parse a literal that the field can be compared with by `=`, `!=` or `in`."""
+        """Parse a literal for a comparison with the field using `=`, `!=` or `in`."""
         token = self._token
         match field:
             case JobColumn(name):

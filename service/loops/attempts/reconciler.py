@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Maximum total size of the replies of all attempts, all of which can be waiting to be stored at
-the same time."""
+"""Maximum total size of the replies of all attempts, since all of these replies can be waiting to
+be stored at the same time."""
 
 
 class Reconciler:
@@ -203,8 +203,8 @@ class Reconciler:
         """Prevent an attempt without a supervisor from starting late. As long as the attempt might
         still be launched, returns False after a pause.
 
-        This process records the ends of its own launches. Launches might also be in progress in
-        another process, or in the gateway of a service that was killed.
+        This process records the end of each launch that it starts. Launches might also be in
+        progress in another process, or in the gateway of a service that was killed.
         """
         ours = self._launches.is_ours(ref.job_id, ref.attempt)
         if not ours and age_s < self._timings.launch_grace_s:
@@ -262,9 +262,8 @@ class Reconciler:
     async def _end_unowned(self) -> None:
         """End attempts that still exist in the cluster although they have ended in the database.
 
-        The database is read after the cluster. An attempt is claimed before it is launched, so if
-        the cluster lists an attempt that is not live in the database afterwards, the attempt has
-        ended.
+        The database is read after the cluster. Attempts are claimed before they are launched, so
+        an attempt that the cluster lists, but that is not live in the database, has ended.
         """
         self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
         try:

@@ -30,8 +30,8 @@ from service.telemetry.known_attempts import KnownAttempts
 
 MAX_REPLIES, MAX_OF_REPORTING = 200, 50
 """Maximum number of replies in one transaction, and how many of them may come from attempts that
-have reported before. Replies of attempts that have reported take longer to store. The limits are
-needed because SQLite has only one writer, and other writes have to wait."""
+have reported before, whose replies take longer to store. The limits are needed because SQLite has
+only one writer, and other writes have to wait."""
 MAX_FRAMES = 2000
 """Maximum number of frames in a transaction with several replies. A reply with more frames gets its
 own transaction, which runs concurrently with other transactions if the database supports several

@@ -60,7 +60,7 @@ class Autoscaler(Stage):
         self._wanted: _Wanted | None = None if self._types else _Wanted()
         """None before the first plan, while the request of the previous leader remains."""
         self._is_asking = False
-        """Whether Ray might have a request from this term."""
+        """Whether Ray might still hold a node request that was sent during this term as leader."""
         self._stored: autoscaling.Demand | None = None
         self._sent_released: frozenset[str] = frozenset()
         """Nodes for which a release request was sent to the gateway; the gateway might not have
@@ -73,12 +73,12 @@ class Autoscaler(Stage):
         """Nodes of the session's first plan, which can include the head node and nodes of other
         types."""
         self._memory: Mapping[int, float] = {}
-        """The largest memory of the nodes added for each node type, keyed by the type's index in
-        the setting."""
+        """The largest amount of memory that any added node of a type had, keyed by the type's index
+        in the setting."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
-        """For each node, the time since which nothing has run on it and no waiting job has needed
-        it."""
+        """The time at which each idle node became idle. A node is idle if nothing runs on it and no
+        waiting job needs it."""
 
     def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
         """Return the cluster, with nodes that are about to be released marked as released.
@@ -163,7 +163,7 @@ class Autoscaler(Stage):
         demand: autoscaling.Demand,
         requests: Mapping[str, policy.Request],
     ) -> policy.Decision:
-        """Add, to the reason of a waiting job or group, the nodes that were requested for it."""
+        """Add the nodes requested for a waiting job or group to the reason why it waits."""
         if not isinstance(decision, policy.Wait | policy.Stay):
             return decision
         job_id, reason = decision.job_id, decision.reason
@@ -200,8 +200,8 @@ class Autoscaler(Stage):
                     await self._changed.wait()
 
     async def _is_anything_left(self) -> bool:
-        """Whether the service has requested nodes that may still be requested. Waits for the
-        database."""
+        """Whether the last request to Ray, which may still be in effect, asks for nodes. Waits for
+        the database."""
         while True:
             try:
                 return await self._database.read(_was_asked)

@@ -15,7 +15,7 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.term import LoopContext
 
 LONG_QUEUE = 200
-"""If more jobs than this are waiting, their reasons are only stored once per `NOTE_PERIOD`."""
+"""If more jobs than this are waiting, their wait reasons are stored once per `NOTE_PERIOD`."""
 NOTE_PERIOD = timedelta(seconds=1)
 
 

@@ -106,8 +106,8 @@ class EnvironmentGate(Stage):
     async def _still_waiting(
         self, snapshot: policy.Snapshot, attempts: Mapping[str, int], names: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the reasons of the jobs that an earlier round held back and that are still
-        waiting."""
+        """Return the reasons why jobs that an earlier round held back are still waiting, keyed by
+        job id."""
         accepted = {node.id for node in snapshot.nodes if node.accepted}
         now = asyncio.get_running_loop().time()
         waiting = {}
@@ -132,7 +132,7 @@ class EnvironmentGate(Stage):
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """For each job of these decisions that can't start or grow yet, return the reason. The
+        """Return the reason for each job in these decisions that can't start or grow yet. The
         result includes jobs for which other jobs must release slots first."""
         due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]

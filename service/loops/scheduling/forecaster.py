@@ -57,7 +57,7 @@ class Forecaster(Stage):
                     await self.run_once()
                 except Exception:
                     logger.exception("a round of the forecaster failed; the loop continues")
-                    # Read the forecast again, because it might have been stored although the
+                    # Read the forecast again, because it might have been stored even though the
                     # response was lost.
                     self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began

@@ -38,20 +38,20 @@ BELIEVED_S = 30.0
 """Seconds for which a response is valid before the node is asked again. This time is much shorter
 than the time for which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
-"""Seconds without a job that is about to start on a node, after which the node is asked less
+"""Once no job has been about to start on a node for this many seconds, the node is asked less
 often."""
 SELDOM_S = 15.0
 """Seconds between two requests to a node on which no job is about to start. The requests show the
 node that a queued job still needs the preparation, so this interval is much shorter than
 `shared_work.WANTED_S`."""
 BUILDING_S = 0.1
-"""Seconds before a node that is building an environment is asked again, in addition to the time
-until the response arrives."""
+"""Seconds between the response of a node that is building an environment and the next request to
+the node."""
 MAX_MESSAGE = 2000
 """Maximum length of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
-"""Seconds until a node is asked again after the node, its package index or its repository did not
-respond."""
+"""Seconds to wait before asking a node again if the node, its package index or its repository did
+not respond."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {
@@ -105,7 +105,7 @@ class _Question:
     wanted_at: float
     """The time at which a job last needed the response, by the event loop's clock."""
     jobs: set[str]
-    """Jobs that have needed the response and are still waiting."""
+    """Jobs that needed the response at least once and are still waiting."""
     answer: NodeEnvironment | None = None
     answered_at: float = 0.0
     silent: str = "has not answered yet"
@@ -164,7 +164,7 @@ class Readiness:
 
 def _storable(answer: NodeEnvironment) -> NodeEnvironment:
     """Return the response with strings cleaned for storing in a database. The strings can contain
-    messages of indexes, repositories and installers."""
+    messages from indexes, repositories and installers."""
     return replace(
         answer,
         message=clean(answer.message)[:MAX_MESSAGE],
@@ -189,7 +189,7 @@ class Preparations:
     def check(
         self, job_id: str, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
     ) -> Readiness:
-        """Return whether these nodes are ready for a job. Nodes that have not responded are asked.
+        """Return whether these nodes are ready for a job. Start asking nodes with no known answer.
 
         `names` contains the hostname of each node.
         """

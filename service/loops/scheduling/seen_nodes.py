@@ -124,7 +124,7 @@ def _seen(
     alive: Collection[tuple[str, int]],
     parts: Parts | None,
 ) -> policy.Node:
-    """Return the node for the plan.
+    """Convert the cluster's node to a `policy.Node` for the plan.
 
     `ours` contains the resources that dray's attempts hold on the node. `parts` contains the
     fractions of the node's GPUs that each job holds; None if no GPU is shared.

@@ -25,13 +25,13 @@ class SchedulerRound:
     total: Mapping[str, float] = field(default_factory=dict)
     """The total resources of the accepted nodes."""
     asked: policy.Snapshot | None = None
-    """The snapshot in the last call of the policy, without jobs that wait for a node."""
+    """The snapshot passed to the policy in its last call, without jobs that wait for a node."""
     planned: Sequence[policy.Decision] = ()
     """The decisions of the policy."""
     decisions: Sequence[policy.Decision] = ()
     """The decisions to carry out."""
     is_over: bool = False
-    """Whether a stage has ended the round before the plan."""
+    """Whether a stage has ended the round early, before jobs are planned."""
     starting_s: float = 0.0
     """Seconds spent on claims and launches."""
 
@@ -49,10 +49,10 @@ class Stage:
     """
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        """Add to the snapshot, in the transaction that reads the round's inputs."""
+        """Extend the snapshot, in the transaction that reads the round's inputs."""
 
     async def before(self, seen: SchedulerRound) -> None:
-        """Change the snapshot before the plan."""
+        """Change the snapshot before the round is planned."""
 
     async def after(self, seen: SchedulerRound) -> None:
         """Change the decisions, or carry them out."""

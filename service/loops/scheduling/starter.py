@@ -39,8 +39,8 @@ LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRA
 """Causes that count as lost workers. Preemptions are not included, because a job saves its state
 before a preemption. User errors are not included, because they don't depend on the machines."""
 OVERLOAD = "the machine is overloaded"
-"""A phrase that `machine_speed` includes in the reason of an attempt that ended because its
-machines were too slow. Such an attempt has lost no worker."""
+"""A phrase that `machine_speed` includes in the reason if an attempt ended because its machines
+were too slow. Such an attempt has lost no worker."""
 LOOK_BACK = timedelta(days=30)
 """Maximum age of the attempts from which a launch estimates how often workers are lost."""
 

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 5.0
 """Seconds after which a sampler that failed is called again."""
 PATIENCE_S = 2.0
-"""Time in seconds for which slots are kept free until a sampler returns the values. Most samplers
-take a fraction of a second."""
+"""Maximum time in seconds to keep slots free while waiting for a sampler to return the values. Most
+samplers take a fraction of a second."""
 NUM_THREADS = 4
 MAX_MESSAGE = 2000
 UNAVAILABLE = "sampler_unavailable"
@@ -93,7 +93,7 @@ class TrialValues(Stage):
             seen.decisions = seen.planned = [self._reason(each) for each in seen.planned]
 
     def _reason(self, decision: policy.Decision) -> policy.Decision:
-        """Replace the reason why a trial waits, because the plan passes the trial over."""
+        """Return the decision, with the reason replaced if the plan passes over a waiting trial."""
         why = self._passed_over.get(decision.job_id)
         if why is None or not isinstance(decision, policy.Wait):
             return decision

@@ -38,8 +38,8 @@ class QueuesAndBudgets(Stage):
 class UsedShares(Stage):
     """Adds the used shares to the snapshot. Each attempt is read only once, after it has ended.
 
-    An attempt counts from its claim, with the slots that it held at its end. Each instance must be
-    used in a single event loop.
+    An attempt's use is counted from the time of its claim, based on the slots that it held at its
+    end. Each instance must be used in a single event loop.
     """
 
     def __init__(self) -> None:

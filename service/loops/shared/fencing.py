@@ -34,8 +34,8 @@ class Term:
 
 
 class LoopDatabase:
-    """Runs transactions of the loops. The database's time is passed to each transaction as the
-    second argument."""
+    """Runs the loops' transactions. The database's time is passed to each transaction as the second
+    argument."""
 
     def __init__(self, database: Database, term: Term | None = None) -> None:
         self._database = database

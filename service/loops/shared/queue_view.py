@@ -89,8 +89,8 @@ class LiveAttempt:
 def snapshot(
     session: Session, now: datetime, earlier: RunTimes | None = None
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
-    """Return the waiting jobs, in the order of priority and submission, and every attempt that
-    might still hold slots.
+    """Return the waiting jobs, ordered by priority and submission, and every attempt that might
+    still hold slots.
 
     `earlier` contains the run times of finished jobs; None if the remaining times are not needed.
     """
@@ -207,7 +207,7 @@ def _since(at: datetime | None, now: datetime) -> float:
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
-    """Return the seconds for which the attempt could use its slots for training. Up to
+    """Return how many seconds the attempt has been able to use its slots for training. Up to
     `SLOW_START_S` seconds before the first step are not counted, because otherwise an attempt that
     starts slowly could be preempted before its first step each time."""
     is_starting = job.state is JobState.STARTING

@@ -26,13 +26,13 @@ class LoopTimings:
     """Seconds after which an unchanged snapshot is stored again, so that its age shows that it is
     current."""
     impossible_grace_s: float = 60.0
-    """Seconds before a job that the cluster could never run fails, because a node might be
-    restarting."""
+    """Seconds to wait before failing a job that the cluster could never run, because a missing node
+    might be restarting."""
     reply_period_s: float = 0.2
     """Minimum number of seconds between two replies with data, so that the steps of a fast job are
     stored in batches."""
     unavailable_pause_s: float = 0.5
-    """Seconds before a call to which the cluster did not respond is retried."""
+    """Seconds to wait before retrying a call to which the cluster did not respond."""
     request_period_s: float = 10.0
     """Seconds between two requests to Ray's autoscaler, which are repeated because Ray forgets them
     when it restarts."""
@@ -41,15 +41,15 @@ class LoopTimings:
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
-    """Seconds after the claim of an attempt during which another process might still launch the
-    attempt. Longer than the time for which the gateway waits for a response."""
+    """Seconds after an attempt is claimed during which another process might still launch it.
+    Longer than the time for which the gateway waits for a response."""
     last_launches_s: float = 5.0
     """Seconds for which a stopping service waits until its current launches have finished. If the
     service cancelled a launch, the next leader could not determine whether the attempt was
     launched, and would have to wait for `launch_grace_s`."""
     storage_limit_s: float = 20.0
-    """Seconds for which the end of an attempt waits until the storage has listed the attempt's
-    checkpoints."""
+    """Maximum time in seconds to wait, at the end of an attempt, until the storage has listed the
+    attempt's checkpoints."""
     lease_held_for: timedelta = timedelta(seconds=7)
     """Time for which the lease is valid. Together with `lease_retry_s`, this time ensures that a
     suspended holder is replaced within 10 s."""
@@ -84,9 +84,8 @@ class LoopTimings:
     expiry_period_s: float = 60.0
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
-    """Maximum number of seconds between two measurements of the storage, no matter how long the
-    last measurement took, since a measurement can take long only because the database is
-    unavailable."""
+    """Maximum number of seconds between two measurements of the storage, even if the last
+    measurement was very slow, which may only have been because the database was unavailable."""
     deletion_grace: timedelta = timedelta(minutes=1)
     """Age after which an unfinished deletion counts as interrupted, because its process no longer
     exists."""

@@ -180,8 +180,8 @@ def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_
     """Yield lists of changes, one list for each kind of change. Within a list, later changes save
     more memory and cost more.
 
-    The changes in the first lists don't affect the model and its results. `divides` is set if the
-    same workers can divide the model in a different way.
+    The changes in the first few lists affect neither the model nor its results. `divides` is set if
+    the same workers can divide the model in a different way.
     """
     train, parallel = spec.train, spec.parallel
 

@@ -1,10 +1,10 @@
 """A simple model of the step time. The request can contain values for its constants.
 
-Step time = computing + sending that does not overlap with computing + pipeline bubbles. Computing
-is the number of floating point operations of matrix products in the forward pass, the backward pass
-(twice the forward pass), and recomputed blocks. Sending is, for each axis, the number of bytes that
-each rank sends with ring algorithms: 2 (n - 1) / n for an all-reduce, and (n - 1) / n for a gather
-or scatter.
+Step time = computing + sending that does not overlap with computing + pipeline bubbles. The time
+for computing is based on the number of floating point operations of matrix products in the forward
+pass, the backward pass (twice the forward pass), and recomputed blocks. The time for sending is
+based on the number of bytes that each rank sends along each axis with ring algorithms:
+2 (n - 1) / n of the data's size for an all-reduce, and (n - 1) / n of it for a gather or scatter.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _head(
 def _normed(
     trace: OpTrace, hidden: int, stream: float, values: float, width: int, split: int, low: int
 ) -> int:
-    """Add a norm, a gather of divided positions, and a cast to the type of the matrices."""
+    """Add a norm, a gather of positions divided among ranks, and a cast to the matrices' type."""
     positions = stream / width / FP32
     normed = trace.add(
         [hidden], stream, saves=[hidden], own_bytes=2 * positions * FP32, parameters=2 * width

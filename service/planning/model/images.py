@@ -248,7 +248,7 @@ class _Network:
         return value
 
     def _low(self, value: int) -> int:
-        """Return the tensor that autocast passes to a product instead of `value`."""
+        """Return the tensor that autocast passes to a matmul or convolution instead of `value`."""
         size = self.trace.bytes[value]
         is_low = self._width.get(value, FP32) == self.low
         return value if is_low else self.trace.add([value], size / 2)

@@ -212,8 +212,8 @@ class Agreeing:
 
 
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
-    """Return the bytes that a job needs to keep its replicas equal. `weights` is the size of the
-    model's weights in bytes."""
+    """Return the memory, in bytes, that a job needs to keep its replicas in sync. `weights` is the
+    size of the model's weights in bytes."""
     momentum = spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()

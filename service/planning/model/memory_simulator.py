@@ -56,8 +56,8 @@ def saved_bytes(trace: OpTrace, how: MemorySimulation) -> float:
 
 @functools.lru_cache(maxsize=512)
 def peak_bytes(trace: OpTrace, how: MemorySimulation) -> float:
-    """Return the peak memory of a forward and a backward pass, without permanently allocated
-    memory."""
+    """Return the peak memory of a forward and a backward pass, excluding permanently
+    allocated memory."""
     simulator = _Simulator(trace, how)
     simulator.forward()
     simulator.backward()

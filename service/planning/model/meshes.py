@@ -10,8 +10,8 @@ from dray.spec.training.parallel import AXES, MODELS_OF
 
 
 def meshes(spec: JobSpec) -> list[JobSpec]:
-    """Return a copy of the document for each division that the document allows, starting with the
-    most replicas.
+    """Return a copy of the document for each combination of axis sizes that the document allows,
+    starting with the most replicas.
 
     Only the axes that are `auto` vary. If no axis is `auto`, all axes vary.
     """

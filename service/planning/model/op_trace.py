@@ -63,8 +63,8 @@ class OpTrace:
     def begin(self, *, is_block: bool, times: int = 1) -> None:
         """Start a segment.
 
-        A segment with `times` above 1 must have equal segments before and after it. Each repetition
-        adds the same amount of memory, so memory peaks in one of these two neighbouring segments.
+        A segment with `times` above 1 must be between two segments that are equal to it. Each
+        repetition adds the same amount of memory, so memory peaks in one of these two neighbours.
         """
         self.segments.append(Segment(is_block=is_block, times=times))
 

@@ -1,8 +1,8 @@
 """The choice for `sync: auto`: all-reduce, unless another way is expected to be much faster.
 
 Only facts are accepted as reasons: the speeds of ranks that were measured in an earlier job, and a
-bandwidth that was given by the user. Times are also computed from defaults (the bandwidth of the
-network, and always the latency of a message), but a default is never a reason for a choice.
+bandwidth that was given by the user. Times are also computed from defaults (for an unknown
+bandwidth, and always for the latency of a message), but a default is never a reason for a choice.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 
 GAIN = 1.5
-"""Minimum speed, relative to all-reduce, for choosing a different way to keep the ranks in sync:
-because copies differ or gradients are stale, training might need more steps, and results in
-different weights."""
+"""Minimum speed, relative to all-reduce, for choosing a different way to keep the ranks in sync.
+With other ways, copies differ or gradients are stale, so training might need more steps, and it
+results in different weights."""
 MOST_MOMENTUM = 0.5
 """Maximum momentum of sgd with stale updates, which themselves act like momentum (Mitliagkas et al.
-2016, arXiv:1605.09774). With 0.9, the job of `benchmarks/topologies` diverges."""
+2016, arXiv:1605.09774). With 0.9, the job in `benchmarks/topologies` diverges."""
 STRAGGLES, LARGE = 1.25, 0.25
 """Thresholds above which an explanation mentions a reason: the time of the slowest rank relative to
 the median rank, and the fraction of a step that is spent sending."""
 LONGEST = 0.05
-"""Ways whose times differ by less than this fraction are considered equally fast; the way that is
-most similar to all-reduce is then chosen."""
+"""Options whose step times differ by less than this fraction are considered equally fast; of these,
+the option that is most similar to all-reduce is chosen."""
 _SYNC: TypeAdapter[Sync] = TypeAdapter(Sync)
 
 
@@ -73,7 +73,7 @@ class SyncChoice:
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
     """Choose a way. `spec` is a document in which only `sync` can be `auto`; its `sync` is ignored.
-    `facts` is either the facts, or the reason why all-reduce can't be compared with other ways."""
+    `facts` is either the facts, or the reason why all-reduce can't be compared to alternatives."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())

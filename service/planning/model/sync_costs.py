@@ -19,10 +19,10 @@ from typing import Any
 
 ALL_REDUCE = {"kind": "all_reduce"}
 INTERVALS = (4, 8, 16, 32)
-"""Possible numbers of local steps between two averages. The smallest number for which sending takes
-only a small part of the time is used."""
+"""Possible numbers of local steps between two averages. The planner uses the smallest number for
+which sending takes only a small part of the time."""
 SMALL = 0.1
-"""Sending is considered small if it takes at most this fraction of the computing time of a step."""
+"""Maximum ratio of the sending time to a step's computing time that is considered small."""
 WORKERS_OF_A_SERVER = 8
 
 
@@ -73,8 +73,8 @@ class SyncCost:
 
 
 def sync_costs(work: Work) -> list[SyncCost]:
-    """Return the costs of all ways to keep the ranks in sync, from all-reduce to the way that is
-    least similar to all-reduce."""
+    """Return the costs of all ways to keep the ranks in sync, in order of decreasing similarity to
+    all-reduce, which is first."""
     return [_all_reduce(work), _local_steps(work), *_gossip(work), *_parameter_servers(work)]
 
 

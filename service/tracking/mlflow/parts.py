@@ -54,7 +54,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class JobPart:
-    """Data of a job that has not been exported to its run yet."""
+    """The part of a job's data that has not yet been exported to the job's run."""
 
     run: NewRun
     run_id: str | None

@@ -117,7 +117,8 @@ class MlflowQueries:
         max_results: int,
         token: str | None,
     ) -> RunPage:
-        """Search runs. Raise BadSearch, and BadCursor for a token from another search."""
+        """Search runs. Raise BadSearch if the filter or the order is invalid, and BadCursor if the
+        token is from another search."""
         filters, order = search.parse_filter(filter_), search.parse_order(order_by)
         limit = max(1, min(max_results, MAX_RUNS))
         asked = [sorted(experiment_ids), filter_, list(order_by)]

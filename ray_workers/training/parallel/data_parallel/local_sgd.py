@@ -2,7 +2,7 @@
 
 Local SGD (arXiv:1805.09767) averages the ranks' weights. DiLoCo (arXiv:2311.08105) passes the mean
 of the ranks' changes as a gradient to an outer optimizer. Between synchronizations, each rank has
-its own weights, and it always has its own state of the inner optimizer. Therefore the ranks
+its own weights, and the state of its inner optimizer is never synchronized. Therefore the ranks
 synchronize directly before each checkpoint and evaluation, and a checkpoint contains every rank's
 inner state.
 """

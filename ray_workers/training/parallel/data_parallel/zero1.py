@@ -68,7 +68,7 @@ class Zero1Step(OptimizerStep):
         return norm
 
     def consolidate(self) -> None:
-        """Gather the complete state on rank 0. A collective operation of its group."""
+        """Gather the complete state on rank 0. All ranks of the group must call this."""
         self._spread.consolidate_state_dict(to=0)
         # `consolidate_state_dict` doesn't wait for its copies to main memory
         # (pytorch/pytorch#198020).

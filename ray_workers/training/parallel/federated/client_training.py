@@ -81,7 +81,7 @@ class Flat:
             own.copy_(others)
 
     def split(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return views of a vector with the shapes of (the parameters, the buffers)."""
+        """Split a vector into (parameters, buffers), as views with the shapes of the tensors."""
         parts = [
             part.view(tensor.shape)
             for part, tensor in zip(torch.split(flat, self._sizes), self._tensors, strict=True)

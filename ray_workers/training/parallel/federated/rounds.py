@@ -155,7 +155,7 @@ class Collection:
     asked: Set[int]
     """Clients that were asked for an update."""
     asks_all: bool
-    """Whether all clients of the job were asked."""
+    """Whether all clients of the job were asked for an update."""
     quorum: int
     accepted: Set[int]
     """Clients whose updates count."""

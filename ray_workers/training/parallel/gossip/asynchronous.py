@@ -12,8 +12,9 @@ own copies, in the order of the requests. No rank sends a request to an active r
 is impossible. A slow rank responds as quickly as other ranks, but computes fewer shares of the
 batch.
 
-Each of the two ranks adds half of the difference between the two sent copies to its own copy. The
-sum of all copies thus stays the same, even if a gradient was added in the meantime.
+Each rank of the pair subtracts the copy that it sent from the copy that it received, and adds half
+of the difference to its own copy. The sum of all copies thus stays the same, even if a gradient was
+added in the meantime.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The base class of all gossip modes, with the mean of all copies, and checkpoints that contain all
-copies."""
+"""The base class of all gossip modes, which computes the mean of all copies and includes all copies
+in its checkpoints."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ class GossipReplicas(Replicas):
         return super().state() | found
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load this rank's copy. If the number of ranks has changed, each rank begins with the mean
-        of all copies, which is the model in the state, and with the optimizer state of one of the
-        ranks."""
+        """Load this rank's copy. If the number of ranks has changed, each rank begins with the
+        model in the state, which is the mean of all copies, and with the optimizer state of one of
+        the ranks."""
         super().load(state)
         copies = state["gossip"]["copies"]
         index = self.rank % len(copies)

@@ -97,17 +97,17 @@ class Mesh:
 
     @property
     def is_first_but_for_stages(self) -> bool:
-        """Whether this rank is the first rank with its stage."""
+        """Whether this rank is the first rank of its pipeline stage."""
         return all(index == 0 for axis, index in self.at.items() if axis != "pipeline")
 
 
 class Context:
     """Attention over all positions of a sample, if each rank has only a part of the positions.
 
-    Before the attention, the ranks exchange positions for heads, so that each rank has all
-    positions of some heads. After the attention, they reverse the exchange (DeepSpeed-Ulysses,
-    Jacobs et al. 2023, arXiv:2309.14509). The results are the same as on a single rank,
-    both on CPU and on GPU. torch's own ring attention is not used, because it has no CPU kernel.
+    Before attention, the ranks redistribute the vectors, so that each rank has all positions of
+    some heads. After attention, they reverse this redistribution (DeepSpeed-Ulysses, Jacobs et al.
+    2023, arXiv:2309.14509). The results are the same as on a single rank, both on CPU and on GPU.
+    torch's own ring attention is not used, because it has no CPU kernel.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

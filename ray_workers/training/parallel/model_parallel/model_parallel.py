@@ -124,8 +124,7 @@ class ModelParallel(Strategy):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Raise PartsLostError if some part of the state after the last step is lost on all ranks
-        that have it."""
+        """Raise PartsLostError if a part of the state after the last step is lost on every rank."""
         if self._is_torn:
             progress = TORN
         everyones = state_transfer.everyones(progress, self.device, self.world_size)
@@ -146,8 +145,8 @@ class ModelParallel(Strategy):
         return min(newest), handed if progress < newest[self.rank] else None
 
     def compare_copies(self) -> None:
-        """Compare the parts of ranks that should have the same parts. If each rank has all
-        parameters, as in ZeRO 1, compare the parameters of all ranks."""
+        """Compare the copies of each part, which should be equal on all ranks that have it. If each
+        rank has all parameters, as in ZeRO 1, compare the parameters of all ranks."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
             return
         state = self.peer_state_dict()
@@ -359,8 +358,8 @@ def _local(state: Any) -> Any:
 
 
 def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all stages. The stages have disjoint parameters, and everything else is
-    equal."""
+    """Merge the states of all stages. Their parameters and optimizer states are disjoint, and
+    everything else is identical in all stages."""
     merged: dict[str, Any] = {**states[0], "model": {}}
     merged.pop("optimizer", None)
     for state in states:

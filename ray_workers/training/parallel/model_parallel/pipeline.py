@@ -88,9 +88,9 @@ class Pipeline:
         self._schedule = self._scheduled(options.schedule, self.num_pieces, self._losses)
         self._num_predicted = _multiple(given.spec.train.micro_batch_size or largest, self._size)
         """Number of samples whose outputs are computed at a time. The number is constant, because a
-        schedule for a new shape starts with a pass that determines the shapes that stages exchange.
-        Ranks that already have a schedule for this shape would not take part in the collectives of
-        the pass."""
+        schedule for a new shape first runs a pass to infer the shapes of the tensors that stages
+        exchange. Ranks that already have a schedule for this shape would not take part in the
+        collectives of the pass."""
         self._forward: Any = None
         """The schedule for the forward pass only."""
 

@@ -40,8 +40,8 @@ class ServersState:
     """The state of all servers."""
 
     tensors: Mapping[str, Tensor]
-    """`values`, and the optimizer state. The optimizer state consists of scalars and of vectors
-    without the segment of buffers."""
+    """`values`, and the optimizer state. The optimizer state consists of scalars, and of vectors
+    that lack the segment of buffers."""
     done: Sequence[DoneBatches]
     """The batches that each server has completed."""
     staleness: Mapping[int, int]

@@ -44,8 +44,8 @@ def key_of(server: int) -> str:
 
 def reconnect(store: Store, server: int) -> TensorConnection:
     """Wait for a server that was lost or has not started yet, and connect to it. Raises
-    ConnectionLost if the result has been stored. If no server appears, the supervisor ends the
-    attempt."""
+    ConnectionLost if training has ended and its result has been stored. If no server appears, the
+    supervisor ends the attempt."""
     pause_s = RETRY_S
     while True:
         if store.check([FINISHED_KEY]):
@@ -187,7 +187,7 @@ class ReplicaHolder:
         self._followed: TensorConnection | None = None
         """The connection that receives messages for the replica."""
         self._generation = 0
-        """The round in which the latest known process of the previous server started."""
+        """The round in which the previous server's process (the newest one known) started."""
 
     def follow(
         self, connection: TensorConnection, hello: Mapping[str, Any], payload: Tensor
@@ -220,10 +220,9 @@ class ReplicaHolder:
                     self._changed.notify_all()
 
     def _takes_from(self, generation: int) -> bool:
-        """Whether the process of this generation is the latest known process of the previous
-        server. If the result is true, messages from older processes are rejected from now on,
-        because an older process might be stopped but not dead. Must be called while the lock is
-        held."""
+        """Whether this is the latest known generation of the previous server's process. If the
+        result is true, messages from older processes are rejected from now on, because an older
+        process might be stopped but not dead. Must be called while the lock is held."""
         if generation < self._generation:
             return False
         self._generation = generation

@@ -121,7 +121,7 @@ class ShardServer:
         self._holder = ReplicaHolder(replica, is_newcomer=generation > 0)
         self._failure: BaseException | None = None
         self.began_at, self.sent_before = 0, 0
-        """The version and the number of sent bytes when this process received the weights."""
+        """The values of `version` and `sent_bytes` when this process received the weights."""
 
     @property
     def version(self) -> int:
@@ -159,8 +159,7 @@ class ShardServer:
             threading.Thread(target=replicate, daemon=True).start()
 
     def finish(self) -> None:
-        """Finish because the result is stored, even if the chief has not reported this to the
-        server."""
+        """Finish. Called when the result is stored, in case the chief does not report this."""
         with self._lock:
             if not self._served.is_finished:
                 self._take(CHIEF, None, {"op": "finish"}, NO_NUMBERS)

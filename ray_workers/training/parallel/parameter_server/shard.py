@@ -43,7 +43,7 @@ class Pushed:
     """The reply to a `Push`."""
 
     version: int
-    """Number of batches that the shard's weights include."""
+    """Number of batches that have been applied to the shard's weights."""
     staleness: int
     """Number of batches that were applied between the worker's pull and its push."""
     counts: bool
@@ -145,7 +145,7 @@ class ParameterShard:
         self._pushed: dict[int, tuple[int, Pushed]] = {}
         """Each worker's last push that counted: (batch, reply)."""
         self.staleness: Counter[int] = Counter()
-        """Number of updates with each staleness."""
+        """Number of updates, keyed by their staleness."""
 
     @property
     def version(self) -> int:
@@ -240,7 +240,7 @@ class ParameterShard:
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of `values` and of the optimizer state. The optimizer state consists of
-        scalars and of vectors without the segment of buffers."""
+        scalars, and of vectors that, unlike `values`, don't contain the buffers."""
         found = {"values": self._values.clone()}
         states = [self._optimizer_state(name) for name in self._parameters]
         for key in states[0] if states else ():

@@ -217,7 +217,7 @@ class ParameterServerWorker(Strategy):
         """Push the gradient of `batch`, get the next batch, and return the gradient norm.
 
         In synchronous mode, this method waits until the servers have received the gradients of all
-        workers, and loads the weights after the step into the model. At the end of the training,
+        workers, and then loads the updated weights into the model. At the end of the training,
         only the chief waits. Other workers don't wait for the step, because the chief might have
         stopped the training before it.
         """

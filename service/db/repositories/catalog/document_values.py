@@ -17,7 +17,7 @@ from service.domain.ids import is_array_id
 from service.domain.tracking.document_values import SharedValues, StoredValue, Values
 
 SHARES = ""
-"""Pointer of the row that names the holder whose values a job shares."""
+"""The `pointer` of a row whose `text` is the holder with which a job shares values."""
 
 
 def insert_shared(session: Session, shared: SharedValues) -> None:

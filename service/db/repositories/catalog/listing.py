@@ -95,7 +95,7 @@ def _matches(session: Session, glob: str) -> ColumnElement[bool]:
 
 
 def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
-    """Return a query for the jobs that represent arrays with a job in one of the states."""
+    """Restrict the query to jobs that represent arrays with any job in one of the states."""
     query = query.where(JobRow.array_head.is_not(None))
     if not states:
         return query

@@ -14,8 +14,8 @@ from service.db.models import JobAnnotationRow, JobRow, MlflowExportRow
 from service.db.repositories import jobs as jobs_repository
 
 LATE = 1000
-"""Maximum number of jobs with higher numbers that can become visible before a given job, because
-concurrent transactions on PostgreSQL commit in any order."""
+"""Concurrent transactions on PostgreSQL commit in any order, so up to this many jobs with higher
+numbers can become visible before a given job."""
 
 
 def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ class Names:
     notes: str
     """Name of the tag with a job's notes."""
     job_tags: str
-    """Name of the tag with a job's tags, separated by commas."""
+    """Name of the MLflow tag that contains a job's tags, separated by commas."""
 
 
 def experiments(
@@ -265,7 +265,7 @@ class _Compiler:
 
 
 def _needs_each(path: tuple[str, ...]) -> bool:
-    """Whether SQLite's JSON paths can't find one of these names.
+    """Whether `path` contains a name that SQLite can't find with a JSON path.
 
     SQLite's paths can't escape quotes, and SQLite compares names with JSON text in which non-ASCII
     letters are escaped.

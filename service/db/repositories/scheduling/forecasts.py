@@ -120,8 +120,8 @@ def _change() -> Update:
 
 
 def settle(session: Session) -> None:
-    """Record when the events that were forecast happened, and delete forecasts of events that will
-    never happen."""
+    """Record the times at which forecast events occurred, and delete forecasts of events that will
+    never occur."""
     row, attempt = ForecastRow, AttemptRow
     is_open = row.came_at.is_(None)
     same = and_(attempt.job_id == row.job_id, attempt.attempt == row.attempt)

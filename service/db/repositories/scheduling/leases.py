@@ -48,9 +48,9 @@ def lock(session: Session, *, alone: bool) -> None:
 
     If `alone` is set, lock in exclusive mode, which waits for all transactions that hold the lock.
 
-    The lock is an advisory lock, because waiting transactions get such a lock in order. If rows
-    were locked with `FOR SHARE`, new readers could delay a takeover indefinitely. On SQLite, no
-    lock is needed, because no other process writes.
+    The lock is an advisory lock, because such a lock is granted in the order of the requests. If
+    rows were locked with `FOR SHARE`, new readers could delay a takeover indefinitely. On SQLite,
+    no lock is needed, because no other process writes.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.connection().execute(_LOCK[alone])

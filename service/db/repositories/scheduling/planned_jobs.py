@@ -135,8 +135,8 @@ def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
     """Store the reasons why jobs are waiting. A single statement updates all jobs, because when a
     job starts, all jobs behind it move up.
 
-    Each item of `notes` contains `job_id` and the columns `_NOTE`. The key for a column is `new_`
-    followed by the column's name.
+    Each item of `notes` contains `job_id` and the columns in `_NOTE`. The key for a column is
+    `new_` followed by the column's name.
     """
     if notes:
         session.connection().execute(_change_waiting(_NOTE), list(notes))

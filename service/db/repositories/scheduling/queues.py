@@ -37,7 +37,7 @@ def lock(session: Session, name: str) -> Queue | None:
     """Lock the queue and return it; None if it does not exist.
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
-    the queue limits the number of waiting jobs, other transactions also can't add waiting jobs. A
+    the queue limits the number of waiting jobs, no other transaction can add waiting jobs either. A
     queue without such a limit is locked in shared mode, so that submissions to it do not wait for
     each other.
     """

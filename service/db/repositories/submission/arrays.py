@@ -120,8 +120,8 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
 
 
 def first_needed(session: Session, array_id: str) -> str | None:
-    """Return a job of the array from whose checkpoint an unfinished job starts; None if there is
-    none."""
+    """Return a job of the array whose checkpoint is the starting point of an unfinished job; None
+    if there is no such job."""
     ids = select(JobRow.id).where(JobRow.array_id == array_id)
     query = select(JobRow.init_from_job).where(
         JobRow.init_from_job.in_(ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)

@@ -1,8 +1,8 @@
 """SQL for uploaded code: its descriptions, packs and parts.
 
 A pack is deleted when no code uses it and its parts have not been requested for some time. Before
-code relies on a part, the part's pack must be renewed. On PostgreSQL, renewing also waits for a
-running deletion of the pack.
+new code uses a stored part, the part's pack must be renewed. On PostgreSQL, renewing also waits for
+an ongoing deletion of the pack to finish.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _parameters() -> Select[Any]:
 
 
 def without_values(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """Return the trials without parameters in `job_ids`, each with the id of its sweep."""
+    """Return the trials among `job_ids` that lack parameters, each with the id of its sweep."""
     return _without_values(session, "job_id", job_ids)
 
 
@@ -183,7 +183,7 @@ def _without_values(session: Session, column: str, ids: Collection[str]) -> dict
 
 @cache
 def _lacking(column: str) -> Select[Any]:
-    """Return a query for trials without parameters whose `column` is in `ids`."""
+    """Return a query for trials that have no parameters, and whose `column` is in `ids`."""
     c = TrialRow.__table__.c
     query = select(c.job_id, c.array_id).where(c.parameters.is_(None))
     return query.where(c[column].in_(bindparam("ids", expanding=True)))

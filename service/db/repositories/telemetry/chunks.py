@@ -170,7 +170,7 @@ def _last_log_chunks() -> Select[LogChunkRow]:
 
 def open_log_chunks(session: Session, job_id: str, attempt: int) -> Sequence[Row[Any]]:
     """Return (rank, first_line, num_lines, size_bytes, incarnation, next_number) of all open
-    chunks, in order, except for chunks from which the oldest lines are dropped."""
+    chunks, in order. Chunks that keep only the newest lines of a long log are omitted."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     return session.connection().execute(_open_log_chunks(), asked).all()
 

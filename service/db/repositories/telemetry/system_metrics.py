@@ -22,7 +22,7 @@ def add(session: Session, row: SystemMetricsRow) -> None:
 
 
 def num_lone(session: Session, job_id: str) -> int:
-    """Return the number of distinct sample times in the job's rows with a single sample."""
+    """Return the number of distinct times of the job's rows that contain a single sample."""
     query = select(func.count(distinct(_C.last_time))).where(_C.job_id == job_id, _C.is_lone)
     return session.connection().execute(query).scalar() or 0
 

@@ -6,7 +6,7 @@ workers. The workers of the cluster are assigned in increments; each increment i
 job that gains most from it. The gain of a job is its speed relative to its speed at the minimum
 size, weighted by the time that the job has left. The weights keep the mean completion time low.
 With equal weights, each job would get a fair share (Pollux, Qiao et al., OSDI 2021). With the
-weight 1 / (remaining time), short jobs would strictly come first. The weight used here, 1 /
+weight 1 / (remaining time), short jobs would always come first. The weight used here, 1 /
 sqrt(time left), is between these two weights, as is the optimum for speeds that grow with a power
 of the size (heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
 
@@ -30,10 +30,10 @@ is unknown."""
 RESTART_S = 30.0
 """Seconds without progress after a job's size has changed."""
 LASTS_S = 300.0
-"""Seconds for which a job is expected to keep a size. In this time, the gain from the size has to
-outweigh the cost of the restart."""
+"""Seconds for which a job is expected to keep a size. Within this time, the gain from the new size
+must outweigh the cost of the restart."""
 LEFT_POWER = 0.5
-"""Exponent of the time left in the divisor of a job's gain; see the module's docstring."""
+"""A job's gain is divided by its remaining time raised to this power (see the module docstring)."""
 UNKNOWN_LEFT_S = 600.0
 """Assumed remaining time of a job, in seconds, until the job reports the remaining time."""
 SHORTEST_S = 30.0
@@ -43,14 +43,14 @@ CLEARLY_BETTER = 1.05
 """Factor by which the predicted progress with another batch size must exceed the current progress
 for the batch size to change."""
 TRIED = 1.15
-"""Factor in favour of batch sizes that are larger than all reported batch sizes. Only a report with
-a larger batch can show which part of a step's time doesn't depend on the batch size, so larger
-batches are tried if little progress can be lost."""
+"""Factor by which a batch size is favoured if it is larger than all reported batch sizes. Only a
+report with a larger batch can show which part of a step's time doesn't depend on the batch size, so
+larger batches are tried if little progress can be lost."""
 LEAST_SHARE = 1e-4
 """Lower bound for a predicted step time, relative to the shortest reported step."""
 PRIOR = 1e-3
-"""Weight of the assumption that the step time depends only on the samples, in squared relative
-errors."""
+"""Weight of the penalty that favours step times that depend only on the samples. The penalty is
+added to the sum of squared relative errors."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ NUM_TERMS = 5
 
 
 def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tuple[float, ...]:
-    """Return the terms of the step time: the number of passes, the samples per worker, an exchange,
-    the additional time of an exchange between nodes, and the part of the exchange that grows with
-    the number of workers."""
+    """Return the terms of the step time: the number of passes, the samples per worker, whether the
+    workers exchange data, whether they do so between nodes, and the number of workers beyond two.
+    """
     share = batch_size / num_workers
     return (
         float(math.ceil(share / micro)),
@@ -284,7 +284,7 @@ def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]
     """Return the number of workers for each job, at most `capacity` in total; 0 for a job that gets
     no workers.
 
-    Groups that have recently grown keep their size, unless jobs that start need the slots. Without
+    Groups that have recently grown keep their size, unless starting jobs need the slots. Without
     this rule, groups would pass slots back and forth.
     """
     worth = {each.job_id: worths(each, per_node) for each in jobs}

@@ -37,7 +37,7 @@ MAX_CHECKED = 16
 document."""
 GIB = 2.0**30
 UNITS = {"CPU": 1.0, "GPU": 1.0, "memory": GIB}
-"""Units in which amounts of a worker's resources are tried."""
+"""The amounts that are tried for a worker's resources are multiples of these units."""
 MAX_PLANS = 60
 """Maximum number of calls to the policy for one expected start."""
 SOONER_S = 5.0
@@ -140,7 +140,7 @@ class JobQuestions:
         return self._decide(self.job)
 
     def expected(self) -> Expected:
-        """Simulate when the unchanged job will start."""
+        """Return when the unchanged job is expected to start, according to a simulation."""
         if isinstance(self.decision, policy.Impossible):
             return Expected(None, self.decision.reason)
         there = self._with(self.job)
@@ -151,8 +151,8 @@ class JobQuestions:
         return ranges.expected(there, plays)[self.job.job_id]
 
     def _bound(self, played: Simulation) -> Expected:
-        """Return a lower bound of the start. Called if jobs that are not in the situation may come
-        first."""
+        """Return a lower bound on the start time. Called if jobs that the situation leaves out may
+        be ahead of this job."""
         found = played.starts[self.job.job_id]
         if found.at is None and found.not_before is None:
             return found
@@ -282,8 +282,8 @@ class JobQuestions:
                 yield replace(found, queue=queue.name, priority=lower)
 
     def _at_higher_priority(self, most: int) -> Iterator[Counterfactual]:
-        """Try the lowest priority above all other waiting jobs, if the user is allowed to set
-        it."""
+        """Try the lowest priority that exceeds the priorities of all other waiting jobs, or
+        `most`, the highest priority that the user is allowed to set, if that is lower."""
         others = (job.priority for job in self._snapshot.queue)
         priority = min(most, max(others, default=self.job.priority) + 1)
         if priority > self.job.priority:
@@ -294,9 +294,9 @@ class JobQuestions:
     def _tried(
         self, job: WaitingJob, words: str, *, later: bool = False
     ) -> Iterator[Counterfactual]:
-        """Yield a counterfactual if the changed job starts immediately, or once other jobs have
-        released slots for it. later: whether to also yield a counterfactual if the job starts at a
-        known later time."""
+        """Yield a counterfactual if the changed job starts immediately or as soon as other jobs
+        have released slots for it. later: whether to also yield one if the job starts at a known
+        later time."""
         decision = self._decide(job)
         if isinstance(decision, policy.Start):
             yield Counterfactual(f"starts now {words}", self._now)
@@ -314,7 +314,7 @@ class JobQuestions:
         yield Counterfactual(f"starts {words} once {others} {verb} released slots", at)
 
     def _played(self, job: WaitingJob) -> datetime | None:
-        """Return when the job starts; None if this depends on a job of unknown length."""
+        """Return the job's start time; None if it depends on a job of unknown length."""
         there = self._with(job).paced(ranges.SHARES[ranges.MIDDLE])
         play = Simulation(there, self._now, only=job.job_id, max_plans=MAX_PLANS)
         found = play.run()[job.job_id]

@@ -12,9 +12,9 @@ LONGEST_S = 10 * 365 * 86400.0
 
 
 def guessed_s(ran_s: float, others_s: Sequence[float], limit_s: float | None) -> float | None:
-    """Return a rough estimate of the remaining seconds of a job of which nothing is known but its
-    owner's other jobs and its limit; None without either. It is good enough for the order of jobs,
-    but is not shown to users.
+    """Return a rough estimate of a job's remaining seconds, based only on its owner's other jobs
+    and its limit; None if neither is available. The estimate is good enough for ordering jobs, but
+    is not shown to users.
 
     ran_s: seconds that the job has run. others_s: running times of the owner's finished jobs in
     seconds. limit_s: maximum running time in seconds.

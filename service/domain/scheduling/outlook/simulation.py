@@ -7,8 +7,8 @@ submitted or fails, groups don't grow, nodes and their use by other programs don
 dependencies on the success of a job are satisfied.
 
 The distant future is simulated in coarse steps, because the assumptions about it are even coarser:
-if jobs end at nearly the same time, relative to how far away this time is, they are treated as
-ending at the same time.
+jobs are treated as ending at the same time if the difference between their end times is small
+relative to how far in the future they end.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Simulation:
         max_plans: int = MAX_PLANS,
     ) -> None:
         """only: the job whose start is simulated; None for all waiting jobs. The simulation for a
-        single job stops once it `has_run_out`."""
+        single job stops once `has_run_out` is true."""
         self.starts: dict[str, Expected] = {}
         self._situation = situation
         self._snapshot = snapshot = situation.snapshot
@@ -139,7 +139,7 @@ class Simulation:
             self._active.setdefault(holder.job_id, self._leftover(holder))
 
     def run(self) -> dict[str, Expected]:
-        """Run the simulation to its end, and return the starts."""
+        """Run the simulation to its end, and return when each job is expected to start."""
         while self.step():
             pass
         return self.starts

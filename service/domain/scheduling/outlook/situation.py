@@ -41,8 +41,8 @@ class Situation:
     usual_range_s: TimeLeft | None = None
     """The range around `usual_s`; None if too few jobs have run."""
     time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
-    """Time left of each running or waiting job for which it can be estimated from the job's speed
-    or from earlier runs, keyed by job."""
+    """Remaining time of each running or waiting job for which it can be estimated from the job's
+    speed or from earlier runs, keyed by job."""
     unmeasured: frozenset[str] = frozenset()
     """Running jobs whose remaining time is unknown."""
     accounts: frozenset[Account] = frozenset()

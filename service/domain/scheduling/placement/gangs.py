@@ -26,8 +26,8 @@ from service.domain.scheduling.placement.slots import (
 )
 
 SIZE_POWER = 0.7
-"""Exponent of a gang's size in its weight. With an exponent of 1, a wide job would wait behind
-every narrow job with the same runtime; with an exponent of 0, the width would not matter."""
+"""A gang's weight is its size raised to this power. With an exponent of 1, a wide job would wait
+behind every narrow job with the same runtime; with an exponent of 0, the width would not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class WorkerKind:
         self.vector: tuple[float, ...] = ()
         """The worker's amount of each resource that any job requests."""
         self.role_vectors: Mapping[int, tuple[float, ...]] = {}
-        """The vector of each role with its own resources, by its first rank."""
+        """The vector of each role with its own resources, keyed by the role's first rank."""
         self.demand: tuple[tuple[int, float], ...] = ()
         """Pairs (index in the vector, amount) for the resources that a worker needs; with roles,
         each amount is the minimum over all roles."""
@@ -169,8 +169,8 @@ class Gangs:
         return [kind for kind in self._kinds.values() if kind.required is not None]
 
     def name_all(self, *, shares_gpus: bool = False, has_closed: bool = False) -> None:
-        """Define the vectors, whose elements are the resources that the known gangs request. Gangs
-        that are added later only hold slots. `shares_gpus` states whether running jobs have
+        """Define the elements of the vectors: the resources that the known gangs request. Gangs
+        added later hold slots but don't request any. `shares_gpus` states whether running jobs hold
         fractions of GPUs, and `has_closed` whether some nodes accept only ranks of silos."""
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
@@ -195,10 +195,11 @@ class Gangs:
         return tuple([_amount(resources, name) for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
-        """Compute the vectors of a kind. Workers of the same job never share a GPU: workers with
-        fractions need one GPU with room each, and workers with whole GPUs need GPUs of which no job
-        has a fraction. Each fraction is assumed to be the only fraction on its GPU. A second
-        fraction fits on the GPU if the sum of the two fractions is at most 1."""
+        """Compute the vectors of a worker kind. Workers of the same job never share a GPU: each
+        worker with a fraction needs a separate GPU with enough room, and workers with whole GPUs
+        need GPUs on which no job has a fraction. Each fraction is assumed to be the only fraction
+        on its GPU. A second fraction fits on the GPU if the sum of the two fractions is at most
+        1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         capacities = {

@@ -21,7 +21,7 @@ def place_pinned(
     is_open: Callable[[str], bool],
 ) -> tuple[Slice, ...] | int:
     """Return a slice for each worker, in the order of the workers. If a worker does not fit on its
-    pinned nodes, return its index in `homes` instead, or len(homes) for the first worker.
+    pinned nodes, return its index in `homes` instead; the first worker has the index len(homes).
 
     `capacities` is the number of workers that fit on each node. `is_open` returns whether a node
     accepts ranks other than silos. The first worker needs such a node, and prefers a node to which

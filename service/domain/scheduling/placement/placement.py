@@ -115,8 +115,7 @@ class Placement:
 
     def narrowest(self, within: Domain, num_workers: int) -> Place | None:
         """Return a node inside `within` that has room for `num_workers`, or else the narrowest
-        domain that has room; None if there is neither such a node nor such a domain narrower than
-        `within`."""
+        subdomain of `within` that has room; None if there is neither."""
         wide_enough = list(self._wide_enough(within, num_workers))
         fitting = [
             (size, domain)

@@ -1,9 +1,9 @@
 """Counts how many workers of each kind fit in the free resources of the nodes.
 
-Room is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs is the
-same on all nodes that are equal when empty, so it is stored once for all of them. If no worker fits
-even on an empty node after this amount is subtracted, the free resources are not checked. Room is
-counted per domain (`placement`) only when a gang is placed or must be within one domain.
+Room is counted per group of equivalent nodes (`stock`). The amount set aside for waiting jobs is
+the same on all nodes that are equal when empty, so it is stored once for all of them. If no worker
+fits even on an empty node after this amount is subtracted, the free resources are not checked. Room
+is counted per domain (`placement`) only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Pool:
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:
-        """Return how many such workers would fit on nodes with silos' data if these nodes accepted
-        the workers."""
+        """Return how many workers of this kind would fit on nodes with silos' data if these nodes
+        accepted them."""
         groups = self._free.groups.values()
         as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
@@ -110,8 +110,8 @@ class Pool:
         return self._exact(kind).capacities()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` workers fit. The check is fast if the workers don't fit: unless
-        resources were added later, an earlier count is an upper bound."""
+        """Whether `num_workers` workers fit. If they don't fit, the check is fast as long as no
+        resources were added since the last count, because that count is an upper bound."""
         capacity = self._capacities.get(kind)
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
@@ -157,8 +157,8 @@ class Pool:
         return capacity.capacities().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
 
     def _too_many(self, job_id: str, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """Return, for each node, how many of the workers that fit must not be added, because they
-        would share a GPU with another worker of their group."""
+        """Return, for each node, the number of workers that would fit but must not be added,
+        because they would share a GPU with another worker of their group."""
         most = self.stock.most_more(self._when, job_id, kind, held)
         if not most:
             return {}
@@ -177,7 +177,7 @@ class Pool:
         return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
-        """Return the result of `Stock.place_of` for the requirement of the kind."""
+        """Return the result of `Stock.place_of` for the requirement of this kind of worker."""
         return self.stock.place_of(node_id, kind.required)
 
     def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:

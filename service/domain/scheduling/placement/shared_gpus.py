@@ -30,7 +30,7 @@ from service.domain.scheduling.placement.slots import (
 )
 
 UNIT = 10_000
-"""Number of Ray's smallest units in one GPU."""
+"""Number of units into which Ray divides one GPU."""
 MOST_TRIED = 2_000
 """Maximum number of steps of a search."""
 
@@ -78,7 +78,7 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Fractions]:
 
 
 def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Fractions]:
-    """Return the fractions on a node after `number` workers of a job were asked to leave. A
+    """Return the fractions on a node after `number` workers of a job are asked to leave. A
     negative `number` withdraws the request for that many workers."""
     return [
         part._replace(num_leaving=part.num_leaving + number) if part.job_id == job_id else part
@@ -87,7 +87,7 @@ def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Fractions]:
 
 
 def with_more(parts: Parts, more: Fractions) -> list[Fractions]:
-    """Return the fractions on a node after a job was given more workers. Workers of the same job do
+    """Return the fractions on a node after a job is given more workers. Workers of the same job do
     not share a GPU."""
     found = list(parts)
     for at, each in enumerate(found):
@@ -99,7 +99,7 @@ def with_more(parts: Parts, more: Fractions) -> list[Fractions]:
 
 def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float]:
     """Return a node's free resources with `NUM_GPUS` and `WHOLE_GPUS` added. `parts` are the
-    fractions on the node."""
+    fractions of GPUs that jobs have on the node."""
     held = math.fsum(part.size * part.number for part in parts)
     not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
     left = packed(parts, not_whole)
@@ -136,7 +136,7 @@ def _on_fullest(gpus: Sequence[Gpu], parts: Parts, is_later: bool) -> list[Gpu]:
 
 
 def _without_leaving(gpus: Sequence[Gpu], parts: Parts) -> list[Gpu]:
-    """Return the GPUs that still have fractions after workers have left."""
+    """Return the GPUs that are still at least partly used after workers have left."""
     found = list(gpus)
     for index, part in enumerate(parts):
         if part.num_leaving:
@@ -212,7 +212,7 @@ class SharedGpus:
         return more
 
     def exact(self, amounts: Sequence[float], parts: Parts) -> tuple[float, ...]:
-        """Return the amounts of a node on which jobs have these fractions of GPUs."""
+        """Return a node's amounts, given the fractions of GPUs that jobs have on the node."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         left, found = packed(parts, number), list(amounts)
         if left is None:  # Ray placed the fractions, but the search found no way to do so

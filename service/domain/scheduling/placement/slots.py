@@ -139,8 +139,8 @@ class Node:
     """The resources that a launch can use now (see `offered`)."""
     accepted: bool = True
     quarantined: Mapping[str, float] = field(default_factory=dict)
-    """Resources of slots that stuck processes of ended attempts still occupy, so that the end of a
-    job does not free them."""
+    """Resources of slots that are still occupied by stuck processes of ended attempts. The end of a
+    job does not free these resources."""
     is_starting: bool = False
     """Whether the node is not accepted yet because its agent is starting."""
 
@@ -182,8 +182,8 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
 
 
 def request_of_job(spec: JobSpec) -> Request:
-    """Return the request of a job document. Roles with their own resources require the same node
-    labels."""
+    """Return the request of a job document. Roles with their own resources also require the node
+    labels of the job's `resources`."""
     request = request_of(spec.resources, spec.elastic)
     labels = dict.fromkeys(label_resources(spec.resources.node_labels), LABEL_SHARE)
     roles = []

@@ -49,8 +49,8 @@ class When(IntEnum):
     SOON = 2
     """NOW, after all jobs that were asked to leave have left."""
     LATER = 3
-    """SOON, when the first blocked job starts (`Stock.reserve`), without the slots that it will
-    use."""
+    """SOON, as of the start of the first blocked job (`Stock.reserve`), minus the slots that this
+    job will use."""
     NOW_AND_LATER = 4
     """The smaller of NOW and LATER: for jobs that may not have ended when the blocked job starts.
     """
@@ -155,7 +155,7 @@ class Stock:
         self.by_when = {w: Free(free, self.totals) for w in (When.FREE, When.NOW, When.SOON)}
         self._now, self._soon = self.by_when[When.NOW], self.by_when[When.SOON]
         self._ended: set[str] = set()
-        """Jobs that have ended LATER."""
+        """Jobs that will have ended when the first blocked job starts (LATER)."""
 
     def _free_on(self, node: Node, gangs: Gangs) -> Amounts:
         free = gangs.vector(node.available_to_us)
@@ -182,9 +182,9 @@ class Stock:
         parts: Parts,
         sign: int = 1,
     ) -> tuple[Amounts, list[Fractions]]:
-        """Return a node's amounts and fractions of GPUs for SOON after a job was asked to release
-        these slots or, if `sign` is -1, after such a request was withdrawn. `vector` is the vector
-        of one worker, and `parts` are the fractions before the change."""
+        """Return a node's amounts and fractions of GPUs for `SOON` after a job was asked to release
+        the slots of `part` or, if `sign` is -1, after that request was withdrawn. `vector` is the
+        vector of one worker, and `parts` are the fractions before the change."""
         number = sign * part.num_workers
         after = asked_to_leave(parts, job_id, number) if self._part_of(vector) else list(parts)
         return self._changed(amounts, vector, number, parts, after), after
@@ -310,7 +310,7 @@ class Stock:
     def take(
         self, job_id: str, kind: WorkerKind, slices: Sequence[Slice], *, ends_before: bool = False
     ) -> None:
-        """Give these slots to a job. ends_before: whether it has ended LATER."""
+        """Give these slots to a job. ends_before: whether the job ends before `When.LATER`."""
         for part, vector in kind.vectors(slices):
             if part.node_id in self.kind_of:
                 for when in (When.FREE, When.NOW, When.SOON):
@@ -354,7 +354,7 @@ class Stock:
                     self._derive(part.node_id)
 
     def _release(self, job_id: str, part: Slice, vector: Amounts) -> None:
-        """Count slots as free LATER."""
+        """Add a job's slots on a node to the resources that are free `LATER`."""
         later = self.by_when[When.LATER]
         group, parts = later.group_of[part.node_id], self.parts(When.LATER, part.node_id)
         amounts, after = self.left(job_id, group.amounts, vector, part, parts)
@@ -362,7 +362,7 @@ class Stock:
         later.set(part.node_id, amounts)
 
     def look_ahead(self, ending: Iterable[tuple[str, WorkerKind, Sequence[Slice]]]) -> None:
-        """Begin to distinguish LATER: when these jobs have left these slots."""
+        """Begin to track LATER: the free resources after these jobs have left these slots."""
         soon = [(name, g.kind, g.amounts) for name, g in self._soon.group_of.items()]
         now = [(name, g.kind, g.amounts) for name, g in self._now.group_of.items()]
         self.by_when[When.LATER] = Free(soon, self.totals)
@@ -398,7 +398,7 @@ class Stock:
 
     @property
     def ended(self) -> frozenset[str]:
-        """Jobs that have ended LATER."""
+        """Jobs that will have ended when the first blocked job starts (LATER)."""
         return frozenset(self._ended)
 
     def promise(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
@@ -415,7 +415,7 @@ class Stock:
     ) -> dict[str, int]:
         """Return, for each node on which a group has workers with fractions of GPUs, how many more
         workers fit on GPUs that the group does not use yet. If `when` is NOW, these workers must
-        also fit at the time SOON, next to the fractions that are promised to jobs."""
+        also fit at SOON, in addition to the fractions that are promised to jobs."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found

@@ -1,4 +1,4 @@
-"""The topology of a cluster: domains, such as racks, of nodes with a common label.
+"""The topology of a cluster, whose nodes are grouped by label into domains, such as racks.
 
 The operator lists label keys, from the widest level to the narrowest. Nodes are in the same domain
 of a level if they have the same values for the labels of this level and of all wider levels. If a
@@ -38,7 +38,7 @@ class Domain:
 
     def at(self, level: int) -> Domain | None:
         """Return the widest domain that is or contains this domain and is not wider than `level`;
-        None if there is none."""
+        None if this domain itself is wider."""
         found = None
         for domain in self.around:
             if domain.level < level:
@@ -66,8 +66,8 @@ class Domains:
 
     def __init__(self, around: Mapping[Domain, Domain | None]) -> None:
         self.around = around
-        """For each domain, the domain that is used for its nodes; None if each of its nodes is used
-        as a separate domain."""
+        """Maps each domain to the domain that its nodes belong to at this level, or to None if each
+        of its nodes is a separate domain."""
         self.all = [domain for domain, found in around.items() if domain is found]
         self.wider = [domain for domain, found in around.items() if found is None]
 
@@ -99,7 +99,7 @@ class Topology:
         return found
 
     def place_of(self, node_id: str, level: str) -> Place:
-        """Return the node's domain of a level, which can be the node itself."""
+        """Return the node's domain at the given level, which can be the node itself."""
         return self.of_level(level).around[self.domain_of[node_id]] or node_id
 
     def capacities(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:

@@ -29,16 +29,16 @@ from service.domain.scheduling.rules.obstacles import Reason
 
 OTHERS_GAIN = "other jobs come first or gain more from"
 MAX_PREEMPTED = 100
-"""Maximum number of jobs that one plan asks for slots. The next plan can ask more jobs."""
+"""Maximum number of jobs that one plan asks to release slots. The next plan can ask other jobs."""
 
 
 class Departures:
-    """Requests of one plan to running jobs to release some or all of their slots."""
+    """The requests in one plan that running jobs release some or all of their slots."""
 
     def __init__(
         self, snapshot: Snapshot, stock: Stock, gangs: Gangs, ranks: Mapping[str, order.Rank]
     ) -> None:
-        """`ranks` are the ranks of the running jobs."""
+        """ranks: the ranks of the running jobs in the scheduling order, keyed by job id."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs
@@ -157,17 +157,17 @@ class Departures:
         self._grown.add(job_id)
 
     def chooses_at_most(self, job: RunningJob | Growing, num_workers: int) -> bool:
-        """Whether the chosen size of a group would be at most `num_workers` if it were the only
-        job."""
+        """Whether the size chosen for this job would be at most `num_workers` if there were no
+        other jobs."""
         name, choice = job.job_id, self._snapshot.elastic[job.job_id]
         alone = sizing.Sized(name, choice, count(job.slices))
         per_node = max(1, self._stock.largest(self._gangs.of(job.request).kind))
         return sizing.sizes([alone], choice.most, per_node)[name] <= num_workers
 
     def ask_to_leave(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
-        """Ask running jobs to release slots for this job. If that would not free enough slots, ask
-        no job and return False. A job with a chosen size is not asked on behalf of another such
-        job: the sizes were chosen with both jobs in mind."""
+        """Ask running jobs to release slots for this job. If that would not free enough slots,
+        return False without asking any job. A job whose size was chosen is not asked to make room
+        for another such job, because the sizes were chosen with both jobs in mind."""
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets

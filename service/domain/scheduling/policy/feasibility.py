@@ -142,8 +142,8 @@ def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
 
 
 def unplaceable_worker(request: Request, nodes: Sequence[Node]) -> int | None:
-    """Return the index in `homes` of a worker that does not fit on its pinned nodes even if they
-    are empty (len(homes) for the first worker); None if all workers fit."""
+    """Return the index in `homes` of a worker that does not fit on its nodes even if they are
+    empty, or len(homes) if the first worker does not fit; None if all workers fit."""
     if not request.homes:
         return None
     total_of = {node.id: node.total for node in nodes}

@@ -6,15 +6,15 @@ its minimum. Jobs are considered in the order defined by `order`: by priority, t
 work. If there are no free slots for a job, running jobs that rank clearly behind it are asked to
 release their slots (`eviction`).
 
-The first job that can't start reserves the slots that are expected to be free first, once running
-jobs have ended (`backfill`). Later jobs can take all other slots, and a job with a limited
-runtime can even start on the reserved slots if it certainly ends before the job with the
-reservation could start. A job that releases its slots on request can also use the reserved slots,
-since it can be evicted again, unless the job with the reservation is overdue (`order`).
+The first job that can't start reserves the slots that are expected to be free earliest as running
+jobs end (`backfill`). Later jobs can take all other slots, and a job with a limited
+runtime can even start on the reserved slots if it is certain to end before the job with the
+reservation could start. Unless the job with the reservation is overdue (`order`), a job that
+releases its slots on request can also use the reserved slots, since it can be evicted again.
 
 Elastic jobs that report step times get the sizes that maximize the total gain of all these jobs
-(`sizing`). Running jobs whose current size differs from the chosen size grow, release slots, or
-leave and resume.
+(`sizing`). A running job whose size differs from the chosen size grows, releases some of its
+slots, or releases all of them and resumes later.
 
 Running groups can get more slots both before and after the queue is served. Groups that lost slots
 and have too few workers to continue training are served before the queue. Such a group had its
@@ -22,8 +22,8 @@ slots before any waiting job, still holds its other slots, and waits for at most
 can therefore get any free slot, even a slot that a waiting job has reserved; if too few slots are
 free, slots are set aside for it as for the first job of the queue. After the queue has been served,
 elastic groups that train below their full size get slots that no waiting job has reserved. Before
-these groups are served, slots are also reserved for jobs that back off. Another job that took these
-slots would release them when it ends, but a group would keep them. Groups are served by priority;
+these groups are served, slots are also reserved for jobs that back off. Other jobs that took such
+slots would release them when they end, but a group would keep them. Groups are served by priority;
 groups with the same priority are served first come, first served.
 
 A job that backs off reserves nothing until the queue has been served. The exception is a job that
@@ -143,8 +143,8 @@ def plan(
 def _without_unsound(
     snapshot: Snapshot, gangs: Gangs, on_error: OnError
 ) -> tuple[Snapshot, list[Wait]]:
-    """Return the snapshot without the waiting jobs whose requests raise errors, and decisions for
-    these jobs."""
+    """Return a snapshot that omits the waiting jobs whose requests raise errors, and the decisions
+    for the omitted jobs."""
     sound, unsound = [], []
     for job in snapshot.queue:
         try:

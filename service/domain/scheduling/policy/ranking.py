@@ -60,7 +60,7 @@ class Ranking:
 
     def _find_overdue(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
         """Find the waiting jobs that come first because they have waited longest: one for each
-        tier, priority and user standing."""
+        combination of tier, priority and the user's standing."""
         waiting = [job for job in snapshot.queue if job.waited_s > order.LONGEST_WAIT_S]
         waiting.sort(key=lambda job: (-job.waited_s, job.seq))
         able = Able(snapshot, gangs, now)
@@ -84,7 +84,7 @@ class Ranking:
                 self._overdue.add(job.job_id)
 
     def _forgiven_share(self, snapshot: Snapshot, gangs: Gangs, waiting: WaitingJob) -> float:
-        """Return the share of the cluster that forgiven jobs hold that were submitted earlier."""
+        """Return the share of the cluster held by forgiven jobs that were submitted earlier."""
         return sum(
             gangs.of(job.request).share
             for job in snapshot.running
@@ -135,7 +135,7 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
 
 
 class Able:
-    """Determines, for one job after another, whether a waiting job could start now if enough slots
+    """Determines which waiting jobs, checked one after another, could start now if enough slots
     were free."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:

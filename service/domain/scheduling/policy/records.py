@@ -45,7 +45,7 @@ class WaitingJob:
     queue: str = DEFAULT
     owner: str = "default"
     held: str | None = None
-    """Name of the user who holds the job. A held job does not start."""
+    """Name of the user who put the job on hold. A held job does not start."""
     place: int = 0
     """Among jobs of the same priority, lower values come first: see `models.JobRow.rank`."""
     after: tuple[Dependency, ...] = ()
@@ -117,7 +117,7 @@ class Start:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Wait:
-    """A waiting job does not start. The class is not frozen, because there is a `Wait` for every
+    """Don't start a waiting job yet. The class is not frozen, because there is a `Wait` for every
     waiting job, creating a frozen instance takes five times as long, and many instances get their
     reason only at the end of the plan."""
 

@@ -37,8 +37,8 @@ from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstac
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
 SOON_S = 15.0
-"""A job keeps its position if its backoff, in seconds, is at most this value. A job with such a
-short backoff has rarely caused its own failures."""
+"""A job keeps its position if its backoff, in seconds, is at most this value. A backoff this short
+usually means that the job did not cause its failures."""
 
 
 class Round:
@@ -66,7 +66,7 @@ class Round:
         self._passable = Offer(self._stock)
         """Like `_open`, but only jobs that have waited for a long time reserve slots."""
         self._unreserved = Pool(self._stock, When.NOW)
-        """All free slots that are not promised to a job, including reserved slots."""
+        """All free slots that are not promised to a job, even if blocked jobs reserve them."""
         self._limits = limits_of(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free, nodes)
         self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
@@ -183,7 +183,7 @@ class Round:
         return wait
 
     def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
-        """Reserve the slots that are expected to be free first for the first job that can't start.
+        """For the first job that can't start, reserve the slots that are expected to be free first.
         Returns the slots; empty if all slots that the job could use are set aside instead."""
         kind = gang.kind
         slices = None

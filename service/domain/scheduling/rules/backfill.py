@@ -2,9 +2,9 @@
 yet (EASY backfill, Lifka 1995).
 
 The blocked job waits for running jobs to end. It reserves the slots of the jobs that are forecast
-to end first. A job with a limit may overtake the blocked job if it certainly ends before enough
-running jobs have reached their own limits. Simulated clusters were busier with this rule than if
-jobs could overtake the blocked job only until its forecast start.
+to end first. A job with a limit may overtake the blocked job if the limit guarantees that the job
+ends before enough running jobs have reached their own limits. In simulations, clusters were busier
+with this rule than when overtaking jobs had to end before the forecast start of the blocked job.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Backfill:
 
     def block(self, kind: WorkerKind, least: int, *, is_overdue: bool) -> list[Ending]:
         """Record the first job that can't start yet. Returns the running jobs that are expected to
-        end before it starts. For an overdue job, these are the jobs whose limits end first, so that
-        jobs that run longer than forecast can't delay it again and again."""
+        end before it starts. For an overdue job, these are the jobs whose time limits expire first,
+        so that jobs that run longer than forecast can't delay it again and again."""
         self.is_blocked = True
         self._starts_in_s, ending = self._waits_for(kind, least, latest_end_in_s)
         return ending if is_overdue else self._waits_for(kind, least, ends_in_s)[1]
@@ -56,9 +56,9 @@ class Backfill:
     def _waits_for(
         self, kind: WorkerKind, least: int, end_in_s: Callable[[RunningJob], float]
     ) -> tuple[float, list[Ending]]:
-        """Return the seconds until enough slots are free if each running job ends in `end_in_s`,
-        and the jobs that have ended by then. The seconds are 0 if that does not free enough slots.
-        """
+        """Return the number of seconds until enough slots are free, and the jobs that have ended by
+        then. `end_in_s` returns the number of seconds until a running job ends. The result is 0 if
+        too few slots are free even after all running jobs have ended."""
         trial = SlotCheck(kind, self._pool, self._gangs)
         ending: list[Ending] = []
         if trial.capacity >= least:
@@ -75,8 +75,7 @@ class Backfill:
         return 0.0, []  # the job waits for slots that no job of dray holds
 
     def leaves(self, job_id: str, slices: Sequence[Slice]) -> None:
-        """Record that the job was asked for these slots, which the pool therefore already
-        contains."""
+        """Record that the job was asked to release these slots. The pool already contains them."""
         kept = self._kept[job_id]
         for part in slices:
             if part in kept:  # a group may have lost slots since it was asked for them
@@ -88,8 +87,8 @@ class Backfill:
 
 
 def latest_end_in_s(running: RunningJob) -> float:
-    """Return the maximum seconds until a running job releases its slots, according to its limit,
-    and the expected seconds if the job has no limit."""
+    """Return the maximum time in seconds until a running job releases its slots, according to its
+    limit, or the expected time if the job has no limit."""
     return ends_in_s(running) if running.ends_within_s is None else running.ends_within_s
 
 

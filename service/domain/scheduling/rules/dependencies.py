@@ -69,7 +69,7 @@ class ArrayLimit:
 
     def sentence(self, running: int, starting: int) -> str:
         """Return why a job does not start. `starting` is the number of jobs of the array that will
-        start once other jobs have left."""
+        start once other jobs have released slots."""
         verbs = ("job", "runs") if running == 1 else ("jobs", "run")
         soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
         return (

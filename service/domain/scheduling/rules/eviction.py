@@ -77,7 +77,7 @@ class RunningJob:
     grown_s: float = math.inf
     """Seconds since the group was last granted additional slots."""
     shrunk_s: float = math.inf
-    """Seconds since the job was last asked to release slots from which other jobs gain more."""
+    """Seconds since the job was last asked to release slots because others gain more from them."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
@@ -142,13 +142,13 @@ def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> 
 
 
 class Ask(NamedTuple):
-    """A request for slots of a running job."""
+    """A request to a running job to release slots."""
 
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves. If the job leaves, `slices` contains the slots that it was not
-    already asked to release."""
+    """Whether the job leaves. If the job leaves, `slices` contains the slots that it has not yet
+    been asked to release."""
 
 
 class Candidates:
@@ -192,7 +192,7 @@ def _rest(job: RunningJob) -> tuple[Slice, ...]:
 
 
 class Asked(NamedTuple):
-    """The requests to running jobs that make a gang fit."""
+    """The requests to running jobs to release the slots that a gang needs."""
 
     asks: tuple[Ask, ...]
     """The requests; empty if the gang does not fit even with all candidates."""
@@ -203,7 +203,8 @@ class Asked(NamedTuple):
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
+    """Return the candidates that must release slots so that at least `least` workers fit.
+    Candidates are tried in order.
 
     `pool` contains slots that are free, or will be free once the jobs that were already asked have
     released them.
@@ -221,7 +222,7 @@ def victims(
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
-        # A job that leaves also releases its spare slots.
+        # A job that is evicted completely also releases its spare slots.
         if name not in leaving:
             trial.release(ask, -1)
             if trial.capacity >= least:
@@ -244,7 +245,7 @@ class SlotCheck:
         """(free resources, the part of the free resources that is set aside, number of workers that
         fit), keyed by node."""
         self._parts: dict[str, list[Fractions]] = {}
-        """The fractions of GPUs that jobs still have on each node after the slots were released."""
+        """The fractions of GPUs that jobs still have on each node once the slots are released."""
         self._capacities = pool.capacities(kind)
 
     @property

@@ -83,7 +83,7 @@ class _Scope:
     amounts: Mapping[str, float]
     max_running: int | None
     holder: str
-    """Subject of the sentence about the held resources."""
+    """Subject of the message about the held resources, such as `the queue 'night'`."""
     where: str
     limit: str
     allows: str
@@ -130,9 +130,9 @@ class AccountLimits:
     def reserve(
         self, job_id: str, kind: WorkerKind, num_workers: int, under: Headroom = UNLIMITED
     ) -> None:
-        """Count workers for which the job waits, because of missing slots or because of the limit
-        in `under`. If the limits were lowered so far that they can never allow the job, it is not
-        counted, because it would block all later jobs."""
+        """Count workers that the job is waiting for, because slots are missing or because of the
+        limit in `under`. If the limits were lowered so far that they can never allow the job, it
+        is not counted, because it would block all later jobs."""
         if under is not UNLIMITED and num_workers > self._most(kind):
             return
         for scope, counted in self._limits_of(kind):
@@ -248,7 +248,7 @@ def _never(scope: _Scope, counted: _Counted, least: int) -> Headroom | None:
 
 
 def _headroom(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Headroom:
-    """Return the headroom under the limits, with its message."""
+    """Return the headroom under the limits, with a message that explains it."""
     use = scope.use
     is_shared = job_id not in use.jobs and not workers
     if is_shared and resource in use.shared:

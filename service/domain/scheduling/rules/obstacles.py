@@ -32,7 +32,7 @@ class Reason:
 
 
 Explanation = tuple[Reason, tuple[str, ...]]
-"""A reason, and the jobs that block the job."""
+"""The reason why a job waits, and the ids of the jobs that block it."""
 
 
 class _Reach:

@@ -31,14 +31,14 @@ permanent backlog would become first in, first out. A job that was overdue when 
 evicted by jobs that have less work left."""
 FORGIVING_S = 3 * 86400.0
 """Seconds after which a waiting job is forgiven its owner's usage: it ranks as if its owner had
-used less than their share. Of each tier and priority, only the waiting job that has waited longest
-is forgiven."""
+used less than their share. Within each tier and priority, only the longest-waiting job is
+forgiven."""
 FORGIVEN_SHARE = 0.05
 """No job is forgiven while older forgiven jobs hold at least this fraction of the cluster, so that
 the users' shares are kept."""
 
 OVERDUE = -1.0
-"""The work of an overdue job, which is less than any other job's."""
+"""The value of `Rank.work` for an overdue job, which is less than the value for any other job."""
 
 
 class Rank(NamedTuple):
@@ -64,8 +64,8 @@ class Rank(NamedTuple):
         return self.work < 0
 
     def may_less(self, other: Rank) -> bool:
-        """Whether this rank certainly can't evict more jobs than the other rank. False for ranks of
-        different tiers, because priorities are only comparable within a tier."""
+        """Whether it is certain that this rank can't evict more jobs than the other rank. False for
+        ranks of different tiers, because priorities are only comparable within a tier."""
         return (
             self.tier == other.tier
             and self.falling_priority >= other.falling_priority

@@ -29,7 +29,7 @@ class Queue:
 
     name: str
     weight: float = 1.0
-    """The queue's share of the usage of all queues, relative to the other queues' weights."""
+    """The queue's share of the total usage, relative to the other queues."""
     user_weights: Mapping[str, float] = field(default_factory=dict)
     """Each user's share of the queue's usage, relative to the other users; 1 for users not
     listed."""

@@ -20,17 +20,17 @@ from service.domain.scheduling.rules.queues import Queue
 HALF_LIFE_S = 14 * 86400.0
 """Half-life of usage, in seconds."""
 REMEMBERED_S = 4 * HALF_LIFE_S
-"""Maximum age, in seconds, of the usage that a new leader reads. Older usage would count less than
-a sixteenth."""
+"""Maximum age, in seconds, of the usage that a new leader reads. Older usage would have a weight of
+less than one sixteenth."""
 QUEUE_SLACK_S = 600.0
 """A queue is ahead once it has used this many cluster-seconds more than its share."""
 USER_SLACK_S = 4 * 3600.0
-"""Maximum difference, in cluster-seconds, between a user's usage and their share that doesn't
-change the order, in a queue that has the whole cluster. Without this slack, jobs could not be
+"""Maximum number of cluster-seconds by which a user's usage can differ from their share without
+changing the order, in a queue that has the whole cluster. Without this slack, jobs could not be
 ordered by their remaining work."""
 SLACK_OF_SHARE_S = 24 * 3600.0
-"""The slack is at most the smallest share of a user during this time, so that it is small relative
-to the usage in a month."""
+"""The slack is at most the amount to which the smallest share entitles a user in this many seconds,
+so that it is small relative to the usage in a month."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
@@ -82,7 +82,7 @@ class UserStanding(IntEnum):
 
 
 class Standings:
-    """Compares the usage of the accounts with active jobs with their shares."""
+    """Compares the usage of accounts that have active jobs to their shares."""
 
     def __init__(
         self,
@@ -132,8 +132,8 @@ def _ahead(
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
-    """Return a user's slack in a queue that has the whole cluster. The slack shrinks with the
-    smallest share, because one user's small excess can be a large part of this share."""
+    """Return a user's slack in a queue that has the whole cluster. The smaller the
+    smallest share, the smaller the slack: one user's small excess can be much of that share."""
     slack_s = min(USER_SLACK_S, SLACK_OF_SHARE_S * min(weights) / sum(weights))
     return max(QUEUE_SLACK_S, slack_s)
 

@@ -41,8 +41,8 @@ class Algorithm:
 
     def aggregate(self, sent: Sequence[Participant], updates: Tensor | None, lr: float) -> Any:
         """Return the changes to the algorithm's state in a round that counts; None if there are no
-        changes. The changes are passed to `commit`. updates: (participants, elements) if
-        `needs_each`."""
+        changes. The changes are passed to `commit`. `updates` has the shape (participants,
+        elements) if `needs_each` is set, and is None otherwise."""
         return None
 
     def commit(self, findings: Any) -> None:

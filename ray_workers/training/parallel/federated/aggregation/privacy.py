@@ -123,8 +123,8 @@ class ClippingNorm:
 
     @property
     def _noise_multiplier(self) -> float:
-        """The noise multiplier for the updates. With an adaptive norm, the noise of the count uses
-        up a part of the total (Andrew et al. 2021, theorem 1)."""
+        """The noise multiplier for the updates. With an adaptive norm, it is larger than in the
+        document, because the count uses part of the budget (Andrew et al. 2021, theorem 1)."""
         whole = self._privacy.noise_multiplier
         if self._privacy.adaptive is None:
             return whole

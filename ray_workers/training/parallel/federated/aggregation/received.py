@@ -37,7 +37,8 @@ class UpdateTable:
         self._lines[index] = self._lines.new_tensor([verdict, norm, loss])
 
     def of_all(self, world_size: int) -> ReceivedUpdates:
-        """Gather the rows of all ranks, exactly, by summing them with zeros. A collective."""
+        """Gather the rows of all ranks by summing their tables. The sums are exact, because each
+        row is nonzero on at most one rank. A collective."""
         process_group.add_up(self._lines, world_size)
         verdicts, norms, losses = self._lines.t().tolist()
         return ReceivedUpdates(self._plan, [Verdict(int(one)) for one in verdicts], norms, losses)

@@ -125,15 +125,15 @@ class MaskedCollector(UpdateCollector):
         model: Callable[[], dict[str, Tensor]],
         liars: set[int],
     ) -> None:
-        """liars: clients that have lied in a round of the job, to which this collector adds new
-        liars."""
+        """liars: the set of clients that have lied in any round of the job. This collector adds
+        new liars to the set."""
         super().__init__(given, num_elements, model)
         self._liars = liars
         self._oldest_version = 1
         """The oldest version of the protocol that clients are allowed to use."""
 
     def at(self, step: int) -> Feeding:
-        """Run the round. Raises RoundsError if the round breaks too often."""
+        """Run the round. Raises RoundsError if the round fails too often."""
         resting = set[int]()
         reason = ""
         for again in range(MAX_BROKEN_ROUNDS):
@@ -162,7 +162,7 @@ class MaskedCollector(UpdateCollector):
     def _publish_to(self, step: int, resting: Set[int], again: int) -> RoundReport:
         """Open the round to clients that have not lied.
 
-        resting: clients that made an earlier attempt at this round fail, perhaps without lying.
+        resting: clients that caused an earlier attempt at this round to fail, but might be honest.
         Such clients are asked again in this round only if too few other clients remain.
         """
         options = self._options

@@ -107,8 +107,8 @@ class RoundPublisher:
 def form_of(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
     """Return the form: the information that a client needs in addition to the weights. The form
     describes the model's inputs and outputs in the same way as a job's result, and contains the
-    parts of the document that affect training. The path of the job's own data and its environment
-    are left out.
+    parts of the document that affect training. It omits the job's environment and the path of the
+    job's own data.
 
     folder: an empty folder for temporary files.
     """

@@ -23,8 +23,7 @@ class SiloUpdate:
     update: Tensor
     """float32 (elements,)."""
     metrics: Mapping[str, float]
-    """The metrics that the silo is allowed to release, by the names that a job uses for its own
-    metrics."""
+    """Metrics that the silo is allowed to release, keyed by the names of a job's own metrics."""
     is_refused: bool = False
     """Whether the update is refused because it would corrupt the mean."""
 
@@ -33,8 +32,8 @@ class RoundCollector:
     """Accepts one update from each silo in each round.
 
     A round ends according to the rules of `next_of`. Once `least` updates have arrived, the round
-    doesn't wait for lost silos. The collector waits for a silo from the beginning of the training
-    until the silo is lost, and again after it has returned.
+    doesn't wait for lost silos. The collector waits for a silo from the start of training until the
+    silo is lost, and again after it has returned.
     """
 
     def __init__(self, num_silos: int, least: int, deadline_s: float | None) -> None:

@@ -30,7 +30,7 @@ class SimulatedShare(RoundShare):
 
 
 class ClientFeed(RoundFeed):
-    """A rank's parts of all rounds."""
+    """A rank's part of each round."""
 
     def __init__(
         self,
