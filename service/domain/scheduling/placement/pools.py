@@ -301,8 +301,10 @@ class Offer:
         self.reserved = Reserved(stock)
         self.now = Pool(stock, When.NOW, self.reserved)
         self.soon = Pool(stock, When.SOON, self.reserved)
+        self.keeps_for_later = False
 
     def keep_for_later(self) -> None:
         """Exclude the slots that are reserved by `Stock.reserve`."""
+        self.keeps_for_later = True
         self.now = Pool(self._stock, When.NOW_AND_LATER, self.reserved)
         self.soon = Pool(self._stock, When.SOON_AND_LATER, self.reserved)

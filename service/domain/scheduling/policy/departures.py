@@ -175,7 +175,8 @@ class Departures:
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
-        kept = self._grown | self._leaving.keys() | self._stock.ended
+        kept = self._grown | self._leaving.keys()
+        kept |= self._stock.ended if offer.keeps_for_later else set()
         kept |= self.targets.keys() if is_sized else set()
         candidates = self._candidates.of(rank, kept)
         found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)

@@ -415,8 +415,9 @@ class Oracle:
         assert self.capacity(request, soon) < request.least, (
             "slots that are being left are waited for"
         )
+        is_lent = job.yields and not (self.blocked and self.is_impatient(self.blocked))
         for each in self.snapshot.running:
-            if each.job_id in self.asked | self.ended:
+            if each.job_id in self.asked | (set() if is_lent else self.ended):
                 continue
             if self.may_evict(job, each):
                 self.change(soon, each.request, each.slices)

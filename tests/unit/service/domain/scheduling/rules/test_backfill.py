@@ -11,6 +11,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.policy import (
     Holder,
     Node,
+    Preempt,
     Request,
     RunningJob,
     Snapshot,
@@ -99,3 +100,15 @@ def test_slots_that_a_group_was_asked_for_count_once() -> None:
     one = Slice("n", 1)
     group = RunningJob("group", 50, 0, Request(2, GPU), (one, one), HOUR, recalled=(one,))
     assert started(LARGE, SMALL, there=(THERE, group), gpus=6.0) == ["small"]
+
+
+def test_jobs_that_the_large_one_waits_for_still_leave_for_a_recipe() -> None:
+    high = RunningJob("high", 90, 0, Request(4, GPU), (Slice("n", 4),), HOUR, left_s=30 * HOUR)
+    low = RunningJob("low", 10, 0, Request(4, GPU), (Slice("n", 4),), HOUR, left_s=40 * HOUR)
+    gang = replace(LARGE, priority=90, request=Request(8, GPU), left_s=HOUR)
+    recipe = replace(SMALL, priority=80, request=Request(4, GPU), ends_within_s=None, yields=True)
+    decisions = plan(snapshot((gang, recipe), (high, low), {"n": 8.0}), NOW)
+    assert [d.job_id for d in decisions if isinstance(d, Preempt)] == ["low"]
+    late = replace(gang, waited_s=LONGEST_WAIT_S + 1)
+    decisions = plan(snapshot((late, recipe), (high, low), {"n": 8.0}), NOW)
+    assert not any(isinstance(d, Preempt) for d in decisions), "the recipe could not start"
