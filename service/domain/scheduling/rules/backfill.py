@@ -64,14 +64,20 @@ class Backfill:
         if trial.capacity >= least:
             return 0.0, ending
         holding = [job for job in self._running if self._kept[job.job_id]]
-        holding.sort(key=end_in_s)
+        if end_in_s is latest_end_in_s:
+            # A job without a limit may run for any time, so wait for other jobs if that suffices.
+            holding.sort(key=lambda job: (job.ends_within_s is None, end_in_s(job)))
+        else:
+            holding.sort(key=end_in_s)
+        latest_s = 0.0
         for seconds, together in itertools.groupby(holding, end_in_s):
+            latest_s = max(latest_s, seconds)
             for job in together:
                 kept = tuple(self._kept[job.job_id])
                 trial.release(Ask(job, kept, True))
                 ending.append((job.job_id, self._gangs.of(job.request).kind, kept))
             if trial.capacity >= least:
-                return seconds, ending
+                return latest_s, ending
         return 0.0, []  # the job waits for slots that no job of dray holds
 
     def leaves(self, job_id: str, slices: Sequence[Slice]) -> None:

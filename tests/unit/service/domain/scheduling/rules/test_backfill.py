@@ -112,3 +112,15 @@ def test_jobs_that_the_large_one_waits_for_still_leave_for_a_recipe() -> None:
     late = replace(gang, waited_s=LONGEST_WAIT_S + 1)
     decisions = plan(snapshot((late, recipe), (high, low), {"n": 8.0}), NOW)
     assert not any(isinstance(d, Preempt) for d in decisions), "the recipe could not start"
+
+
+def test_an_overdue_job_does_not_wait_for_a_job_without_a_limit() -> None:
+    endless = RunningJob("endless", 50, 0, Request(4, GPU), (Slice("m", 4),), HOUR, left_s=1.0)
+    limited = replace(endless, job_id="limited", slices=(Slice("n", 4),), ends_within_s=HOUR)
+    limited = replace(limited, left_s=HOUR)
+    for waited_s, node in ((0.0, "m"), (LONGEST_WAIT_S + 1, "n")):
+        seen = snapshot(
+            (replace(LARGE, waited_s=waited_s),), (endless, limited), {"m": 4.0, "n": 4.0}
+        )
+        (wait,) = [d for d in plan(seen, NOW) if isinstance(d, Wait)]
+        assert wait.reserved == (Slice(node, 4),)
