@@ -89,7 +89,14 @@ class _Active:
         passed_s = (now - self.since).total_seconds()
         left_s = None if self.job.left_s is None else max(0.0, self.job.left_s - passed_s)
         lost_s = 0.0 if self.job.yields else self.job.lost_s + passed_s
-        return replace(self.job, held_s=self.job.held_s + passed_s, left_s=left_s, lost_s=lost_s)
+        limit_s = self.job.ends_within_s
+        return replace(
+            self.job,
+            held_s=self.job.held_s + passed_s,
+            left_s=left_s,
+            ends_within_s=None if limit_s is None else max(0.0, limit_s - passed_s),
+            lost_s=lost_s,
+        )
 
 
 class Simulation:
