@@ -371,3 +371,16 @@ def test_a_plan_of_the_first_jobs_of_all_classes_decides_as_a_plan_of_the_whole_
     found = plan(replace(there, queue=tuple(heads)), NOW)
     changes = [d for d in whole if isinstance(d, Start | Preempt | Shrink)]
     assert [d for d in found if isinstance(d, Start | Preempt | Shrink)] == changes
+
+
+def test_as_time_passes_fewer_jobs_end_before_the_first_blocked_job_starts() -> None:
+    there = [replace(runs("r", {"n": 3}, 7200.0), yields=False, ends_within_s=7200.0)]
+    queue = [
+        waits("gang", 4, left_s=100.0, yields=False, seq=1),
+        waits("short", 1, left_s=600.0, yields=False, ends_within_s=600.0, seq=2),
+        waits("long", 1, left_s=6500.0, yields=False, ends_within_s=6500.0, seq=3),
+    ]
+    found = starts(queue, there)
+    assert in_s(found, "short") == 0.0
+    assert in_s(found, "gang") == 7200.0
+    assert in_s(found, "long") > 7200.0, "it could pass at first, but not after 600 s"
