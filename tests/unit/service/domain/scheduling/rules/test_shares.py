@@ -298,3 +298,17 @@ def test_a_quota_is_not_used_up_by_jobs_that_could_not_start() -> None:
     assert leaving(snapshot([high], [low], queues, Used())) == {
         "low": "which is within its queue's quota"
     }
+
+
+@pytest.mark.parametrize(("waited_s", "first"), [(0.0, "ann"), (4 * DAY, "bob")])
+def test_usage_is_forgiven_unless_earlier_forgiven_jobs_hold_a_twentieth(
+    waited_s: float, first: str
+) -> None:
+    used = Used()
+    used.add(("q", "ann"), 90 * DAY, NOW.timestamp())
+    old = dataclasses.replace(waiting("ann", "q", "ann", seq=5), waited_s=4 * DAY, yields=False)
+    new = dataclasses.replace(waiting("bob", "q", "bob", seq=9), yields=False)
+    earlier = running("earlier", "q", "cid", gpus=GPUS - 1, yields=False)
+    there = [dataclasses.replace(earlier, waited_s=waited_s)]
+    decisions = plan(snapshot([old, new], there, [Queue("q")], used), NOW)
+    assert [d.job_id for d in decisions if isinstance(d, Start)] == [first]
