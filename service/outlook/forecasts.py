@@ -31,6 +31,7 @@ from service.domain.scheduling.outlook.situation import UNKNOWN_S, Situation
 from service.domain.scheduling.rules.obstacles import Reason
 from service.lifecycle.resizing import HOLDING
 from service.outlook.step_times import Kind, RunTimes
+from service.outlook.waiting_jobs import limit_left_s
 
 COUNTED_FOR = timedelta(days=7)
 """Time after an event during which its forecast error is included in the statistics."""
@@ -69,7 +70,7 @@ class Facts:
             return TimeLeft(*((at - now).total_seconds() for at in (end.earliest, end.latest)))
         earlier_s = self.earlier.get(Kind(job.owner, job.name, job.num_workers), ())
         found = ranges.by_earlier_runs(earlier_s, job.runtime_used_s + ran_s)
-        limit_s = _limit_s(job, ran_s)
+        limit_s = limit_left_s(job, job.runtime_used_s + ran_s)
         return TimeLeft(0.0, limit_s) if found is None and limit_s is not None else found
 
 
@@ -90,11 +91,6 @@ def situation(
         found = by_id.get(job.job_id)
         return last if found is None or found.position is None else int(found.position)
 
-    limits = {
-        job.id: limit_s
-        for job in known.jobs
-        if (limit_s := _limit_s(job, ran_s.get(job.id, 0.0))) is not None
-    }
     time_left = {
         job.id: left
         for job in known.jobs
@@ -102,7 +98,6 @@ def situation(
     }
     return Situation(
         replace(snapshot, queue=tuple(sorted(snapshot.queue, key=position))),
-        runtime_left_s=limits,
         arrays={job.id: job.array_id for job in known.jobs if job.array_id is not None},
         cancelled=frozenset(job.id for job in known.jobs if job.state is JobState.CANCELLING),
         usual_s=known.usual_s,
@@ -110,14 +105,6 @@ def situation(
         time_left=time_left,
         unmeasured=frozenset(job.job_id for job in snapshot.running if job.job_id not in time_left),
     )
-
-
-def _limit_s(job: Row[Any], ran_s: float) -> float | None:
-    """Return the number of seconds after which `max_runtime_s` ends the job; None if there is no
-    limit."""
-    if job.max_runtime_s is None:
-        return None
-    return max(0.0, float(job.max_runtime_s - job.runtime_used_s - ran_s))
 
 
 NO_TOTAL = Reason("unknown_length", "the job does not report its total number of steps")

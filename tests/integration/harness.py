@@ -384,6 +384,13 @@ def assert_events_are_whole(client: Client, job_id: str) -> None:
     assert len(endings) == 1
 
 
+def assert_one_attempt(client: Client, job_id: str) -> None:
+    """Check that the job's first attempt is its only one; the events tell why one followed."""
+    attempts = [attempt.attempt for attempt in client.attempts(job_id)]
+    told = [f"{event.time} {event.code} {event.message}" for event in client.events(job_id)]
+    assert attempts == [1], "\n".join(told)
+
+
 def assert_promises(service: Service, client: Client, job_id: str) -> None:
     """Check I1, I4, I5, I7 and I8 for a job that has ended."""
     job = client.get(job_id)

@@ -18,6 +18,7 @@ from tests.integration.harness import (
     Service,
     all_metrics,
     assert_events_are_whole,
+    assert_one_attempt,
     digits,
     eventually,
     script,
@@ -91,7 +92,7 @@ def gang(**changes: Any) -> dict[str, Any]:
 
 def assert_ended_well(client: Client, job: Job) -> None:
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_one_attempt(client, job.id)
     assert_events_are_whole(client, job.id)
     steps = all_metrics(client, job.id)["train/loss"].steps
     assert job.progress is not None
@@ -116,7 +117,7 @@ def test_ranks_with_parts_of_gpus_have_each_a_gpu_of_its_own(
     job = client.wait(client.submit(script(script_path, resources=shared)).id, timeout_s=200)
     assert job.state is JobState.SUCCEEDED, job.reason
     assert sorted(text for _, _, text in log_of(client, job.id)) == ["0 0.25", "1 0.25"]
-    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_one_attempt(client, job.id)
 
 
 @SOAK

@@ -19,6 +19,7 @@ from tests.integration.harness import (
     Service,
     all_metrics,
     assert_books_add_up,
+    assert_one_attempt,
     assert_promises,
     digits,
     eventually,
@@ -87,7 +88,7 @@ def test_a_killed_service_loses_nothing_and_the_training_goes_on(
     embedded.start()
     job = client.wait(job.id, timeout_s=120)
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_one_attempt(client, job.id)
     assert result_of(client, job, tmp_path) == {
         key: undisturbed[key] for key in ("metrics", "weights")
     }
@@ -106,7 +107,7 @@ def test_a_killed_gateway_is_started_again_and_nothing_is_lost(
     assert client.get(job.id).id == job.id, "the API answers without a gateway"
     job = client.wait(job.id, timeout_s=120)
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_one_attempt(client, job.id)
     assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
     assert eventually(embedded.gateway_pid) != before
     assert_promises(embedded, client, job.id)
@@ -156,7 +157,7 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     kill(embedded, job.id)
     job = client.wait(job.id, timeout_s=120)
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_one_attempt(client, job.id)
     moves = [(event.code, event.data) for event in client.events(job.id) if event.type == "state"]
     codes = [code for code, _ in moves]
     assert codes[codes.index("running") :] == ["running", "group_lost", "recovered", "succeeded"]
@@ -185,7 +186,7 @@ def test_peers_that_die_at_once_are_both_replaced_while_the_others_train_on(
         os.kill(pids[rank], signal.SIGKILL)
     job = client.wait(job.id, timeout_s=300)
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_one_attempt(client, job.id)
     events = list(client.events(job.id))
     assert [event for event in events if event.code == "recovered"]
     sizes = [event.data["world_size"] for event in events if event.code == "resized"]

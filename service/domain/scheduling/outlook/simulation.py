@@ -13,7 +13,6 @@ relative to how far in the future they end.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from service.domain.scheduling.placement.slots import (
 )
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.dependencies import waits_for
-from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.eviction import RunningJob, leftover
 from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
@@ -255,7 +254,6 @@ class Simulation:
                 slices=slices,
                 held_s=0.0,
                 left_s=None if job.left_s is None else job.left_s * slower,
-                guess_s=None if job.guess_s is None else job.guess_s * slower,
                 ends_within_s=job.ends_within_s,
                 waited_s=self._as_of_now(job).waited_s,
                 yields=job.yields,
@@ -277,9 +275,9 @@ class Simulation:
             # time that the job has run so far.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
-        limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
         # If a job has fewer workers, its remaining time increases, so without LONGEST_S `ends_at`
         # could exceed the largest `datetime`.
+        limit_s = forecast.LONGEST_S if job.ends_within_s is None else job.ends_within_s
         left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
         shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
@@ -290,13 +288,7 @@ class Simulation:
     def _leftover(self, holder: Holder) -> _Active:
         """Return the job of an attempt that has ended but still holds its slots, which it is about
         to release."""
-        job = RunningJob(
-            *(holder.job_id, 0, 0, holder.request, holder.slices, 0.0),
-            is_leaving=True,
-            queue=holder.queue,
-            owner=holder.owner,
-        )
-        return replace(self._begun(job), goes_on=False)
+        return replace(self._begun(leftover(holder)), goes_on=False)
 
     def _leave(self, active: _Active) -> None:
         job = replace(active.at(self._now), is_leaving=True)
@@ -350,8 +342,7 @@ class Simulation:
             self._running_of_arrays[self._array_of[job.job_id]] -= 1
         self._num_assumed += active.is_assumed
         if active.goes_on:
-            limit_s = self._situation.runtime_left_s.get(job.job_id)
-            self._classes.add(replace(_waiting_again(job), ends_within_s=limit_s))
+            self._classes.add(_waiting_again(job))
         return not active.goes_on
 
     def _shrink(self, active: _Active) -> None:
@@ -426,6 +417,7 @@ def _waiting_again(job: RunningJob) -> WaitingJob:
         request=job.request,
         left_s=left_s,
         waited_s=job.waited_s,
+        ends_within_s=job.ends_within_s,
         yields=job.yields,
         queue=job.queue,
         owner=job.owner,

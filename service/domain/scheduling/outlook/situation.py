@@ -28,8 +28,6 @@ class Situation:
 
     snapshot: policy.Snapshot
     """The snapshot, whose queue is in the order of the last plan, as far as this order is known."""
-    runtime_left_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds until each job with `max_runtime_s` is stopped, keyed by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
     """The array of each unfinished job that belongs to an array, keyed by job id."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
@@ -65,7 +63,6 @@ class Situation:
         return replace(
             self,
             snapshot=replace(snapshot, queue=queue),
-            runtime_left_s=_of(there, self.runtime_left_s),
             arrays=_of(there, self.arrays),
             time_left=_of(there, self.time_left),
             others_of_arrays=others + Counter(self.others_of_arrays),

@@ -8,7 +8,8 @@ is counted per domain (`placement`) only when a gang is placed or must be within
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
@@ -24,6 +25,8 @@ from service.domain.scheduling.placement.stock import (
     times_on,
 )
 from service.domain.scheduling.placement.topology import Place
+
+NONE_DIFFER: Mapping[str, Amounts] = MappingProxyType({})
 
 
 class Reserved:
@@ -96,6 +99,11 @@ class Pool:
         """Return how many workers of this kind fit in the cluster, regardless of the domains that a
         gang requires."""
         return self._exact(kind).total
+
+    def whole_capacity(self, kind: WorkerKind, free: Mapping[str, Amounts]) -> int:
+        """Like `capacity`, for a gang that must be placed all at once. `free` contains the nodes
+        whose free resources are assumed to differ."""
+        return count(self._exact(kind).place_whole(free))
 
     def closed(self, kind: WorkerKind) -> int:
         """Return how many workers of this kind would fit on nodes with silos' data if these nodes
@@ -262,12 +270,15 @@ class _Capacity:
             return {topology.cluster: self.total}
         return self.placement.capacities(required.level) if topology.has(required.level) else {}
 
-    def place_whole(self) -> tuple[Slice, ...]:
-        """Like `Stock.place_whole`, for the resources that are free and not set aside."""
+    def place_whole(self, free: Mapping[str, Amounts] = NONE_DIFFER) -> tuple[Slice, ...]:
+        """Like `Stock.place_whole`, for the resources that are free and not set aside. `free`
+        contains the nodes whose free resources are assumed to differ."""
         left: dict[str, Amounts] = {}
         for group in self._free.groups.values():
-            amounts = plus(group.amounts, self._reserved.on[group.kind], -1)
-            left |= dict.fromkeys(group.nodes, amounts)
+            aside = self._reserved.on[group.kind]
+            left |= dict.fromkeys(group.nodes, plus(group.amounts, aside, -1))
+            for node_id in group.nodes & free.keys():
+                left[node_id] = plus(free[node_id], aside, -1)
         return self._stock.place_whole(self._kind, left)
 
     @property

@@ -50,7 +50,7 @@ class Departures:
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
         """The jobs that release slots, keyed by node."""
         self._soon = Pool(stock, When.SOON)
-        self.backfill = Backfill(snapshot.running, self._soon, gangs)
+        self.backfill = Backfill(snapshot.holding(), self._soon, gangs)
         for job in running:
             if job.is_leaving:
                 self._expect(job, job.slices)
@@ -104,16 +104,17 @@ class Departures:
             and not (job.is_leaving or job.recalled or job.request.required_level)
         ]
         for running in sized:
-            choice = elastic[running.job_id]
+            choice, rank = elastic[running.job_id], self._ranks[running.job_id]
             claims.append(
                 ElasticClaim(
                     running.job_id,
-                    _standing(self._ranks[running.job_id]),
+                    _standing(rank),
                     self._gangs.of(running.request).kind,
                     choice,
                     held=count(running.slices),
                     stays=running.held_s < min_run_s,
-                    comes_first=running.held_s < sizing.least_run_s(min_run_s, running.num_left),
+                    comes_first=rank.is_overdue
+                    or running.held_s < sizing.least_run_s(min_run_s, running.num_left),
                     has_grown=choice.in_place and running.grown_s < min_run_s,
                     has_shrunk=choice.in_place and running.shrunk_s < min_run_s,
                 )

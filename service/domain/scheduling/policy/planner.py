@@ -44,6 +44,7 @@ from service.config.node_types import OPEN
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
+from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.ranking import Ranking, at_the_front
 from service.domain.scheduling.policy.records import Decision, Growing, Snapshot, Stay, Wait
 from service.domain.scheduling.policy.round import Round, waits_for_jobs
@@ -77,7 +78,8 @@ def plan(
         shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted),
         has_closed=any(OPEN in node.total for node in accepted),
     )
-    ranking = Ranking(snapshot, gangs, now)
+    emptied = Emptied(snapshot, gangs)
+    ranking = Ranking(snapshot, gangs, emptied, now)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
     # Sort indices instead of pairs, to create fewer objects that the garbage collector must visit.
@@ -88,7 +90,8 @@ def plan(
         # first.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
-    round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
+    usable = accepted if snapshot.connected else ()
+    round_ = Round(usable, snapshot, gangs, emptied, running, now)
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)

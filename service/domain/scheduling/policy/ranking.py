@@ -8,6 +8,7 @@ from datetime import datetime
 from operator import attrgetter, itemgetter
 
 from service.domain.scheduling.placement.gangs import Gang, Gangs
+from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.records import Snapshot, WaitingJob
 from service.domain.scheduling.rules import order, shares
 from service.domain.scheduling.rules.eviction import RunningJob
@@ -17,7 +18,7 @@ from service.domain.scheduling.rules.limits import QueueLimits
 class Ranking:
     """The ranks of the jobs of a snapshot."""
 
-    def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
+    def __init__(self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime) -> None:
         self._guaranteed = _within_quota(snapshot, gangs, now)
         # An account whose jobs are all blocked is not considered active, because it could not use
         # its share.
@@ -33,7 +34,7 @@ class Ranking:
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
         self._forgiven = {j.job_id for j in snapshot.running if j.waited_s > order.FORGIVING_S}
-        self._find_overdue(snapshot, gangs, now)
+        self._find_overdue(snapshot, gangs, emptied, now)
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
         tier, user = self._standing(job)
@@ -58,7 +59,9 @@ class Ranking:
             user = shares.UserStanding.BEHIND
         return shares.Tier.QUOTA if job.job_id in self._guaranteed else tier, user
 
-    def _find_overdue(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
+    def _find_overdue(
+        self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime
+    ) -> None:
         """Find the waiting jobs that come first because they have waited longest: one for each
         combination of tier, priority and the user's standing."""
         waiting = [job for job in snapshot.queue if job.waited_s > order.LONGEST_WAIT_S]
@@ -72,7 +75,11 @@ class Ranking:
             forgives = job.waited_s > order.FORGIVING_S and not is_behind and among not in forgave
             if (among, user) in found and not forgives:
                 continue
-            if not able.claims_capacity(job, gangs.of(job.request)):
+            gang = gangs.of(job.request)
+            # A job that waits for new nodes, or for slots of other programs, would delay every job.
+            if not emptied.can_hold(gang):
+                continue
+            if not able.claims_capacity(job, gang):
                 continue
             if forgives:
                 forgave.add(among)

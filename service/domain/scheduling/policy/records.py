@@ -84,8 +84,7 @@ class Snapshot:
     nodes: tuple[Node, ...]
     connected: bool
     holders: tuple[Holder, ...] = ()
-    """Jobs that hold slots. Only used for messages, since `available_to_us` already excludes these
-    slots."""
+    """Jobs that hold slots, which `available_to_us` already excludes."""
     storage_problem: str | None = None
     """Message that is set if the storage is full. No job can then start, even if slots are free."""
     growing: tuple[Growing, ...] = ()
@@ -107,6 +106,12 @@ class Snapshot:
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
     """Jobs whose size is chosen based on their speed, keyed by job id. All of these jobs can save
     and resume their state."""
+
+    def holding(self) -> list[eviction.RunningJob]:
+        """Return the running jobs and the jobs that have ended but not yet released their slots."""
+        there = {job.job_id for job in self.running}
+        over = [eviction.leftover(each) for each in self.holders if each.job_id not in there]
+        return [*self.running, *over]
 
 
 @dataclass(frozen=True)

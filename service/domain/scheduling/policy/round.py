@@ -13,6 +13,7 @@ from service.domain.scheduling.placement.slots import Node, count, is_open, work
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.departures import OTHERS_GAIN, Departures
+from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.feasibility import (
     ALL_CLOSED,
     OPEN_ARE_REFUSED,
@@ -49,12 +50,14 @@ class Round:
         nodes: Sequence[Node],
         snapshot: Snapshot,
         gangs: Gangs,
+        emptied: Emptied,
         ranks: Mapping[str, order.Rank],
         now: datetime,
     ) -> None:
         """`ranks` contains the rank of each running job."""
         self._nodes = nodes
         self._gangs = gangs
+        self._emptied = emptied
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
         self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
         self.departures = Departures(snapshot, self._stock, gangs, ranks)
@@ -184,16 +187,19 @@ class Round:
 
     def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
         """For the first job that can't start, reserve the slots that are expected to be free first.
-        Returns the slots; empty if all slots that the job could use are set aside instead."""
+        Returns the slots. A job that waits for more than the ends of running jobs (`Emptied`)
+        reserves nothing, so that the next blocked job reserves slots."""
         kind = gang.kind
+        ending = self._backfill.block(kind, gang.least, is_overdue=is_overdue)
         slices = None
-        if kind.is_whole:
+        if ending is not None:
+            self._stock.look_ahead(ending)
+            slices = Pool(self._stock, When.LATER).pack_most(kind, gang.least, gang.least)
+        elif not self._emptied.can_hold(gang):
+            return ()
+        if slices is None:  # the job waits for jobs that this plan starts
             self._backfill.is_blocked = True
             self._backfill.close()
-        else:
-            self._stock.look_ahead(self._backfill.block(kind, gang.least, is_overdue=is_overdue))
-            slices = Pool(self._stock, When.LATER).pack_most(kind, gang.least, gang.least)
-        if slices is None:
             self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue)
             return ()
         self._obstacles.block(job.job_id, kind)

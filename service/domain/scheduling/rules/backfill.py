@@ -9,9 +9,11 @@ with this rule than when overtaking jobs had to end before the forecast start of
 
 from __future__ import annotations
 
-import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, groupby, pairwise
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
@@ -27,8 +29,8 @@ class Backfill:
     """Tracks when the first blocked job of a plan is expected to start."""
 
     def __init__(self, running: Sequence[RunningJob], pool: Pool, gangs: Gangs) -> None:
-        """`pool` contains the slots that are free once all jobs that were asked to leave have left,
-        whether or not they are reserved."""
+        """`running` contains every job that holds slots. `pool` contains the slots that are free
+        once all jobs that were asked to leave have left, whether or not they are reserved."""
         self._running = running
         self._pool = pool
         self._gangs = gangs
@@ -38,6 +40,9 @@ class Backfill:
         """Whether a job that can't start has been recorded."""
         self._is_closed = False
         self._starts_in_s = math.inf
+        self._never: dict[WorkerKind, int] = {}
+        """Number of workers for which there are too few slots even after all running jobs have
+        ended, by kind."""
 
     def may_pass(self, ends_within_s: float | None) -> bool:
         """Whether a job that ends within this time ends before the blocked job starts."""
@@ -45,40 +50,68 @@ class Backfill:
             return False
         return ends_within_s + SETTLING_S <= self._starts_in_s
 
-    def block(self, kind: WorkerKind, least: int, *, is_overdue: bool) -> list[Ending]:
+    def block(self, kind: WorkerKind, least: int, *, is_overdue: bool) -> list[Ending] | None:
         """Record the first job that can't start yet. Returns the running jobs that are expected to
         end before it starts. For an overdue job, these are the jobs whose time limits expire first,
-        so that jobs that run longer than forecast can't delay it again and again."""
-        self.is_blocked = True
-        self._starts_in_s, ending = self._waits_for(kind, least, latest_end_in_s)
-        return ending if is_overdue else self._waits_for(kind, least, ends_in_s)[1]
+        so that jobs that run longer than forecast can't delay it again and again.
+
+        Returns None, and records nothing, if there are too few slots for the job even after all
+        running jobs have ended."""
+        if least >= self._never.get(kind, math.inf):
+            return None
+        latest = self._waits_for(kind, least, latest_end_in_s)
+        if latest is None:
+            self._never[kind] = least
+            return None
+        expected = latest if is_overdue else self._waits_for(kind, least, ends_in_s)
+        self.is_blocked, self._starts_in_s = True, latest[0]
+        return None if expected is None else expected[1]
 
     def _waits_for(
         self, kind: WorkerKind, least: int, end_in_s: Callable[[RunningJob], float]
-    ) -> tuple[float, list[Ending]]:
+    ) -> tuple[float, list[Ending]] | None:
         """Return the number of seconds until enough slots are free, and the jobs that have ended by
-        then. `end_in_s` returns the number of seconds until a running job ends. The result is 0 if
-        too few slots are free even after all running jobs have ended."""
-        trial = SlotCheck(kind, self._pool, self._gangs)
-        ending: list[Ending] = []
-        if trial.capacity >= least:
-            return 0.0, ending
+        then; None if too few slots are free even after all running jobs have ended. `end_in_s`
+        returns the number of seconds until a running job ends."""
         holding = [job for job in self._running if self._kept[job.job_id]]
         if end_in_s is latest_end_in_s:
             # A job without a limit may run for any time, so wait for other jobs if that suffices.
             holding.sort(key=lambda job: (job.ends_within_s is None, end_in_s(job)))
         else:
             holding.sort(key=end_in_s)
-        latest_s = 0.0
-        for seconds, together in itertools.groupby(holding, end_in_s):
-            latest_s = max(latest_s, seconds)
-            for job in together:
-                kept = tuple(self._kept[job.job_id])
-                trial.release(Ask(job, kept, True))
-                ending.append((job.job_id, self._gangs.of(job.request).kind, kept))
-            if trial.capacity >= least:
-                return latest_s, ending
-        return 0.0, []  # the job waits for slots that no job of dray holds
+        number = self._num_to_end(kind, least, holding, end_in_s)
+        if number is None:
+            return None
+        ending = [
+            (job.job_id, self._gangs.of(job.request).kind, tuple(self._kept[job.job_id]))
+            for job in holding[:number]
+        ]
+        return max(map(end_in_s, holding[:number]), default=0.0), ending
+
+    def _num_to_end(
+        self,
+        kind: WorkerKind,
+        least: int,
+        holding: Sequence[RunningJob],
+        end_in_s: Callable[[RunningJob], float],
+    ) -> int | None:
+        """Return how many of these jobs must end, in this order, until enough slots are free; None
+        if all of them are too few."""
+        sizes = (len([*together]) for _, together in groupby(holding, end_in_s))
+        moments = [*accumulate(sizes, initial=0)]
+
+        def fits(before: int, number: int, trial: SlotCheck) -> bool:
+            for job in holding[before:number]:
+                trial.release(Ask(job, tuple(self._kept[job.job_id]), True))
+            return trial.capacity >= least
+
+        if kind.is_whole:  # each check places the whole gang, which takes long
+            new = partial(SlotCheck, kind, self._pool, self._gangs)
+            at = bisect_left(moments, True, key=lambda number: fits(0, number, new()))
+            return moments[at] if at < len(moments) else None
+        trial = SlotCheck(kind, self._pool, self._gangs)
+        spans = pairwise([0, *moments])
+        return next((number for before, number in spans if fits(before, number, trial)), None)
 
     def leaves(self, job_id: str, slices: Sequence[Slice]) -> None:
         """Record that the job was asked to release these slots. The pool already contains them."""

@@ -21,7 +21,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import Fractions
-from service.domain.scheduling.placement.slots import Request
+from service.domain.scheduling.placement.slots import Holder, Request
 from service.domain.scheduling.placement.stock import Amounts, When
 from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import Tier, UserStanding
@@ -78,6 +78,17 @@ class RunningJob:
     """Seconds since the group was last granted additional slots."""
     shrunk_s: float = math.inf
     """Seconds since the job was last asked to release slots because others gain more from them."""
+
+
+def leftover(holder: Holder) -> RunningJob:
+    """Return the job of an attempt that has ended and is about to release its slots."""
+    return RunningJob(
+        *(holder.job_id, 0, 0, holder.request, holder.slices, 0.0),
+        ends_within_s=0.0,
+        is_leaving=True,
+        queue=holder.queue,
+        owner=holder.owner,
+    )
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
@@ -252,6 +263,9 @@ class SlotCheck:
     def capacity(self) -> int:
         """Largest number of workers that fit into one of the domains in which a gang must be
         placed."""
+        if self._kind.is_whole:
+            free = {node_id: there[0] for node_id, there in self._nodes.items() if there}
+            return self._pool.whole_capacity(self._kind, free)
         return max(self._capacities.values(), default=0)
 
     def release(self, ask: Ask, sign: int = 1) -> None:

@@ -218,7 +218,7 @@ def test_a_record_of_another_release_is_not_found_and_says_so(service: Service) 
 
 
 def test_a_situation_comes_back_as_it_was() -> None:
-    there = situation([waits("a", held="ann")], [runs("r", {"n": 1})], runtime_left_s={"r": 3.0})
+    there = situation([waits("a", held="ann")], [runs("r", {"n": 1}, ends_within_s=3.0)])
     there = replace(there, snapshot=replace(there.snapshot, used_s={("default", "ann"): 2.5}))
     there = replace(there, accounts=frozenset({("default", "ann")}), left_out={"a": 7})
     assert codec.decode(codec.encode(there)) == there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +31,17 @@ def running(name: str, slices: Mapping[str, int], **fields: Any) -> RunningJob:
     request = Request(sum(slices.values()), GPU)
     usual = {"priority": 50, "seq": 1, "held_s": MIN_RUN_S, "left_s": HOUR, "yields": True}
     return RunningJob(job_id=name, request=request, slices=parts, **{**usual, **fields})
+
+
+def busy(nodes: Iterable[Node]) -> tuple[RunningJob, ...]:
+    """Return a job of unknown duration on each node, which holds everything that is not free."""
+    there = []
+    for node in nodes:
+        held = {name: most - node.available_to_us[name] for name, most in node.total.items()}
+        request = Request(1, {name: amount for name, amount in held.items() if amount > 0})
+        name = f"on-{node.id}"
+        there.append(RunningJob(name, 50, 0, request, (Slice(node.id, 1),), held_s=MIN_RUN_S))
+    return tuple(there)
 
 
 def snapshot(

@@ -35,6 +35,7 @@ from service.domain.scheduling.policy import (
 from service.domain.scheduling.policy.batch_changes import LASTS_S, batch_changes
 from service.domain.scheduling.rules.dependencies import ArrayLimit
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
+from service.domain.scheduling.rules.order import LONGEST_WAIT_S
 from service.domain.scheduling.rules.queues import Queue
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -268,6 +269,15 @@ def test_a_job_that_has_left_before_is_left_alone_for_longer_each_time() -> None
         old = replace(old, held_s=old.held_s + 60.0)
     assert sent_away[:3] == [300.0, 900.0, 1800.0]
     assert len(sent_away) <= math.sqrt(2 * now_s / MIN_RUN_S)
+
+
+def test_a_job_that_was_overdue_when_it_started_is_not_sent_away_for_one_that_gains_more() -> None:
+    job = replace(elastic(exchange_s=0.05), in_place=True, least=8)
+    jobs = {"old": job, "new": replace(job, steps_left=1e3)}
+    old = running("old", job, Slice("a", 4), Slice("b", 4), held_s=10 * MIN_RUN_S)
+    assert isinstance(planned(jobs, (old,), (waiting("new", least=8),))["old"], Preempt)
+    late = replace(old, waited_s=LONGEST_WAIT_S + 1)
+    assert "old" not in planned(jobs, (late,), (waiting("new", least=8),))
 
 
 def test_a_job_that_runs_is_not_sent_away_for_one_that_gains_about_as_much() -> None:

@@ -269,9 +269,10 @@ def test_the_document_names_the_level() -> None:
 
 
 def test_jobs_behind_pass_on_domains_that_are_too_small_for_it() -> None:
-    nodes = [*row("r1", 4, 4, free=(4, 0)), *row("r2", 4)]
+    nodes = [*row("r1", 4, 4), *row("r2", 4)]
     ahead = waits("a", 8, "rack", priority=90)
-    first, second, third = decide([ahead, waits("b", 4), waits("c", 4)], nodes)
+    there = runs("there", {"r1-2": 4}, priority=90)
+    first, second, third = decide([ahead, waits("b", 4), waits("c", 4)], nodes, [there])
     assert isinstance(first, Wait)
     assert second == Start("b", (Slice("r2-1", 4),))
     assert isinstance(third, Wait)

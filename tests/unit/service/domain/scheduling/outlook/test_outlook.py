@@ -89,7 +89,7 @@ def test_a_job_that_waits_for_its_environment_alone_has_no_time_and_says_why() -
 
 
 def test_a_time_limit_ends_a_job_that_would_run_on() -> None:
-    found = starts([waits("a", 4)], [runs("r", {"n": 4})], runtime_left_s={"r": 60.0})
+    found = starts([waits("a", 4)], [runs("r", {"n": 4}, ends_within_s=60.0)])
     assert in_s(found, "a") == 60.0
 
 
@@ -221,9 +221,9 @@ def test_a_job_that_has_left_its_slots_still_ends_within_its_limit() -> None:
         waits("wide", 4, priority=55, left_s=100.0),
         waits("then", after=(Dependency("low", True, "RUNNING"),), ends_within_s=60.0),
     ]
-    low = runs("low", {"n": 2}, 300.0, priority=10)
+    low = runs("low", {"n": 2}, 300.0, priority=10, ends_within_s=400.0)
     stays = runs("stays", {"n": 2}, 10 * HOUR, priority=90)
-    found = starts(queue, [low, stays], runtime_left_s={"low": 400.0})
+    found = starts(queue, [low, stays])
     assert in_s(found, "high") == LEAVING_S
     assert in_s(found, "then") < 600.0
 
@@ -246,12 +246,11 @@ def test_what_is_kept_of_an_array_is_bounded_and_jobs_after_it_wait_for_all_of_i
         [*members, waits("after", after=(Dependency("array-1", True, "QUEUED"),))],
         [runs("m-runs", {"n": 1})],
         arrays=dict.fromkeys([*names, "m-runs"], "array-1"),
-        runtime_left_s=dict.fromkeys([*names, "m-runs"], 60.0),
     )
     first = there.first_jobs(2)
     kept = {job.job_id for job in first.snapshot.queue} | {"m-runs"}
     assert len(kept) < 30
-    assert first.arrays.keys() == first.runtime_left_s.keys() == kept
+    assert first.arrays.keys() == kept
     assert first.others_of_arrays == {"array-1": 1001 - len(kept)}
     again = first.first_jobs(1)
     assert len(again.arrays) + again.others_of_arrays["array-1"] == 1001

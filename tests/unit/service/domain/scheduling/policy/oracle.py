@@ -159,6 +159,8 @@ class Oracle:
             of = job.job_id in self.guaranteed, job.priority
             if of in first or not isinstance(job, WaitingJob):
                 continue
+            if self.capacity(job.request, self.emptied()) < job.request.least:
+                continue
             if self.could_start(job, arrays):
                 first.add(of)
                 found.add(job.job_id)
@@ -187,8 +189,7 @@ class Oracle:
 
     def look_ahead(self, job: WaitingJob, reserved: Sequence[Slice]) -> None:
         """Determine when the first blocked job starts: when enough of the running jobs have ended,
-        as expected."""
-        self.blocked = job
+        as expected. A job that needs more than that reserves nothing."""
         free = {name: dict(there) for name, there in self.soon_free.items()}
         ends = {each.job_id: self.ends_in_s(each) for each in self.snapshot.running}
         for at in sorted(set(ends.values())):
@@ -202,14 +203,24 @@ class Oracle:
         if self.capacity(job.request, free) < job.request.least:
             assert not reserved
             self.later_s, self.ended = 0.0, set()
-            self.set_aside(job.request, job.request.num_workers, both=self.is_impatient(job))
+            if self.capacity(job.request, self.emptied()) >= job.request.least:
+                self.blocked = job  # it waits for jobs that start now
+                self.set_aside(job.request, job.request.num_workers, both=self.is_impatient(job))
             return
+        self.blocked = job
         assert count(reserved) == job.request.least
         self.is_within_its_level(job.request, reserved)
         for part in reserved:
             assert part.num_workers <= fits(job.request.bundle, free[part.node_id])
         self.change(free, job.request, reserved, -1)
         self.later_free = free
+
+    def emptied(self) -> Free:
+        """Return what is free after all running jobs have ended."""
+        free = self.copy()
+        for each in self.snapshot.running:
+            self.change(free, each.request, each.slices)
+        return free
 
     def ends_in_s(self, running: RunningJob) -> float:
         left_s = running.guess_s if running.left_s is None else running.left_s

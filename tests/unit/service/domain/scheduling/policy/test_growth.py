@@ -32,6 +32,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from tests.unit.service.domain.scheduling.policy.test_policy import NOW, decide, job, node, started
+from tests.unit.service.domain.scheduling.snapshots import busy
 
 CPU = {"CPU": 1.0}
 
@@ -78,16 +79,17 @@ def test_else_it_starts_with_what_there_is_from_its_least_number_on(
 
 def test_it_passes_nobody_who_waits_for_the_same_slots() -> None:
     ahead, behind = job("ahead", 4, seq=1), elastic("behind", 1, 4, seq=2)
-    first, second = decide(ahead, behind, nodes=[node("n", 2, CPU=4.0)])
+    nodes = [node("n", 2, CPU=4.0)]
+    first, second = decide(ahead, behind, nodes=nodes, running=busy(nodes))
     assert isinstance(first, Wait)
     assert isinstance(second, Wait)
     assert (second.reason.code, second.blocked_by) == ("behind_in_queue", ("ahead",))
 
 
-def test_while_it_waits_nobody_passes_it_on_slots_that_it_could_ever_use() -> None:
-    nodes = [node("n1", 1, CPU=4.0), node("n2", 0, CPU=4.0)]
-    decisions = decide(elastic("ahead", 2, 4, seq=1), job("behind", 1, seq=2), nodes=nodes)
-    assert started(decisions) == []
+def test_while_it_waits_nobody_passes_it_on_the_slots_of_its_minimum() -> None:
+    nodes = [node("n", 1, CPU=2.0)]
+    jobs = elastic("ahead", 2, 4, seq=1), job("behind", 1, seq=2)
+    assert started(decide(*jobs, nodes=nodes, running=busy(nodes))) == []
 
 
 def test_its_least_number_must_fit_the_cluster_and_not_the_whole() -> None:
@@ -114,7 +116,8 @@ def test_a_group_grows_after_the_queue_and_only_with_what_nobody_there_has_a_cla
     start, stay = planned(job("b", 2), nodes=[node("n", 2, CPU=4.0)], growing=(running,))
     assert start == Start("b", (Slice("n", 2),))
     assert isinstance(stay, Stay)
-    wait, stay = planned(job("b", 4), nodes=[node("n", 2, CPU=4.0)], growing=(running,))
+    nodes, there = [node("n", 2, CPU=4.0)], busy([node("n", 3, CPU=4.0)])
+    wait, stay = planned(job("b", 4), nodes=nodes, growing=(running,), running=there)
     assert isinstance(wait, Wait)
     assert isinstance(stay, Stay)
     assert (stay.reason.code, stay.blocked_by) == ("behind_in_queue", ("b",))
@@ -331,7 +334,7 @@ def test_no_growth_and_no_elastic_start_delays_who_waits_ahead() -> None:
     for seed in range(300):
         nodes, queue, growing = _storm(seed)
         calm = tuple(g for g in growing if not g.lacking)
-        decisions = planned(*queue, nodes=nodes, growing=calm)
+        decisions = planned(*queue, nodes=nodes, growing=calm, running=busy(nodes))
         if not isinstance(decisions[0], Wait):
             continue
         given = [d for d in decisions if isinstance(d, Start | Grow)]

@@ -258,3 +258,17 @@ def test_a_part_does_not_fit_on_gpus_that_others_use_for_the_most_part() -> None
     there = Node("n", {"CPU": 8.0, "GPU": 3.0}, with_shared_gpus(free, parts_on("n", [held])))
     (found,) = decide(there, jobs=(job(request=SHARING),), holders=(held,))
     assert isinstance(found, Wait)
+
+
+def test_a_blocked_gang_with_roles_reserves_only_the_slots_that_it_will_use() -> None:
+    nodes = [node("a", CPU=8.0, GPU=2.0), node("b", CPU=8.0, GPU=2.0)]
+    there = RunningJob("there", 50, 0, Request(2, ON_GPUS), (Slice("a", 2),), 600.0)
+    busy = RunningJob("busy", 50, 0, Request(1, ON_GPUS), (Slice("b", 1),), 600.0, left_s=9e5)
+    free = [{"CPU": 6.0, "GPU": 0.0}, {"CPU": 7.0, "GPU": 1.0}]
+    left = [replace(n, available_to_us=has) for n, has in zip(nodes, free, strict=True)]
+    behind = [job(f"j{seq}", Request(1, ON_GPUS), seq) for seq in (1, 2)]
+    wait, *others = decide(*left, jobs=(job(), *behind), running=(there, busy))
+    assert isinstance(wait, Wait)
+    assert wait.reserved == (Slice("a", 2), Slice("a", 1))
+    assert others[0] == Start("j1", (Slice("b", 1),))
+    assert isinstance(others[1], Wait)

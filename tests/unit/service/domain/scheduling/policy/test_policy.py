@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.policy.round import SOON_S
+from tests.unit.service.domain.scheduling.snapshots import busy
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -52,9 +54,9 @@ def node(name: str, free: float | None = None, **total: float) -> Node:
 
 
 def decide(
-    *jobs: WaitingJob, nodes: list[Node], holders: tuple[Holder, ...] = ()
+    *jobs: WaitingJob, nodes: list[Node], holders: tuple[Holder, ...] = (), **more: Any
 ) -> list[Decision]:
-    return plan(Snapshot(jobs, tuple(nodes), True, holders), NOW)
+    return plan(Snapshot(jobs, tuple(nodes), True, holders, **more), NOW)
 
 
 def started(decisions: list[Decision]) -> list[str]:
@@ -118,8 +120,9 @@ def test_a_job_passes_on_nodes_that_the_one_ahead_can_not_use() -> None:
 def test_a_job_passes_on_what_the_one_ahead_leaves_over_even_when_it_runs() -> None:
     nodes = [Node("gpu", {"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 0.0})]
     ahead = job("ahead", 2, seq=1, CPU=1.0, GPU=1.0)
-    assert started(decide(ahead, job("six", 6, seq=2), nodes=nodes)) == ["six"]
-    assert started(decide(ahead, job("seven", 7, seq=2), nodes=nodes)) == []
+    for workers, starts in ((6, ["behind"]), (7, [])):
+        behind = job("behind", workers, seq=2)
+        assert started(decide(ahead, behind, nodes=nodes, running=busy(nodes))) == starts
 
 
 def test_what_can_never_run_is_impossible_and_blocks_nobody() -> None:
@@ -265,17 +268,17 @@ def test_a_blocked_job_starts_as_soon_as_those_that_ran_before_it_are_gone() -> 
             name: {"CPU": float(chance.randint(2, 8)), "GPU": float(chance.randint(0, 3))}
             for name in "ab"
         }
-        busy = {
+        used = {
             name: {k: float(chance.randint(0, int(v))) for k, v in t.items()}
             for name, t in totals.items()
         }
-        nodes = [Node(n, t, {k: t[k] - busy[n][k] for k in t}) for n, t in totals.items()]
+        nodes = [Node(n, t, {k: t[k] - used[n][k] for k in t}) for n, t in totals.items()]
         head = job("head", chance.randint(1, 6), seq=0, CPU=1.0, GPU=float(chance.randint(0, 1)))
         rest = [
             job(f"j{i}", chance.randint(1, 4), seq=i, CPU=1.0, GPU=float(chance.randint(0, 1)))
             for i in range(1, 6)
         ]
-        decisions = decide(head, *rest, nodes=nodes)
+        decisions = decide(head, *rest, nodes=nodes, running=busy(nodes))
         if not isinstance(decisions[0], Wait):
             continue
         bundles = {j.job_id: j.request.bundle for j in rest}

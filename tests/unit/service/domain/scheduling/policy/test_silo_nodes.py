@@ -31,6 +31,7 @@ from service.domain.scheduling.policy import (
 )
 from service.domain.scheduling.rules.eviction import RunningJob
 from tests.unit.service.domain.scheduling.outlook.test_counterfactuals import Multiples
+from tests.unit.service.domain.scheduling.snapshots import busy
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NORTH, SOUTH = "label:hospital=north", "label:hospital=south"
@@ -89,7 +90,7 @@ def test_a_group_grows_on_open_nodes_alone() -> None:
 
 @pytest.mark.parametrize("roles", [(), (RoleSlots("ps", 0, 1, {"CPU": 3.0, RACK: 0.001}),)])
 def test_a_blocked_job_reserves_nothing_on_nodes_that_it_may_not_use(roles: Any) -> None:
-    blocked = Request(6, {**CPU, RACK: 0.001}, roles=roles)
+    blocked = Request(6 if roles else 8, {**CPU, RACK: 0.001}, roles=roles)
     rack = {"rack": "a"}
     there = [
         node("full", free=0.0, **rack),
@@ -98,7 +99,7 @@ def test_a_blocked_job_reserves_nothing_on_nodes_that_it_may_not_use(roles: Any)
         node("s", closed=True, hospital="south", **rack),
         node("open"),
     ]
-    wait, start = decide(there, blocked, Request(3, CPU, homes=HOMES))
+    wait, start = decide(there, blocked, Request(3, CPU, homes=HOMES), running=busy(there))
     assert isinstance(wait, Wait)
     assert isinstance(start, Start)
     assert [part.node_id for part in start.slices] == ["open", "n", "s"]

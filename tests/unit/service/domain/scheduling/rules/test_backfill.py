@@ -88,12 +88,48 @@ def test_jobs_that_save_their_state_use_reserved_slots_until_the_job_has_waited_
     assert started(replace(LARGE, waited_s=LONGEST_WAIT_S + 1), recipe) == []
 
 
-def test_slots_that_others_than_we_hold_may_be_free_at_any_time() -> None:
+def of_others(*jobs: WaitingJob, nodes_to_come: int = 0) -> list[str]:
+    """Return the jobs that start on a node with 8 GPUs, of which 3 are held by a job, 1 is free,
+    and the others are held by other programs."""
     node = Node("n", {"GPU": 8.0}, {"GPU": 1.0})
-    large = replace(LARGE, request=Request(8, GPU))
+    to_come = tuple(Node(f"new{n}", {"GPU": 8.0}, {"GPU": 8.0}) for n in range(nodes_to_come))
     holders = (Holder("there", THERE.slices, GPU),)
-    seen = Snapshot((large, SMALL), (node,), True, holders, running=(THERE,))
-    assert not [d for d in plan(seen, NOW) if isinstance(d, Start)]
+    seen = Snapshot(jobs, (node,), True, holders, running=(THERE,), to_come=to_come)
+    return [decision.job_id for decision in plan(seen, NOW) if isinstance(decision, Start)]
+
+
+@pytest.mark.parametrize(("workers", "nodes_to_come"), [(8, 0), (16, 1)])
+def test_only_a_job_that_waits_for_running_jobs_reserves_slots(
+    workers: int, nodes_to_come: int
+) -> None:
+    """Other programs may keep their slots for any time, and new nodes may never come."""
+    endless = replace(SMALL, ends_within_s=None)
+    large = replace(LARGE, request=Request(workers, GPU), waited_s=2 * LONGEST_WAIT_S)
+    assert of_others(large, endless, nodes_to_come=nodes_to_come) == ["small"]
+    second = replace(LARGE, job_id="second")
+    assert of_others(large, second, endless, nodes_to_come=nodes_to_come) == []
+    late = replace(endless, waited_s=LONGEST_WAIT_S + 1)
+    assert of_others(large, second, late, nodes_to_come=nodes_to_come) == ["small"], "overdue"
+
+
+def test_slots_of_ended_jobs_are_reserved_while_they_are_released() -> None:
+    node = Node("n", {"GPU": 8.0}, {"GPU": 5.0})
+    holders = (Holder("over", THERE.slices, GPU),)
+    endless = replace(SMALL, ends_within_s=None)
+    large = replace(LARGE, request=Request(8, GPU))
+    assert not [
+        decision
+        for decision in plan(Snapshot((large, endless), (node,), True, holders), NOW)
+        if isinstance(decision, Start)
+    ]
+
+
+def test_a_job_reserves_slots_of_jobs_that_the_same_plan_starts() -> None:
+    first = replace(SMALL, job_id="first", priority=90, request=Request(4, GPU))
+    large = replace(LARGE, priority=80, request=Request(8, GPU))
+    node = Node("n", {"GPU": 8.0}, {"GPU": 8.0})
+    decisions = plan(Snapshot((first, large, SMALL), (node,), True), NOW)
+    assert [d.job_id for d in decisions if isinstance(d, Start)] == ["first"]
 
 
 def test_slots_that_a_group_was_asked_for_count_once() -> None:
