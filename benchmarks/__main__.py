@@ -92,6 +92,7 @@ BENCHMARKS = {
     "scheduler": "scheduler.measure",
     "scheduler_elastic": "scheduler.elastic",
     "scheduler_generated": "scheduler.generated.measure",
+    "scheduler_backlog": "scheduler.generated.backlog",
     "scheduler_speed": "scheduler.speed",
     "scheduler_locality": "scheduler.locality",
     "queue_speed": "queue_speed.measure",

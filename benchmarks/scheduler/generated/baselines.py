@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.scheduler.generated.simulator import SimulatedJob
 from benchmarks.scheduler.generated.workloads import DAY_S, LONGEST_S
@@ -74,9 +74,10 @@ class FairEasy(Easy):
 
     HALF_LIFE_S = 7 * DAY_S
 
-    def __init__(self, num_gpus: int, users: Sequence[str]) -> None:
+    def __init__(self, num_gpus: int, weights: Mapping[str, float]) -> None:
+        """weights: the weight of each user."""
         super().__init__(num_gpus)
-        self._share = 1 / len(users)
+        self._shares = {user: each / sum(weights.values()) for user, each in weights.items()}
         self._used: defaultdict[str, float] = defaultdict(float)
         self._at = 0.0
         self._counted: dict[int, float] = {}
@@ -92,7 +93,7 @@ class FairEasy(Easy):
         self._at = now
         whole = sum(self._used.values()) or 1.0
         self._factor = {
-            user: 2 ** -(used / whole / self._share) for user, used in self._used.items()
+            user: 2 ** -(used / whole / self._shares[user]) for user, used in self._used.items()
         }
         return super().decide(waiting, running, now)
 

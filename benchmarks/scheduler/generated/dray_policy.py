@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.scheduler.default_policy import PRIORITY, START
 from benchmarks.scheduler.generated.simulator import SimulatedJob
@@ -12,7 +12,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.rules import shares
-from service.domain.scheduling.rules.queues import DEFAULT
+from service.domain.scheduling.rules.queues import DEFAULT, Queue
 
 GPUS_PER_NODE = 8
 
@@ -20,8 +20,9 @@ GPUS_PER_NODE = 8
 class DrayPolicy:
     """Calls `plan`. Jobs that save report the share of their steps that they have completed."""
 
-    def __init__(self, num_gpus: int) -> None:
+    def __init__(self, num_gpus: int, user_weights: Mapping[str, float] | None = None) -> None:
         self._num_gpus = num_gpus
+        self._queues = (Queue(DEFAULT, user_weights=user_weights or {}),)
         number = max(1, num_gpus // GPUS_PER_NODE)
         self._nodes = {
             str(node): {"GPU": float(min(num_gpus, GPUS_PER_NODE))} for node in range(number)
@@ -113,6 +114,7 @@ class DrayPolicy:
                 )
                 for one in running
             ),
+            queues=self._queues,
             used_s=self._used.seconds(now),
         )
 

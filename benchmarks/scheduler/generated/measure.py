@@ -103,7 +103,7 @@ def _policies(of: WorkloadClass, jobs: Sequence[GeneratedJob]) -> dict[str, Simu
     size = of.num_gpus
     return {
         "fifo": baselines.Easy(size),
-        "fair share": baselines.FairEasy(size, sorted({job.user for job in jobs})),
+        "fair share": baselines.FairEasy(size, dict.fromkeys((job.user for job in jobs), 1.0)),
         "LAS": baselines.Preemptive(size, baselines.attained),
         "SJF": baselines.ShortestEasy(size),
         "SRPT": baselines.Preemptive(size, baselines.remaining),
@@ -123,7 +123,7 @@ def _play(jobs: Sequence[GeneratedJob], of: WorkloadClass, policy: SimulatedPoli
         median_s=round(median(times), 1),
         p99_s=round(times[int(0.99 * len(times))], 1),
         worst_user=round(max(map(mean, slowdowns.values())), 3),
-        lost=round(sum(one.lost_s for one in played.jobs) / played.busy_s, 5),
+        lost=round(sum(one.lost_s for one in played.jobs) / sum(played.busy_s.values()), 5),
         most_preemptions=max(one.num_left for one in played.jobs),
     )
 

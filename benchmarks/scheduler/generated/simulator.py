@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,23 +64,39 @@ class SimulatedPolicy(Protocol):
         """Called when a job has finished or left its GPUs."""
 
 
+Refill = Callable[[Sequence[SimulatedJob], float], Iterable[GeneratedJob]]
+"""Returns the jobs that are submitted now, in addition to the jobs that wait."""
+
+
 @dataclass(frozen=True)
 class Played:
     jobs: Sequence[SimulatedJob]
-    busy_s: float
-    """GPU-seconds that jobs held."""
+    busy_s: Mapping[str, float]
+    """GPU-seconds that jobs held, by user."""
 
 
-def simulate(jobs: Sequence[GeneratedJob], num_gpus: int, policy: SimulatedPolicy) -> Played:
-    """Run until every job has finished."""
+def simulate(
+    jobs: Sequence[GeneratedJob],
+    num_gpus: int,
+    policy: SimulatedPolicy,
+    *,
+    refill: Refill = lambda waiting, now: (),
+    until_s: float = math.inf,
+) -> Played:
+    """Run until every job has finished, or until `until_s`."""
     every = [SimulatedJob(job, seq, job.runs_s) for seq, job in enumerate(jobs)]
     arrivals = iter(every)
     coming = next(arrivals, None)
     waiting: list[SimulatedJob] = []
     running: list[SimulatedJob] = []
     ends: list[tuple[float, int, int, SimulatedJob]] = []
-    free, busy_s, now, last, due = num_gpus, 0.0, 0.0, -DECISION_S, True
-    while coming is not None or running or waiting:
+    busy_s: defaultdict[str, float] = defaultdict(float)
+    free, now, last, due = num_gpus, 0.0, -DECISION_S, True
+
+    def holds(one: SimulatedJob) -> float:
+        return one.job.num_gpus * one.held_s(now)
+
+    while (coming is not None or running or waiting or not every) and now < until_s:
         times = [coming.job.submitted_s] if coming is not None else []
         times += [ends[0][0]] if ends else []
         times += [last + DECISION_S] if due else [last + TICK_S] if waiting else []
@@ -86,12 +104,15 @@ def simulate(jobs: Sequence[GeneratedJob], num_gpus: int, policy: SimulatedPolic
         while coming is not None and coming.job.submitted_s <= now:
             waiting.append(coming)
             due, coming = True, next(arrivals, None)
+        for job in refill(waiting, now):
+            every.append(SimulatedJob(job, len(every), job.runs_s))
+            waiting.append(every[-1])
+            due = True
         while ends and ends[0][0] <= now:
             _, _, serial, one = heapq.heappop(ends)
             if serial != one.serial:
                 continue  # was asked to leave before this end
-            assert one.began_s is not None
-            busy_s += one.job.num_gpus * (now - one.began_s)
+            busy_s[one.job.user] += holds(one)
             free += one.job.num_gpus
             running.remove(one)
             if one.is_leaving and one.left_s > 0:
@@ -126,4 +147,6 @@ def simulate(jobs: Sequence[GeneratedJob], num_gpus: int, policy: SimulatedPolic
             one.began_s, one.serial = now, one.serial + 1
             end_s = now + one.job.restart_s + one.left_s
             heapq.heappush(ends, (end_s, one.seq, one.serial, one))
+    for one in running:
+        busy_s[one.job.user] += holds(one)
     return Played(every, busy_s)

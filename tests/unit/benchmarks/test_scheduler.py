@@ -14,6 +14,9 @@ from benchmarks import report
 from benchmarks.scheduler import locality, measure, replay, snapshots, traces, workloads
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.elastic_policy import ElasticPolicy
+from benchmarks.scheduler.generated import backlog
+from benchmarks.scheduler.generated.dray_policy import DrayPolicy
+from benchmarks.scheduler.generated.simulator import simulate
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
 from service.domain.scheduling.placement import slots
@@ -258,3 +261,15 @@ def test_the_replay_is_faithful_and_the_default_policy_better() -> None:
         assert theirs == pytest.approx(measure.PUBLISHED_S[number], rel=measure.FAITHFUL)
         ratios.append(bench.play(rows, DefaultPolicy(), number).average_s / theirs)
     assert mean(ratios) <= 0.87
+
+
+def test_users_who_always_have_work_get_the_shares_that_follow_from_their_weights() -> None:
+    of = backlog.Backlog(num_users=2, are_recipes=False)
+    policy = DrayPolicy(backlog.NUM_GPUS, of.weights)
+    until_s = 3 * 86400.0
+    played = simulate([], backlog.NUM_GPUS, policy, refill=of.submit(), until_s=until_s)
+    held = sum(played.busy_s.values())
+    assert 0.9 < held / (backlog.NUM_GPUS * until_s) <= 1.0
+    assert played.busy_s["user0"] / held == pytest.approx(1 / 3, rel=0.15)
+    waiting = [one for one in played.jobs if one.began_s is None and one.finished_s is None]
+    assert len(waiting) >= 2 * (backlog.WAITING - 1)
