@@ -29,7 +29,7 @@ from service.ingest import hangs, open_rounds, silent_processes
 from service.jobs import cluster_view, serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
-from service.outlook import answers, decisions, forecasts
+from service.outlook import answers, decisions, forecasts, shares
 from service.storage.storage import Storage, in_storage_thread
 from service.telemetry import log_reader, metric_reader, system_metrics
 from service.telemetry.series_filters import MetricsFilter, SystemMetricsFilter
@@ -307,6 +307,18 @@ class Queries:
                 sync=_sync_plan(session, job_id),
                 round=open_round,
             )
+
+        return await self._database.read(work)
+
+    async def shares(
+        self, *, queue: str | None = None, owner: str | None = None
+    ) -> views.ShareReport:
+        """Return the usage of queues and users, compared to their shares. Raises QueueNotFound if
+        the queue does not exist."""
+
+        def work(session: Session) -> views.ShareReport:
+            now = self._database.time(session)
+            return shares.report(session, self._answers, now, queue=queue, owner=owner)
 
         return await self._database.read(work)
 

@@ -132,6 +132,14 @@ class Answers:
             forecast_error=errors(session).starts,
         )
 
+    def situation(self, session: Session, now: datetime) -> tuple[datetime, Situation] | None:
+        """Return the latest situation and its time; None if there is no current forecast that this
+        process can read."""
+        newest = self._current(session, now)
+        if newest is None or newest.situation is None:
+            return None
+        return newest.made_at, newest.situation
+
     def _current(self, session: Session, now: datetime) -> _Newest | None:
         made_at = repository.outlook_made_at(session)
         if made_at is None or now - made_at > CURRENT_FOR:
