@@ -307,6 +307,28 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ]
     },
+    "JobFactors": {
+        "job_id": JOB_ID,
+        "state": "QUEUED",
+        "reason": None,
+        "made_at": MADE,
+        "position": 2,
+        "factors": [
+            {
+                "name": "tier",
+                "value": 1.0,
+                "message": "its queue is not ahead of its share",
+            },
+            {"name": "priority", "value": 50.0, "message": "priority 50"},
+        ],
+        "ahead": [
+            {
+                "job": OTHER_JOB | {"id": NEXT_ID, "name": "wine", "state": "QUEUED"},
+                "decided_by": "priority",
+                "message": "priority 60 > 50",
+            }
+        ],
+    },
     "Explanation": {
         "state": "QUEUED",
         "reason": {"code": "no_slots", "message": "needs 4 GPUs; 2 are free"},

@@ -1,4 +1,4 @@
-"""The command that compares the usage of queues and users to their shares."""
+"""The usage of queues and users, and the factors of a job's position in the queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from dray.cli.base import AsJson, app, connect
 
 if TYPE_CHECKING:
-    from dray.views import QueueShare, ShareReport, UserShare
+    from dray.views import JobFactors, QueueShare, ShareReport, UserShare
 
 
 @app.command()
@@ -73,3 +73,29 @@ def _tier(queue: QueueShare) -> str | None:
         return None
     standing = "ahead" if queue.tier == "ahead" else "not ahead"
     return f"{standing} (quota first)" if queue.quota else standing
+
+
+def show_factors(answer: JobFactors, as_json: bool) -> None:
+    """Write the factors of a job's position, and which factor decides for each job ahead of it."""
+    from dray.cli.display.output import write_json, write_text
+    from dray.cli.display.tables import table
+
+    if as_json:
+        write_json(answer)
+        return
+    if answer.reason is not None:
+        write_text(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
+        return
+    write_text(f"position {answer.position} in the queue")
+    rows = ((factor.name, _value(factor.value), factor.message) for factor in answer.factors)
+    table(("FACTOR", "VALUE", "MEANING"), rows, flexible=("MEANING",))
+    if answer.ahead:
+        nearest = "nearest jobs" if len(answer.ahead) < (answer.position or 1) - 1 else "jobs"
+        write_text(f"{nearest} ahead of it, and the factor that decides:")
+    for each in answer.ahead:
+        line = f"  {each.job.id} {each.job.name}: {each.decided_by}: {each.message}"
+        write_text(line, indent="    ")
+
+
+def _value(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.0f}"

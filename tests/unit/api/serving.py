@@ -143,10 +143,12 @@ class LiveServer:
 
         self.hands.database.write_sync(work)
 
-    def sees(self, situation: Situation) -> None:
-        """Store the situation, as the forecaster does."""
-        encoded, now = codec.encode(situation), datetime.now(UTC)
-        self.hands.database.write_sync(lambda s: forecasts.put_situation(s, now, encoded))
+    def sees(self, situation: Situation, *, for_s: float = 0.0) -> None:
+        """Store the situation, as the forecaster does. It becomes outdated `for_s` seconds
+        later."""
+        made_at = datetime.now(UTC) + timedelta(seconds=for_s)
+        encoded = codec.encode(situation)
+        self.hands.database.write_sync(lambda s: forecasts.put_situation(s, made_at, encoded))
 
     def state_of(self, job_id: str) -> JobState | None:
         """Return the job's state in the database."""

@@ -73,3 +73,27 @@ def test_each_user_sees_where_they_stand_and_only_admins_see_the_others(
 def test_without_a_forecast_the_report_is_a_warning(server: LiveServer, cli: Cli) -> None:
     assert cli("shares") == ""
     assert "no forecast from the last 2 minutes" in cli.err
+
+
+def test_the_factors_of_a_position_are_told_in_the_order_in_which_they_count(
+    server: LiveServer, cli: Cli
+) -> None:
+    server.queue("factors")
+    first = server.submit(queue="factors", priority=60, name="urgent")
+    second = server.submit(queue="factors", name="later")
+    server.sees(Situation(snapshots.snapshot([], (), {"n": 8.0})))
+    position, head, *factors = cli("explain", second, "--factors").splitlines()
+    assert position.startswith("position ")
+    assert head.split() == ["FACTOR", "VALUE", "MEANING"]
+    names = [line.split()[0] for line in factors]
+    assert names[:7] == ["tier", "priority", "standing", "overdue", "work", "submission", "front"]
+    assert f"  {first} urgent: priority: priority 60 > 50" in factors
+    cli("priority", second, "70")
+    assert "urgent" not in cli("explain", second, "--factors")
+    cli("hold", second)
+    held = cli("explain", second, "--factors")
+    assert held == f"QUEUED: is held by anonymous; `dray release {second}` releases it (held)\n"
+    cli("cancel", first, second)
+    told = cli("explain", first, "--factors")
+    assert "the job is CANCELLED, and only waiting jobs have a position in the queue" in told
+    assert cli.json("explain", first, "--factors")["reason"]["code"] == "not_waiting"

@@ -17,9 +17,10 @@ TOUR_TAKES_S = 200
 
 def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as server:
-        server.sees(Situation(snapshots.snapshot([], used_s={("default", "bob"): 7200.0})))
+        used_s = {("default", "bob"): 7200.0}
+        server.sees(Situation(snapshots.snapshot([], used_s=used_s)), for_s=TOUR_TAKES_S)
         said = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
-    made, changed, weighted, shared, filled, refused, placed, by_http, deleted = said
+    made, changed, weighted, shared, filled, refused, placed, ranked, by_http, deleted = said
     assert re.search(r"^night +0 +0 +- +8 CPU, 64.0 GiB of memory", made, flags=re.MULTILINE)
     assert "limit      8 CPU\n" in changed
     assert "priority   up to 60\n" in changed
@@ -40,6 +41,8 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert (
         "moved ahead of all other jobs of priority 50 in the queue 'night', by anonymous" in placed
     )
+    assert ranked.startswith("position 1 in the queue\n")
+    assert re.search(r"^priority +60 +priority 60$", ranked, flags=re.MULTILINE)
     assert "{'code': 'held'" in by_http
     assert '"num_held": 1' in by_http
     assert "1 job in the queue 'night' has not ended" in deleted
