@@ -52,6 +52,7 @@ def of_job(session: Session, answers: Answers, row: JobRow, now: datetime) -> vi
                 message=each.message,
             )
             for each in ahead
+            if each.job_id in named  # another process might have deleted the job meanwhile
         ],
     )
 

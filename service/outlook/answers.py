@@ -30,7 +30,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
 )
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency
-from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.scheduling.rules.obstacles import PREPARING, Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
@@ -148,13 +148,15 @@ class Answers:
             return None
         made_at, situation = newest
         runs = self._earlier.get(session, now)
-        queue = waiting_jobs(session, planned_jobs.unfinished(session), runs, now)
-        waiting = {job.job_id for job in queue}
-        there = (job for job in situation.snapshot.running if job.job_id not in waiting)
-        queues = queues_repository.every(session)
-        return made_at, replace(
-            situation.snapshot, queue=queue, running=tuple(there), queues=queues
+        preparing = planned_jobs.waiting_for(session, PREPARING)
+        queue = tuple(
+            replace(job, preparing=preparing[job.job_id]) if job.job_id in preparing else job
+            for job in waiting_jobs(session, planned_jobs.unfinished(session), runs, now)
         )
+        waiting = {job.job_id for job in queue}
+        there = tuple(job for job in situation.snapshot.running if job.job_id not in waiting)
+        queues = queues_repository.every(session)
+        return made_at, replace(situation.snapshot, queue=queue, running=there, queues=queues)
 
     def _current(self, session: Session, now: datetime) -> _Newest | None:
         made_at = repository.outlook_made_at(session)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from service.db.repositories.scheduling import queues as queues_repository
+from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.slots import total_of
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import HALF_LIFE_S, Share, Standings, UserStanding
@@ -19,43 +21,63 @@ from service.queues.service import not_found
 MIN_SHOWN_S = 1.0
 """Users without active jobs are shown if they have used at least this many cluster-seconds."""
 
+NO_NODES = views.Reason(
+    code="no_nodes",
+    message="usage can't be compared, because the cluster has no nodes or is not connected",
+)
+
 
 def report(
     session: Session, answers: Answers, now: datetime, *, queue: str | None, owner: str | None
 ) -> views.ShareReport:
-    """Return the shares of all queues and users, or only of this queue or user. Raises
+    """Return the shares of all queues and their users, or only of this queue or this user. Raises
     QueueNotFound if the queue does not exist."""
     queues = {each.name: each for each in queues_repository.every(session)}
     if queue is not None and queue not in queues:
         raise not_found(queue)
     newest = answers.situation(session, now)
     if newest is None:
-        return views.ShareReport(
-            half_life_s=HALF_LIFE_S, cluster={}, queues=[], warnings=[NO_FORECAST]
-        )
-    made_at, situation = newest
+        return _nothing(NO_FORECAST)
+    if not newest[1].nodes:
+        return _nothing(NO_NODES)
+    return of_situation(queues, *newest, queue=queue, owner=owner)
+
+
+def of_situation(
+    queues: Mapping[str, Queue],
+    made_at: datetime,
+    situation: Situation,
+    *,
+    queue: str | None = None,
+    owner: str | None = None,
+) -> views.ShareReport:
+    """Return the shares in a situation. `queues` contains the current rules of all queues."""
     used_s = situation.snapshot.used_s
     standings = Standings(queues.values(), used_s, situation.active_accounts())
-    used: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for (name, user), seconds in used_s.items():
-        used[name][user] = seconds
+    of_queues: Counter[str] = Counter()
+    for (name, _), seconds in used_s.items():
+        of_queues[name] += seconds
     users: defaultdict[str, list[views.UserShare]] = defaultdict(list)
-    shown = {account for account, seconds in used_s.items() if seconds >= MIN_SHOWN_S}
-    for name, user in sorted(shown | standings.of_users.keys()):
+    recent = {account for account, seconds in used_s.items() if seconds >= MIN_SHOWN_S}
+    for name, user in sorted(recent | standings.of_users.keys()):
         if owner in (None, user) and name in queues:
             share = standings.of_users.get((name, user))
-            weight = queues[name].weight_of(user)
-            users[name].append(_user(user, weight, used[name].get(user, 0.0), share, made_at))
+            weight, seconds = queues[name].weight_of(user), used_s.get((name, user), 0.0)
+            users[name].append(_user(user, weight, seconds, share, made_at))
     return views.ShareReport(
         made_at=made_at,
         half_life_s=HALF_LIFE_S,
         cluster=total_of(node.total for node in situation.nodes),
         queues=[
-            _queue(each, sum(used[name].values()), standings, made_at, users[name])
+            _queue(each, of_queues[name], standings, made_at, users[name])
             for name, each in sorted(queues.items())
-            if queue in (None, name) and (owner is None or users[name])
+            if queue in (None, name)
         ],
     )
+
+
+def _nothing(why: views.Reason) -> views.ShareReport:
+    return views.ShareReport(half_life_s=HALF_LIFE_S, cluster={}, queues=[], warnings=[why])
 
 
 def _user(

@@ -190,6 +190,13 @@ def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
     return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
 
 
+def waiting_for(session: Session, code: str) -> dict[str, str]:
+    """Return the reason's message for each waiting job that has this reason, keyed by job id."""
+    query = select(JobRow.id, JobRow.reason_message)
+    query = query.where(JobRow.state == JobState.QUEUED, JobRow.reason_code == code)
+    return {row.id: row.reason_message for row in session.execute(query)}
+
+
 def named(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
     """Return the columns `_NAMED` of these jobs, keyed by job id."""
     rows = session.execute(select(*_NAMED).where(JobRow.id.in_(job_ids)))
