@@ -95,7 +95,7 @@ class CostReport(View):
 
 
 class UserShare(View):
-    """What a user has used of a queue, compared to their share of the queue's usage.
+    """The usage of a queue by a user, compared to the user's share.
 
     Usage is measured in cluster-seconds (the time for which slots were used, multiplied by the
     fraction of the cluster that these slots represent), and decays by half every `half_life_s`.
@@ -123,8 +123,8 @@ class UserShare(View):
 
 
 class QueueShare(View):
-    """What the jobs of a queue have used, compared to the queue's share of the cluster's usage. The
-    fields have the same meaning as those of `UserShare`."""
+    """The usage of a queue, compared to its share of the cluster's usage. See `UserShare` for the meaning of
+    the fields."""
 
     name: str
     weight: float

@@ -23,7 +23,7 @@ def of_job(session: Session, answers: Answers, row: JobRow, now: datetime) -> vi
     """Return the factors of a job; for a job without a position, the reason why it has none."""
     nothing = views.JobFactors(job_id=row.id, state=row.state)
     if row.state is not JobState.QUEUED:
-        message = f"the job is {row.state}, and only waiting jobs have a position in the queue"
+        message = "only waiting jobs have a position in the queue"
         return _without(nothing, "not_waiting", message)
     if row.held_by is not None:
         return _without(nothing, HELD, held_message(row.held_by, row.id))

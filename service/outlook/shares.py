@@ -23,7 +23,7 @@ MIN_SHOWN_S = 1.0
 
 NO_NODES = views.Reason(
     code="no_nodes",
-    message="usage can't be compared, because the cluster has no nodes or is not connected",
+    message="usage can't be compared, because the cluster is not connected or has no usable node",
 )
 
 

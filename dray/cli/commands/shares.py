@@ -38,7 +38,7 @@ def shares(
 
 
 def _show(report: ShareReport) -> None:
-    from dray.cli.display.output import duration, write_text
+    from dray.cli.display.output import write_text
     from dray.cli.display.tables import table
 
     rows = []
@@ -50,7 +50,7 @@ def _show(report: ShareReport) -> None:
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in _counted(report).items())
     write_text(
         f"DUE, USED, DIFFERENCE and MARGIN are cluster-hours: 1 is the use of {amounts} for 1 "
-        f"hour. Usage halves every {duration(report.half_life_s)}."
+        f"hour. Usage halves every {report.half_life_s / 86400:g} days."
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.policy import Snapshot
 from service.domain.scheduling.rules.shares import Account
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.cli.running import Cli
@@ -28,6 +29,18 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     (folder / "tokens").write_text("\n".join(lines))
     with serving(folder / "home", tokens_file=folder / "tokens") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server of these tests alone, because a stored forecast changes other answers."""
+    with serving(tmp_path_factory.mktemp("alone")) as server:
+        yield server
+
+
+@pytest.fixture
+def cli(alone: LiveServer, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(alone.url, capsys)
 
 
 def seen(server: LiveServer, used_s: Mapping[Account, float], *active: Account) -> None:
@@ -70,18 +83,28 @@ def test_each_user_sees_where_they_stand_and_only_admins_see_the_others(
     assert "there is no queue 'night'" in cli.err
 
 
-def test_without_a_forecast_the_report_is_a_warning(server: LiveServer, cli: Cli) -> None:
+def test_without_a_current_forecast_or_nodes_the_report_is_a_warning(
+    alone: LiveServer, cli: Cli
+) -> None:
+    job_id = alone.submit()
+    alone.sees(Situation(snapshots.snapshot([])), for_s=-600)
     assert cli("shares") == ""
     assert "no forecast from the last 2 minutes" in cli.err
+    told = cli("explain", job_id, "--factors")
+    assert told.startswith("QUEUED: there is no forecast from the last 2 minutes")
+    alone.sees(Situation(Snapshot((), (), connected=False)))
+    assert cli("shares") == ""
+    assert "the cluster is not connected or has no usable node" in cli.err
+    cli("cancel", job_id)
 
 
 def test_the_factors_of_a_position_are_told_in_the_order_in_which_they_count(
-    server: LiveServer, cli: Cli
+    alone: LiveServer, cli: Cli
 ) -> None:
-    server.queue("factors")
-    first = server.submit(queue="factors", priority=60, name="urgent")
-    second = server.submit(queue="factors", name="later")
-    server.sees(Situation(snapshots.snapshot([], (), {"n": 8.0})))
+    alone.queue("factors")
+    first = alone.submit(queue="factors", priority=60, name="urgent")
+    second = alone.submit(queue="factors", name="later")
+    alone.sees(Situation(snapshots.snapshot([], (), {"n": 8.0})))
     position, head, *factors = cli("explain", second, "--factors").splitlines()
     assert position.startswith("position ")
     assert head.split() == ["FACTOR", "VALUE", "MEANING"]
@@ -95,5 +118,5 @@ def test_the_factors_of_a_position_are_told_in_the_order_in_which_they_count(
     assert held == f"QUEUED: is held by anonymous; `dray release {second}` releases it (held)\n"
     cli("cancel", first, second)
     told = cli("explain", first, "--factors")
-    assert "the job is CANCELLED, and only waiting jobs have a position in the queue" in told
+    assert told == "CANCELLED: only waiting jobs have a position in the queue (not_waiting)\n"
     assert cli.json("explain", first, "--factors")["reason"]["code"] == "not_waiting"

@@ -11,7 +11,7 @@ from service.domain.scheduling.placement.gangs import SIZE_POWER, Gang
 from service.domain.scheduling.placement.slots import workers
 from service.domain.scheduling.policy import Snapshot, WaitingJob
 from service.domain.scheduling.policy.ordering import in_order
-from service.domain.scheduling.rules.order import FORGIVING_S, LONGEST_WAIT_S, SETTLING_S, Rank
+from service.domain.scheduling.rules.order import LONGEST_WAIT_S, SETTLING_S, Rank
 from service.domain.scheduling.rules.shares import Tier, UserStanding
 
 TIERS = {
@@ -56,6 +56,8 @@ class _Place:
     the front."""
     gang: Gang
     """The gang of `as_job`."""
+    is_forgiven: bool
+    """Whether `as_job` ranks as if its owner were behind, because it has waited for 3 days."""
 
     @property
     def is_adopted(self) -> bool:
@@ -73,7 +75,9 @@ class Factors:
         for at in order.queue:
             job, rank = jobs[at], order.ranks[at]
             leader = at if rank == order.own_ranks[at] else by_seq.get((job.queue, rank.seq), at)
-            self._places.append(_Place(job, rank, jobs[leader], order.of_queue[leader]))
+            as_job, gang = jobs[leader], order.of_queue[leader]
+            is_forgiven = order.ranking.is_forgiven(as_job.job_id)
+            self._places.append(_Place(job, rank, as_job, gang, is_forgiven))
         self._positions = {place.job.job_id: at for at, place in enumerate(self._places)}
 
     def __contains__(self, job_id: str) -> bool:
@@ -89,7 +93,7 @@ class Factors:
         rank, job = place.rank, place.job
         moved = "not moved to the front"
         if place.is_adopted:
-            moved = f"moved to the front, so the factors above are those of {place.as_job.job_id}"
+            moved = f"moved to the front, so it has the other factors of {place.as_job.job_id}"
         elif job.place:
             moved = "moved to the front, but there is no job that it passes"
         return [
@@ -143,7 +147,7 @@ def _both(other: str, this: str) -> str:
 
 
 def _standing(place: _Place) -> str:
-    if place.rank.user is UserStanding.BEHIND and place.as_job.waited_s > FORGIVING_S:
+    if place.is_forgiven:
         waited = f"waited for {_duration(place.as_job.waited_s)}"
         return f"{waited}, so it ranks as if its owner had used less than their share"
     return STANDINGS[place.rank.user]
@@ -153,8 +157,10 @@ def _overdue(place: _Place) -> str:
     waited_s = max(0.0, place.as_job.waited_s)
     if place.rank.is_overdue:
         return f"overdue, with the longest wait ({_duration(waited_s)})"
-    longest = "" if waited_s <= LONGEST_WAIT_S else ", but only the longest wait counts"
-    return f"not overdue (waited for {_duration(waited_s)}{longest})"
+    waited = f"not overdue: waited for {_duration(waited_s)}"
+    if waited_s <= LONGEST_WAIT_S:
+        return waited
+    return f"{waited}, but only the longest wait counts, of jobs that no limit blocks"
 
 
 def _work(place: _Place) -> str:

@@ -41,6 +41,11 @@ class Ranking:
             job.place,
         )
 
+    def is_forgiven(self, job_id: str) -> bool:
+        """Whether the job ranks as if its owner had used less than their share, because it has
+        waited for a long time."""
+        return job_id in self._forgiven
+
     def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tier, shares.UserStanding]:
         account = job.queue, job.owner
         standing = self._of_accounts.get(account)

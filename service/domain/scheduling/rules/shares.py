@@ -85,7 +85,7 @@ class UserStanding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What an account has used, and what it is entitled to."""
+    """The usage of an account, and the usage to which the account is entitled."""
 
     weight: float
     of_all: float

@@ -97,7 +97,7 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
         ),
         "waited": (
             "overdue",
-            "overdue, with the longest wait (26 h); this job: not overdue (waited for 0 s)",
+            "overdue, with the longest wait (26 h); this job: not overdue: waited for 0 s",
         ),
         "unknown": (
             "work",
@@ -114,7 +114,7 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
         ("tier", "its queue is not ahead of its share"),
         ("priority", "priority 50"),
         ("standing", "its owner has used more than their share"),
-        ("overdue", "not overdue (waited for 0 s)"),
+        ("overdue", "not overdue: waited for 0 s"),
         (
             "work",
             "2 h left with 4 workers of 1 GPU, 0.5 of the cluster: "
@@ -125,3 +125,22 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
     ]
     [passed] = factors.ahead("urgent", 1)
     assert (passed.job_id, passed.decided_by) == ("moved", "front")
+
+
+def test_a_job_that_has_waited_for_three_days_tells_why_it_comes_first() -> None:
+    jobs = [
+        snapshots.waiting("old", seq=1, owner="ann", left_s=HOUR, waited_s=80 * HOUR),
+        snapshots.waiting("older", seq=0, owner="bob", left_s=HOUR, waited_s=90 * HOUR),
+        snapshots.waiting("new", seq=2, owner="ann", left_s=HOUR),
+    ]
+    used_s = {("default", "ann"): 20 * HOUR, ("default", "bob"): 18 * HOUR}
+    factors = Factors(snapshots.snapshot(jobs, (), {"n": 8.0}, used_s=used_s), NOW)
+    standings = [
+        next(each.message for each in factors.of(job_id) if each.name == "standing")
+        for job_id in ("older", "old", "new")
+    ]
+    about = "its owner has used about their share"
+    forgiven = "waited for 90 h, so it ranks as if its owner had used less than their share"
+    assert standings == [forgiven, about, about]
+    assert factors.ahead("new", 2)[0].message == f"{forgiven}; this job: {about}"
+    assert factors.ahead("new", 2)[1].decided_by == "overdue"
