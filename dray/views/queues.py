@@ -118,13 +118,14 @@ class UserShare(View):
     """`behind`, `even` or `ahead`. Among jobs with equal quotas and priorities, jobs of users who
     are behind come first, and jobs of users who are ahead come last."""
     until: datetime | None = None
-    """When the user would be even if no jobs used slots from now on. Usage by other users makes a
-    user who is ahead even sooner, and a user who is behind even later. Null if the user is even."""
+    """When the user would be `even` if no jobs used slots from now on. If other users of the queue
+    use slots, a user who is `ahead` becomes `even` earlier, and a user who is `behind` later. Null
+    if the user is `even`."""
 
 
 class QueueShare(View):
-    """The usage of a queue, compared to its share of the cluster's usage. See `UserShare` for the meaning of
-    the fields."""
+    """The usage of a queue, compared to its share of the cluster's usage. `UserShare`
+    describes the fields."""
 
     name: str
     weight: float
