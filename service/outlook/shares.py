@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -54,7 +54,7 @@ def of_situation(
     """Return the shares in a situation. `queues` contains the current rules of all queues."""
     used_s = situation.snapshot.used_s
     standings = Standings(queues.values(), used_s, situation.active_accounts())
-    of_queues: Counter[str] = Counter()
+    of_queues: defaultdict[str, float] = defaultdict(float)
     for (name, _), seconds in used_s.items():
         of_queues[name] += seconds
     users: defaultdict[str, list[views.UserShare]] = defaultdict(list)
