@@ -14,7 +14,7 @@ from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.slots import total_of
 from service.domain.scheduling.rules.queues import Queue
-from service.domain.scheduling.rules.shares import HALF_LIFE_S, Share, Standings, UserStanding
+from service.domain.scheduling.rules.shares import HALF_LIFE_S, Standings, UsageShare, UserStanding
 from service.outlook.answers import NO_FORECAST, Answers
 from service.queues.service import not_found
 
@@ -81,7 +81,7 @@ def _nothing(why: views.Reason) -> views.ShareReport:
 
 
 def _user(
-    owner: str, weight: float, used_s: float, share: Share | None, at: datetime
+    owner: str, weight: float, used_s: float, share: UsageShare | None, at: datetime
 ) -> views.UserShare:
     standing = None if share is None else share.standing.name.lower()
     return views.UserShare(
@@ -111,7 +111,7 @@ def _queue(
     )
 
 
-def _fields(share: Share | None) -> dict[str, Any]:
+def _fields(share: UsageShare | None) -> dict[str, Any]:
     if share is None:
         return {}
     return {
@@ -122,6 +122,6 @@ def _fields(share: Share | None) -> dict[str, Any]:
     }
 
 
-def _until(share: Share | None, at: datetime) -> datetime | None:
+def _until(share: UsageShare | None, at: datetime) -> datetime | None:
     even_in_s = None if share is None else share.even_in_s
     return None if even_in_s is None else at + timedelta(seconds=even_in_s)

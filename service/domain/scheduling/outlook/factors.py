@@ -27,7 +27,7 @@ STANDINGS = {
 
 
 @dataclass(frozen=True)
-class Factor:
+class RankFactor:
     """A part of a job's rank. The parts are compared one after another."""
 
     name: str
@@ -37,7 +37,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class JobAhead:
+class Precedence:
     """A job that comes before another job, and the factor that decides between them."""
 
     job_id: str
@@ -87,7 +87,7 @@ class Factors:
     def num_ahead(self, job_id: str) -> int:
         return self._positions[job_id]
 
-    def of(self, job_id: str) -> list[Factor]:
+    def of(self, job_id: str) -> list[RankFactor]:
         """Return the factors of a job, in the order in which they are compared."""
         place = self._places[self._positions[job_id]]
         rank, job = place.rank, place.job
@@ -97,16 +97,16 @@ class Factors:
         elif job.place:
             moved = "moved to the front, but there is no job that it passes"
         return [
-            Factor("tier", rank.tier, TIERS[rank.tier]),
-            Factor("priority", rank.priority, f"priority {rank.priority}"),
-            Factor("standing", rank.user, _standing(place)),
-            Factor("overdue", int(rank.is_overdue), _overdue(place)),
-            Factor("work", None if rank.is_overdue else rank.work, _work(place)),
-            Factor("submission", rank.seq, f"submitted as number {rank.seq}"),
-            Factor("front", job.place, moved),
+            RankFactor("tier", rank.tier, TIERS[rank.tier]),
+            RankFactor("priority", rank.priority, f"priority {rank.priority}"),
+            RankFactor("standing", rank.user, _standing(place)),
+            RankFactor("overdue", int(rank.is_overdue), _overdue(place)),
+            RankFactor("work", None if rank.is_overdue else rank.work, _work(place)),
+            RankFactor("submission", rank.seq, f"submitted as number {rank.seq}"),
+            RankFactor("front", job.place, moved),
         ]
 
-    def ahead(self, job_id: str, most: int) -> list[JobAhead]:
+    def ahead(self, job_id: str, most: int) -> list[Precedence]:
         """Return the nearest jobs ahead of a job, in the order of the queue, and the factor that
         decides between each of them and the job."""
         at = self._positions[job_id]
@@ -117,7 +117,7 @@ class Factors:
         return list(self._positions)
 
 
-def _compared(other: _Place, this: _Place) -> JobAhead:
+def _compared(other: _Place, this: _Place) -> Precedence:
     a, b = other.rank, this.rank
     if a.tier != b.tier:
         name, message = "tier", _both(TIERS[a.tier], TIERS[b.tier])
@@ -139,7 +139,7 @@ def _compared(other: _Place, this: _Place) -> JobAhead:
         name, message = "submission", f"both were moved to the front; submitted earlier ({numbers})"
     if name != "front" and other.is_adopted and other.as_job is not this.as_job:
         message += f"; moved to the front, with the rank of {other.as_job.job_id}"
-    return JobAhead(other.job.job_id, name, message)
+    return Precedence(other.job.job_id, name, message)
 
 
 def _both(other: str, this: str) -> str:

@@ -21,7 +21,7 @@ OnError = Callable[[str, Exception], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class QueueOrder:
     """The order of the jobs of a snapshot."""
 
     snapshot: Snapshot
@@ -45,7 +45,7 @@ class Order:
     them."""
 
 
-def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> Order:
+def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> QueueOrder:
     """Return the order of the snapshot's jobs."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(slots.total_of(node.total for node in accepted))
@@ -72,7 +72,7 @@ def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> Order:
         # first.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
-    return Order(
+    return QueueOrder(
         snapshot, unsound, accepted, gangs, emptied, ranking, of_queue, own, ranks, running, queue
     )
 

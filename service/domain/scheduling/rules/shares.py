@@ -84,7 +84,7 @@ class UserStanding(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class UsageShare:
     """The usage of an account, and the usage to which the account is entitled."""
 
     weight: float
@@ -139,7 +139,7 @@ class Standings:
         weights = {name: queue.weight for name, queue in rules.items()}
         self.of_queues = _shares(of_queues, weights, QUEUE_SLACK_S)
         """The share of each queue that has active jobs."""
-        self.of_users: dict[Account, Share] = {}
+        self.of_users: dict[Account, UsageShare] = {}
         """The share of each active account in its queue."""
         whole = sum(weights.values())
         for name, of_users in users.items():
@@ -161,10 +161,10 @@ class Standings:
 
 def _shares(
     used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: float
-) -> dict[str, Share]:
+) -> dict[str, UsageShare]:
     used, weight = sum(used_s.values()), sum(weights.values())
     return {
-        name: Share(
+        name: UsageShare(
             weights[name],
             weights[name] / weight,
             seconds,
