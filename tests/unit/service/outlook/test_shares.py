@@ -20,7 +20,7 @@ from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 HALF_LIFE_S = 14 * 24 * HOUR
 Used = Mapping[tuple[str, str], float]
 
-WEIGHTS = st.sampled_from([0.1, 0.5, 1.0, 1.0, 2.0, 7.0])
+WEIGHTS = st.sampled_from([0.1, 0.5, 1.0, 1.0, 2.0, 1000.0])
 ACCOUNTS = st.tuples(
     st.sampled_from(["default", "night"]), st.sampled_from(["ann", "bob", "cy", "di"])
 )
