@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dray import views
@@ -73,6 +73,11 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-9, abs=1e-3)
 
 
+@example(
+    rules=((1.0, {"ann": 1000.0}), (1.0, {})),
+    used_s={("default", "bob"): 700.0},
+    active={("default", "ann"), ("default", "bob")},
+).via("the smallest margin")
 @given(rules=st.tuples(RULES, RULES), used_s=USED, active=st.sets(ACCOUNTS, min_size=1))
 def test_the_report_gives_the_numbers_of_the_page(
     rules: tuple[tuple[float, dict[str, float]], ...],
