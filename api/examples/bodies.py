@@ -197,6 +197,40 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     },
     "Queue": QUEUE,
     "QueuePage": {"items": [QUEUE]},
+    "ShareReport": {
+        "made_at": MADE,
+        "half_life_s": 1209600.0,
+        "cluster": {"CPU": 64.0, "GPU": 8.0},
+        "queues": [
+            {
+                "name": "night",
+                "weight": 1.0,
+                "quota": {},
+                "used_s": 90000.0,
+                "share": 1.0,
+                "due_s": 90000.0,
+                "difference_s": 0.0,
+                "margin_s": 600.0,
+                "tier": "share",
+                "until": None,
+                "users": [
+                    {
+                        "owner": "ann",
+                        "weight": 2.0,
+                        "used_s": 90000.0,
+                        "share": 2 / 3,
+                        "due_s": 60000.0,
+                        "difference_s": 30000.0,
+                        "margin_s": 14400.0,
+                        "standing": "ahead",
+                        "until": "2026-12-06T04:32:17Z",
+                    },
+                    {"owner": "bob", "weight": 1.0, "used_s": 0.0},
+                ],
+            }
+        ],
+        "warnings": [],
+    },
     "CostReport": {
         "by": "user",
         "since": "2026-01-01T00:00:00Z",
@@ -272,6 +306,28 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
                 "created_at": STEPPED,
             }
         ]
+    },
+    "JobFactors": {
+        "job_id": JOB_ID,
+        "state": "QUEUED",
+        "reason": None,
+        "made_at": MADE,
+        "position": 2,
+        "factors": [
+            {
+                "name": "tier",
+                "value": 1.0,
+                "message": "its queue is not ahead of its share",
+            },
+            {"name": "priority", "value": 50.0, "message": "priority 50"},
+        ],
+        "ahead": [
+            {
+                "job": OTHER_JOB | {"id": NEXT_ID, "name": "wine", "state": "QUEUED"},
+                "decided_by": "priority",
+                "message": "priority 60 > 50",
+            }
+        ],
     },
     "Explanation": {
         "state": "QUEUED",

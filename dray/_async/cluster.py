@@ -52,6 +52,14 @@ class ClusterCalls(Calls):
         query = params(by=by, since=since, until=until)
         return await self._read(views.CostReport, Call("GET", "/v1/costs", query))
 
+    async def shares(
+        self, *, queue: str | None = None, user: str | None = None
+    ) -> views.ShareReport:
+        """Return the usage of each queue and user, compared to their shares, or only of one queue
+        or user. Admins see all users; other users see only themselves."""
+        query = params(queue=queue, user=user)
+        return await self._read(views.ShareReport, Call("GET", "/v1/shares", query))
+
     async def decisions(
         self, *, before: int | None = None, limit: int = 100
     ) -> list[views.Decision]:

@@ -53,6 +53,12 @@ class ClusterCalls(Calls):
         query = params(by=by, since=since, until=until)
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
 
+    def shares(self, *, queue: str | None = None, user: str | None = None) -> views.ShareReport:
+        """Return the usage of each queue and user, compared to their shares, or only of one queue
+        or user. Admins see all users; other users see only themselves."""
+        query = params(queue=queue, user=user)
+        return self._read(views.ShareReport, Call("GET", "/v1/shares", query))
+
     def decisions(self, *, before: int | None = None, limit: int = 100) -> list[views.Decision]:
         """Return the latest scheduling rounds that changed something. Rounds are stored for a few
         hours. With `before`, return rounds with lower numbers."""

@@ -223,6 +223,11 @@ class JobCalls(Calls):
         """Explain why the job is in its current state, and what it is waiting for."""
         return self._read(views.Explanation, Call("GET", f"{_path(job_id)}/explain"))
 
+    def factors(self, job_id: str) -> views.JobFactors:
+        """Return the factors that decide a waiting job's position in the queue, and why the jobs
+        ahead of it come first."""
+        return self._read(views.JobFactors, Call("GET", f"{_path(job_id)}/factors"))
+
 
 class ArrayCalls(Calls):
     def array(self, array_id: str) -> views.JobArray:

@@ -106,6 +106,46 @@ class Explanation(View):
     for a few seconds."""
 
 
+class Factor(View):
+    """A part of a waiting job's rank in the queue."""
+
+    name: str
+    """`tier`, `priority`, `standing`, `overdue`, `work`, `submission` or `front`."""
+    value: float | None = None
+    """The compared value. Jobs with lower values come first, except for `priority` and `overdue`
+    (1 if the job is overdue), for which jobs with higher values come first. Null if the factor is
+    not compared."""
+    message: str
+
+
+class JobAhead(View):
+    """A job ahead of another job in the queue."""
+
+    job: OtherJob
+    decided_by: str
+    """The name of the first factor in which the jobs differ."""
+    message: str
+    """The values of this factor: first the value of the job ahead, then the value of the other
+    job."""
+
+
+class JobFactors(View):
+    """The factors that decide a waiting job's position in the queue."""
+
+    job_id: str
+    state: JobState
+    reason: Reason | None = None
+    """Why the job has no position: it is held, or does not wait, or there is no current forecast.
+    The fields below are empty if this field is set."""
+    made_at: datetime | None = None
+    """The time of the usage and of the running jobs to which the waiting jobs are compared."""
+    position: int | None = None
+    factors: list[Factor] = []
+    """The factors, in the order in which they are compared."""
+    ahead: list[JobAhead] = []
+    """The nearest jobs ahead of the job, at most 20, in the order of the queue."""
+
+
 class Decision(View):
     """A round of the scheduler that changed something."""
 

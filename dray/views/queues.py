@@ -92,3 +92,66 @@ class CostReport(View):
     """The current prices. For each resource, the first price whose labels match the node
     applies."""
     warnings: list[Reason] = []
+
+
+class UserShare(View):
+    """The usage of a queue by a user, compared to the user's share.
+
+    Usage is measured in cluster-seconds (the time for which slots were used, multiplied by the
+    fraction of the cluster that these slots represent), and decays by half every `half_life_s`.
+    """
+
+    owner: str
+    weight: float
+    used_s: float
+    share: float | None = None
+    """The fraction of the usage of all active users of the queue that the weight entitles the user
+    to. A user is active while their jobs are running or could run. This field and the fields below
+    are null if the user is not active."""
+    due_s: float | None = None
+    """`share`, in cluster-seconds."""
+    difference_s: float | None = None
+    """`used_s` minus `due_s`: positive if the user has used more than their share."""
+    margin_s: float | None = None
+    """The user is ahead or behind if the difference is larger than this margin."""
+    standing: str | None = None
+    """`behind`, `even` or `ahead`. Among jobs with equal quotas and priorities, jobs of users who
+    are behind come first, and jobs of users who are ahead come last."""
+    until: datetime | None = None
+    """When the user would be `even` if no jobs used slots from now on. If other users of the queue
+    use slots, a user who is `ahead` becomes `even` earlier, and a user who is `behind` later. Null
+    if the user is `even`."""
+
+
+class QueueShare(View):
+    """The usage of a queue, compared to its share of the cluster's usage. `UserShare`
+    describes the fields."""
+
+    name: str
+    weight: float
+    quota: dict[str, float] = {}
+    """Guaranteed resources. Jobs within the quota come first, regardless of `tier`."""
+    used_s: float
+    share: float | None = None
+    due_s: float | None = None
+    difference_s: float | None = None
+    margin_s: float | None = None
+    tier: str | None = None
+    """`ahead` if the queue has used more than its share, and `share` otherwise. Jobs of queues that
+    are ahead come last."""
+    until: datetime | None = None
+    """When the queue would no longer be ahead; null if it is not ahead."""
+    users: list[UserShare]
+    """Users who are active in the queue or have used it recently, sorted by name."""
+
+
+class ShareReport(View):
+    """The usage of queues and users that the scheduler used in its latest forecast."""
+
+    made_at: datetime | None = None
+    """The time of the usage; null if there is no current forecast."""
+    half_life_s: float
+    cluster: dict[str, float]
+    """The resources of the cluster. A cluster-second is the use of all of them for one second."""
+    queues: list[QueueShare]
+    warnings: list[Reason] = []

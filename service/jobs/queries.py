@@ -26,10 +26,10 @@ from service.domain.attempts.lineage import NO_END
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
 from service.ingest import hangs, open_rounds, silent_processes
-from service.jobs import cluster_view, serializers
+from service.jobs import cluster_view, factors, serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
-from service.outlook import answers, decisions, forecasts
+from service.outlook import answers, decisions, forecasts, shares
 from service.storage.storage import Storage, in_storage_thread
 from service.telemetry import log_reader, metric_reader, system_metrics
 from service.telemetry.series_filters import MetricsFilter, SystemMetricsFilter
@@ -307,6 +307,27 @@ class Queries:
                 sync=_sync_plan(session, job_id),
                 round=open_round,
             )
+
+        return await self._database.read(work)
+
+    async def factors(self, job_id: str) -> views.JobFactors:
+        """Return the factors that decide a waiting job's position in the queue."""
+
+        def work(session: Session) -> views.JobFactors:
+            row = found(session, job_id)
+            return factors.of_job(session, self._answers, row, self._database.time(session))
+
+        return await self._database.read(work)
+
+    async def shares(
+        self, *, queue: str | None = None, owner: str | None = None
+    ) -> views.ShareReport:
+        """Return the usage of queues and users, compared to their shares. Raises QueueNotFound if
+        the queue does not exist."""
+
+        def work(session: Session) -> views.ShareReport:
+            now = self._database.time(session)
+            return shares.report(session, self._answers, now, queue=queue, owner=owner)
 
         return await self._database.read(work)
 

@@ -30,12 +30,12 @@ from service.domain.scheduling.outlook.counterfactuals import (
 )
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency
-from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.scheduling.rules.obstacles import PREPARING, Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
-from service.outlook.waiting_jobs import waiting_job
+from service.outlook.waiting_jobs import waiting_job, waiting_jobs
 
 CURRENT_FOR = timedelta(minutes=2)
 """Maximum age of a situation on which answers are based. An older situation means that no process
@@ -131,6 +131,32 @@ class Answers:
             counterfactuals=_views(found, start.at, now, now),
             forecast_error=errors(session).starts,
         )
+
+    def situation(self, session: Session, now: datetime) -> tuple[datetime, Situation] | None:
+        """Return the latest situation and its time; None if there is no current forecast that this
+        process can read."""
+        newest = self._current(session, now)
+        if newest is None or newest.situation is None:
+            return None
+        return newest.made_at, newest.situation
+
+    def snapshot(self, session: Session, now: datetime) -> tuple[datetime, policy.Snapshot] | None:
+        """Return the latest snapshot and its time, with the current queues and waiting jobs; None
+        if there is no current forecast that this process can read."""
+        newest = self.situation(session, now)
+        if newest is None:
+            return None
+        made_at, situation = newest
+        runs = self._earlier.get(session, now)
+        preparing = planned_jobs.waiting_for(session, PREPARING)
+        queue = tuple(
+            replace(job, preparing=preparing[job.job_id]) if job.job_id in preparing else job
+            for job in waiting_jobs(session, planned_jobs.unfinished(session), runs, now)
+        )
+        waiting = {job.job_id for job in queue}
+        there = tuple(job for job in situation.snapshot.running if job.job_id not in waiting)
+        queues = queues_repository.every(session)
+        return made_at, replace(situation.snapshot, queue=queue, running=there, queues=queues)
 
     def _current(self, session: Session, now: datetime) -> _Newest | None:
         made_at = repository.outlook_made_at(session)

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.lifecycle import resizing
 from service.outlook.resubmitting import NEWEST_SEQ
 from service.outlook.step_times import Kind, RunTimes
+
+
+def waiting_jobs(
+    session: Session, jobs: Sequence[Row[Any]], runs: RunTimes, now: datetime
+) -> tuple[policy.WaitingJob, ...]:
+    """Return the waiting jobs of these rows. `jobs` contains all unfinished jobs."""
+    after = _dependencies(session, jobs)
+    return tuple(
+        waiting_job(job, after.get(job.array_id or job.id, ()), runs, now)
+        for job in jobs
+        if job.state is JobState.QUEUED
+    )
 
 
 def waiting_job(
@@ -76,3 +95,17 @@ def guess_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:
     if job.yields:
         return None
     return forecast.guessed_s(ran_s, runs.of_owners.get(job.owner, ()), job.max_runtime_s)
+
+
+def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
+    """Return the dependencies of each job or array. `jobs` contains all unfinished jobs."""
+    found: dict[str, tuple[Dependency, ...]] = {}
+    rows = dependencies_repository.all_open(session)
+    if not rows:
+        return found
+    states = {job.id: str(job.state) for job in jobs}
+    unfinished = Counter(job.array_id for job in jobs)
+    for waiter, after_id, on_success in rows:
+        is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
+        found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
+    return found

@@ -135,11 +135,11 @@ class PricesNow:
 def _locked(session: Session, name: str) -> Queue:
     queue = repository.lock_alone(session, name)
     if queue is None:
-        raise _not_found(name)
+        raise not_found(name)
     return queue
 
 
-def _not_found(name: str) -> QueueNotFound:
+def not_found(name: str) -> QueueNotFound:
     hint = "`dray queue ls` shows the existing queues"
     return QueueNotFound(f"there is no queue {name!r}", hint=hint)
 
@@ -171,7 +171,7 @@ def _refuse_if_used(session: Session, name: str) -> None:
 def _view(session: Session, name: str, prices: PricesNow) -> views.Queue:
     for view in _views(session, prices, name):
         return view
-    raise _not_found(name)
+    raise not_found(name)
 
 
 def _views(session: Session, prices: PricesNow, only: str | None = None) -> list[views.Queue]:

@@ -1,4 +1,5 @@
-"""/v1/decisions and /v1/forecasts: the scheduler's decisions, and the accuracy of forecasts."""
+"""/v1/decisions, /v1/forecasts and /v1/jobs/ID/factors: the scheduler's decisions, the accuracy of
+forecasts, and the order of the queue."""
 
 from __future__ import annotations
 
@@ -68,3 +69,17 @@ async def replay(request: Request, queries: TheQueries, _: Caller, number: Numbe
 async def forecasts(request: Request, queries: TheQueries, _: Caller) -> Response:
     """Show how accurate the forecasts of starts and ends were in the last 7 days."""
     return answer(request, await queries.forecast_errors())
+
+
+@router.get(
+    "/jobs/{job_id}/factors",
+    operation_id="job_factors",
+    response_model=views.JobFactors,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
+)
+async def factors(request: Request, queries: TheQueries, _: Caller, job_id: str) -> Response:
+    """Show the factors that decide a waiting job's position in the queue, and why the jobs ahead of
+    it come first."""
+    async with limited(request):
+        return answer(request, await queries.factors(job_id))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from dray.cli.base import (
     AsJson,
@@ -17,6 +19,7 @@ from dray.cli.base import (
     interruptible,
 )
 from dray.cli.choosing import read_job
+from dray.cli.commands.shares import show_factors
 
 if TYPE_CHECKING:
     from dray.views import (
@@ -87,12 +90,25 @@ def _event_line(event: Event) -> str:
 
 
 @app.command()
-def explain(job_id: JobId, as_json: AsJson = False) -> None:
+def explain(
+    job_id: JobId,
+    factors: Annotated[
+        bool,
+        typer.Option(
+            "--factors", help="Show the factors of the job's position in the queue instead."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Explain why a job is in its current state."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
-        answer = client.explain(read_job(client, job_id))
+        job_id = read_job(client, job_id)
+        if factors:
+            show_factors(client.factors(job_id), as_json)
+            return
+        answer = client.explain(job_id)
     if as_json:
         write_json(answer)
     else:

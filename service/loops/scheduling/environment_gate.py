@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
+from service.domain.scheduling.rules.obstacles import PREPARING
 from service.lifecycle import environment_events
 from service.loops.scheduling.preparations import Preparations, Readiness, needs_of
 from service.loops.scheduling.stages import SchedulerRound, Stage, held_back
@@ -203,5 +204,5 @@ def _stays(
     for this node."""
     for group in growing:
         if group.job_id in waiting:
-            reason = policy.Reason("preparing_environment", waiting[group.job_id])
+            reason = policy.Reason(PREPARING, waiting[group.job_id])
             yield policy.Stay(group.job_id, reason)

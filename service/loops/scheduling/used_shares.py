@@ -53,7 +53,7 @@ class UsedShares(Stage):
         self._lived.update(attempts)
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        if seen.snapshot.queue and seen.total:
+        if seen.total:
             used_s = self.get(session, seen.now, seen.live, seen.total)
             seen.snapshot = replace(seen.snapshot, used_s=used_s)
 

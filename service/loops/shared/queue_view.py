@@ -7,7 +7,6 @@ and create no ORM objects.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,18 +22,15 @@ from ray_workers.shared.contracts import RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
-from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.rules.dependencies import Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
 from service.outlook.step_times import RunTimes
-from service.outlook.waiting_jobs import guess_s, left_s, limit_left_s, waited_s, waiting_job
+from service.outlook.waiting_jobs import guess_s, left_s, limit_left_s, waited_s, waiting_jobs
 
 SLOW_START_S = 900.0
 """Number of seconds within which an attempt is expected to reach its first step. An attempt that
 hangs before its first step can be preempted after this time plus the minimum run time."""
-UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
 @dataclass(frozen=True)
@@ -94,15 +90,9 @@ def snapshot(
 
     `earlier` contains the run times of finished jobs; None if the remaining times are not needed.
     """
-    jobs = planned_jobs.in_state(session, UNFINISHED)
+    jobs = planned_jobs.unfinished(session)
     runs = RunTimes() if earlier is None else earlier
-    after = _dependencies(session, jobs)
-    waiting = tuple(
-        waiting_job(job, after.get(job.array_id or job.id, ()), runs, now)
-        for job in jobs
-        if job.state is JobState.QUEUED
-    )
-    return waiting, _live(session, now, jobs, runs)
+    return waiting_jobs(session, jobs, runs, now), _live(session, now, jobs, runs)
 
 
 def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
@@ -215,20 +205,6 @@ def _held_s(job: Any, attempt: Any, now: datetime) -> float:
     since: datetime = ran_at or attempt.started_at or attempt.created_at
     held_s = (now - since).total_seconds()
     return max(0.0, held_s - SLOW_START_S if is_starting else held_s)
-
-
-def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
-    """Return the dependencies of each job or array. `jobs` contains all unfinished jobs."""
-    found: dict[str, tuple[Dependency, ...]] = {}
-    rows = dependencies_repository.all_open(session)
-    if not rows:
-        return found
-    states = {job.id: str(job.state) for job in jobs}
-    unfinished = Counter(job.array_id for job in jobs)
-    for waiter, after_id, on_success in rows:
-        is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
-        found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
-    return found
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:

@@ -28,6 +28,9 @@ from ray_workers.shared.names import attempt_prefix
 from service.config.settings import Settings
 from service.db.notifications import events_of
 from service.db.repositories import jobs
+from service.db.repositories.scheduling import forecasts
+from service.domain.scheduling.outlook.situation import Situation
+from service.outlook import codec
 from tests.unit.service.helpers import Service
 
 Refused = Callable[..., str]
@@ -139,6 +142,13 @@ class LiveServer:
             row.created_at = datetime.now(UTC) - timedelta(seconds=seconds)
 
         self.hands.database.write_sync(work)
+
+    def sees(self, situation: Situation, *, for_s: float = 0.0) -> None:
+        """Store the situation, as the forecaster does. It becomes outdated `for_s` seconds
+        later."""
+        made_at = datetime.now(UTC) + timedelta(seconds=for_s)
+        encoded = codec.encode(situation)
+        self.hands.database.write_sync(lambda s: forecasts.put_situation(s, made_at, encoded))
 
     def state_of(self, job_id: str) -> JobState | None:
         """Return the job's state in the database."""

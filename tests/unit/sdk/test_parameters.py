@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray import Client
-from dray.cli.commands import costs, decisions, listing, metrics, reports
+from dray.cli.commands import costs, decisions, listing, metrics, reports, shares
 
 OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
 
@@ -17,6 +17,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_job": Client.get,
     "list_jobs": Client.jobs,
     "report_costs": Client.costs,
+    "report_shares": Client.shares,
     "list_decisions": Client.decisions,
     "get_array": Client.wait_array,
     "get_sweep": Client.sweep,
@@ -49,6 +50,7 @@ NOT_IN_THE_SDK = {
 COMMANDS: dict[str, Callable[..., Any]] = {
     "list_jobs": listing.list_jobs,
     "report_costs": costs.costs,
+    "report_shares": shares.shares,
     "list_decisions": decisions.show_decisions,
     "get_metrics": metrics.metrics,
     "get_logs": reports.logs,

@@ -39,6 +39,23 @@ def test_a_queue_is_made_changed_listed_and_deleted(client: Client) -> None:
         client.delete_queue("default")
 
 
+def test_both_clients_report_shares_and_factors(server: LiveServer, client: Client) -> None:
+    job = client.submit(JOB)
+    report, factors = client.shares(queue="default"), client.factors(job.id)
+    assert [warning.code for warning in report.warnings] == ["no_forecast"]
+    assert factors.reason is not None
+    assert (factors.position, factors.reason.code) == (None, "no_forecast")
+    with pytest.raises(errors.QueueNotFound):
+        client.shares(queue="sdk-none")
+
+    async def ask() -> tuple[views.ShareReport, views.JobFactors]:
+        async with AsyncClient(server.url) as other:
+            return await other.shares(user="ann"), await other.factors(job.id)
+
+    assert asyncio.run(ask()) == (report, factors)
+    client.cancel(job.id)
+
+
 def test_a_job_is_held_released_moved_and_raised(client: Client) -> None:
     client.set_queue("sdk-jobs", max_queued_per_user=1)
     job = client.submit(JOB)

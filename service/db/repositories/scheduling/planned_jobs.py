@@ -82,6 +82,13 @@ _PLANNED = (
 """The columns of a job that planning reads."""
 
 
+UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
+
+
+def unfinished(session: Session) -> Sequence[Row[Any]]:
+    return in_state(session, UNFINISHED)
+
+
 def in_state(session: Session, states: tuple[JobState, ...]) -> Sequence[Row[Any]]:
     """Return the columns `_PLANNED` of jobs in these states, ordered by priority, rank and
     submission."""
@@ -181,6 +188,19 @@ def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
     # the state would also make SQLite choose a slower index.
     query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
     return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
+
+
+def waiting_for(session: Session, code: str) -> dict[str, str]:
+    """Return the reason's message for each waiting job that has this reason, keyed by job id."""
+    query = select(JobRow.id, JobRow.reason_message)
+    query = query.where(JobRow.state == JobState.QUEUED, JobRow.reason_code == code)
+    return {row.id: row.reason_message for row in session.execute(query)}
+
+
+def named(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """Return the columns `_NAMED` of these jobs, keyed by job id."""
+    rows = session.execute(select(*_NAMED).where(JobRow.id.in_(job_ids)))
+    return {row.id: row for row in rows}
 
 
 def count_queued(session: Session) -> int:

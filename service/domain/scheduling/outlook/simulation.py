@@ -39,7 +39,7 @@ from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.dependencies import waits_for
 from service.domain.scheduling.rules.eviction import RunningJob, leftover
 from service.domain.scheduling.rules.limits import HELD, held_message
-from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.scheduling.rules.obstacles import PREPARING, Reason
 
 LEAVING_S = 15.0
 """Seconds that a job takes to release its slots after it was asked to do so."""
@@ -237,7 +237,7 @@ class Simulation:
         if job.preparing is not None and self._now == self._began:
             # Slots are free, but it is unknown how long the preparation of the environment will
             # take.
-            expected = Expected(None, Reason("preparing_environment", job.preparing))
+            expected = Expected(None, Reason(PREPARING, job.preparing))
         self._record(job.job_id, expected)
         number = count(slices)
         slower = job.request.num_workers / number

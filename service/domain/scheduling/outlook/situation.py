@@ -14,6 +14,7 @@ from service.domain.scheduling.outlook.job_classes import JobClasses
 from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import WaitingJob
+from service.domain.scheduling.policy.ranking import active_accounts
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Tier, UserStanding
@@ -66,7 +67,7 @@ class Situation:
             arrays=_of(there, self.arrays),
             time_left=_of(there, self.time_left),
             others_of_arrays=others + Counter(self.others_of_arrays),
-            accounts=self._accounts(),
+            accounts=self.active_accounts(),
             left_out=dict(classes.left_out),
         )
 
@@ -113,15 +114,13 @@ class Situation:
             return self
         return replace(self, snapshot=replace(self.snapshot, queue=queue))
 
-    def _accounts(self) -> frozenset[Account]:
-        could = (job for job in self.snapshot.queue if not job.held and not job.after)
-        there: tuple[WaitingJob | RunningJob, ...] = (*self.snapshot.running, *could)
-        return self.accounts | {(job.queue, job.owner) for job in there}
+    def active_accounts(self) -> frozenset[Account]:
+        return self.accounts | active_accounts(self.snapshot)
 
     def favoured(self, queue: str, owner: str) -> list[Reason]:
         """Return the reasons why other jobs come before this user's jobs in this queue."""
         snapshot = self.snapshot
-        accounts = self._accounts() | {(queue, owner)}
+        accounts = self.active_accounts() | {(queue, owner)}
         standings = Standings(snapshot.queues, snapshot.used_s, accounts)
         there = {name for name, _ in accounts}
         found = []

@@ -37,22 +37,15 @@ other jobs to end, or belongs to an array that already runs its maximum number o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 
-from service.config.node_types import OPEN
 from service.domain.scheduling.placement import slots
-from service.domain.scheduling.placement.gangs import Gangs
-from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
-from service.domain.scheduling.policy.emptied import Emptied
-from service.domain.scheduling.policy.ranking import Ranking, at_the_front
+from service.domain.scheduling.placement.slots import Node
+from service.domain.scheduling.policy.ordering import OnError, in_order, not_planned_reason
 from service.domain.scheduling.policy.records import Decision, Growing, Snapshot, Stay, Wait
 from service.domain.scheduling.policy.round import Round, waits_for_jobs
 from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
-
-OnError = Callable[[str, Exception], None]
-"""Called with the id of each job that can't be planned, and the error."""
 
 
 def plan(
@@ -65,33 +58,11 @@ def plan(
     If a rule raises an error for a job, that job waits as `not_planned`. The other jobs are still
     planned.
     """
-    accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    gangs = Gangs(slots.total_of(node.total for node in accepted))
-    snapshot, unsound = _without_unsound(snapshot, gangs, on_error)
-    of_queue = [gangs.of(job.request) for job in snapshot.queue]
-    for group in snapshot.growing:
-        gangs.of(group.request)
-    for job in snapshot.running:
-        if job.job_id in snapshot.elastic:
-            gangs.of(job.request)
-    gangs.name_all(
-        shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted),
-        has_closed=any(OPEN in node.total for node in accepted),
-    )
-    emptied = Emptied(snapshot, gangs)
-    ranking = Ranking(snapshot, gangs, emptied, now)
-    ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
-    running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
-    # Sort indices instead of pairs, to create fewer objects that the garbage collector must visit.
-    queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
-    if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
-        ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs that were moved to the same `place` have equal ranks, so sort the jobs by `seq`
-        # first.
-        queue.sort(key=lambda at: snapshot.queue[at].seq)
-    queue.sort(key=ranks.__getitem__)
+    order = in_order(snapshot, now, on_error)
+    snapshot, gangs, running, queue = order.snapshot, order.gangs, order.running, order.queue
+    accepted, of_queue, ranks = order.accepted, order.of_queue, order.ranks
     usable = accepted if snapshot.connected else ()
-    round_ = Round(usable, snapshot, gangs, emptied, running, now)
+    round_ = Round(usable, snapshot, gangs, order.emptied, running, now)
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
@@ -105,7 +76,7 @@ def plan(
 
     def not_planned(job_id: str, error: Exception) -> Reason:
         on_error(job_id, error)
-        return _not_planned(error)
+        return not_planned_reason(error)
 
     def of_group(decide: Callable[[Growing], Decision], group: Growing) -> Decision:
         try:
@@ -125,7 +96,7 @@ def plan(
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
         others = [Stay(g.job_id, obstacle) for g in groups if not g.lacking]
-        return [*waits, *kept, *unsound, *lacking, *others]
+        return [*waits, *kept, *order.unsound, *lacking, *others]
     decisions: list[Decision] = []
     position = 1
     for at in queue:
@@ -140,29 +111,7 @@ def plan(
     round_.end_queue()
     grown = [of_group(round_.grow, group) for group in groups if not group.lacking]
     round_.explain(not_planned)
-    return [*decisions, *kept, *unsound, *lacking, *grown, *round_.departures.asked]
-
-
-def _without_unsound(
-    snapshot: Snapshot, gangs: Gangs, on_error: OnError
-) -> tuple[Snapshot, list[Wait]]:
-    """Return a snapshot that omits the waiting jobs whose requests raise errors, and the decisions
-    for the omitted jobs."""
-    sound, unsound = [], []
-    for job in snapshot.queue:
-        try:
-            gangs.of(job.request)
-            sound.append(job)
-        except Exception as error:
-            on_error(job.job_id, error)
-            unsound.append(Wait(job.job_id, _not_planned(error), None))
-    return (replace(snapshot, queue=tuple(sound)) if unsound else snapshot), unsound
-
-
-def _not_planned(error: Exception) -> Reason:
-    kind = type(error).__name__
-    message = f"can't be planned because of an internal error ({kind}); see the service's log"
-    return Reason("not_planned", f"{message}. Planning is retried in each scheduling round")
+    return [*decisions, *kept, *order.unsound, *lacking, *grown, *round_.departures.asked]
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:

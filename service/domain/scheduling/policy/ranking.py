@@ -20,14 +20,7 @@ class Ranking:
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime) -> None:
         self._guaranteed = _within_quota(snapshot, gangs, now)
-        # An account whose jobs are all blocked is not considered active, because it could not use
-        # its share.
-        active = {(job.queue, job.owner) for job in snapshot.running}
-        used_up = snapshot.used_up
-        for job in snapshot.queue:
-            account = job.queue, job.owner
-            if account not in active and not is_kept_back(job, used_up):
-                active.add(account)
+        active = active_accounts(snapshot)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
         self._of_accounts: dict[shares.Account, tuple[shares.Tier, shares.UserStanding]] = {}
         self._overdue = {
@@ -47,6 +40,11 @@ class Ranking:
             job.seq,
             job.place,
         )
+
+    def is_forgiven(self, job_id: str) -> bool:
+        """Whether the job ranks as if its owner had used less than their share, because it has
+        waited for a long time."""
+        return job_id in self._forgiven
 
     def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tier, shares.UserStanding]:
         account = job.queue, job.owner
@@ -97,6 +95,18 @@ class Ranking:
             for job in snapshot.running
             if job.job_id in self._forgiven and job.seq < waiting.seq
         )
+
+
+def active_accounts(snapshot: Snapshot) -> set[shares.Account]:
+    """Return the accounts with running jobs or with jobs that could run. An account whose jobs are
+    all blocked is not considered active, because it could not use its share."""
+    active = {(job.queue, job.owner) for job in snapshot.running}
+    used_up = snapshot.used_up
+    for job in snapshot.queue:
+        account = job.queue, job.owner
+        if account not in active and not is_kept_back(job, used_up):
+            active.add(account)
+    return active
 
 
 def at_the_front(

@@ -33,7 +33,14 @@ from service.domain.scheduling.policy.records import (
 )
 from service.domain.scheduling.rules import order
 from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
-from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstacles, Reason, jobs
+from service.domain.scheduling.rules.obstacles import (
+    PREPARING,
+    Ahead,
+    Explanation,
+    Obstacles,
+    Reason,
+    jobs,
+)
 
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
@@ -131,7 +138,7 @@ class Round:
             return Wait(job.job_id, Reason("array_limit", sentence), position)
         if job.preparing is not None:
             self._backing_off.append((job, gang))
-            reason = Reason("preparing_environment", job.preparing)
+            reason = Reason(PREPARING, job.preparing)
             return Wait(job.job_id, reason, position)
         return None
 

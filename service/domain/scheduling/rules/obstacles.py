@@ -22,6 +22,9 @@ from service.domain.scheduling.placement.topology import largest, name_of
 MAX_NAMED = 20
 """Maximum number of blocking jobs to list. The message also contains their total number."""
 
+PREPARING = "preparing_environment"
+"""Code of the reason of a job whose environment is not ready yet."""
+
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reason:

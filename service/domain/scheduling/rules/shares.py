@@ -9,8 +9,10 @@ all queues or users with unfinished jobs.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 
 from service.domain.scheduling.placement.gangs import WorkerKind
@@ -81,6 +83,41 @@ class UserStanding(IntEnum):
     """The user has used more than their share."""
 
 
+@dataclass(frozen=True, slots=True)
+class UsageShare:
+    """The usage of an account, and the usage to which the account is entitled."""
+
+    weight: float
+    of_all: float
+    """The fraction of the usage to which the weight entitles the account."""
+    used_s: float
+    due_s: float
+    """The cluster-seconds to which the account is entitled."""
+    slack_s: float
+    """The account's usage can differ from `due_s` by this many cluster-seconds without changing
+    the order."""
+
+    @property
+    def excess_s(self) -> float:
+        """Cluster-seconds used in excess of the share; negative if less than the share was
+        used."""
+        return self.used_s - self.due_s
+
+    @property
+    def standing(self) -> UserStanding:
+        if self.excess_s > self.slack_s:
+            return UserStanding.AHEAD
+        return UserStanding.BEHIND if -self.excess_s > self.slack_s else UserStanding.EVEN
+
+    @property
+    def even_in_s(self) -> float | None:
+        """Seconds until the usage differs from the share by no more than the slack if no account
+        uses slots, so that usage only decays; None if it does not differ by more now."""
+        if self.standing is UserStanding.EVEN:
+            return None
+        return HALF_LIFE_S * math.log2(abs(self.excess_s) / self.slack_s)
+
+
 class Standings:
     """Compares the usage of accounts that have active jobs to their shares."""
 
@@ -100,34 +137,41 @@ class Standings:
                 of_queues[queue] += seconds
         rules = {name: named.get(name, Queue(name)) for name in of_queues}
         weights = {name: queue.weight for name, queue in rules.items()}
-        self._queues = _ahead(of_queues, weights, QUEUE_SLACK_S)
+        self.of_queues = _shares(of_queues, weights, QUEUE_SLACK_S)
+        """The share of each queue that has active jobs."""
+        self.of_users: dict[Account, UsageShare] = {}
+        """The share of each active account in its queue."""
         whole = sum(weights.values())
-        self._users: dict[Account, UserStanding] = {}
         for name, of_users in users.items():
             of_each = {owner: rules[name].weight_of(owner) for owner in of_users}
             slack_s = _user_slack_s(of_each.values()) * weights[name] / whole
-            for owner in _ahead(of_users, of_each, slack_s):
-                self._users[name, owner] = UserStanding.AHEAD
-            for owner in _ahead(of_users, of_each, slack_s, sign=-1):
-                self._users[name, owner] = UserStanding.BEHIND
+            found = _shares(of_users, of_each, slack_s)
+            self.of_users |= {(name, owner): share for owner, share in found.items()}
 
     def tier(self, queue: str) -> Tier:
         """Return the tier of the queue's jobs beyond its quota."""
-        return Tier.AHEAD if queue in self._queues else Tier.SHARE
+        share = self.of_queues.get(queue)
+        is_ahead = share is not None and share.standing is UserStanding.AHEAD
+        return Tier.AHEAD if is_ahead else Tier.SHARE
 
     def user(self, queue: str, owner: str) -> UserStanding:
-        return self._users.get((queue, owner), UserStanding.EVEN)
+        share = self.of_users.get((queue, owner))
+        return UserStanding.EVEN if share is None else share.standing
 
 
-def _ahead(
-    used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: float, sign: int = 1
-) -> set[str]:
-    """Return the accounts whose usage is clearly above their share, or below it if `sign` is -1."""
+def _shares(
+    used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: float
+) -> dict[str, UsageShare]:
     used, weight = sum(used_s.values()), sum(weights.values())
     return {
-        name
+        name: UsageShare(
+            weights[name],
+            weights[name] / weight,
+            seconds,
+            used * weights[name] / weight,
+            slack_s,
+        )
         for name, seconds in used_s.items()
-        if sign * (seconds - used * weights[name] / weight) > slack_s
     }
 
 

@@ -332,6 +332,7 @@ def test_a_finished_job_is_deleted_and_a_live_one_is_not(
         ("GET", f"/{name}")
         for name in (
             *("metrics", "logs", "events", "attempts", "checkpoints", "artifacts", "explain"),
+            "factors",
             *("metrics/system", "metrics/system/newest"),
             *("logs?wait_s=5", "events?wait_s=5", "artifacts/x"),
         )
