@@ -257,6 +257,10 @@ class DependencyNeverSatisfied(BadRequest, code="dependency_never_satisfied"):
     """`after` requires the success of a job that has failed or was cancelled."""
 
 
+class DependencyCircular(BadRequest, code="dependency_circular"):
+    """With the new `after`, the job would wait for itself."""
+
+
 class InitFromNotFound(BadRequest, code="init_from_not_found"):
     """`init_from` names a job or a step without a checkpoint to start from."""
 
@@ -380,7 +384,8 @@ class JobNotRunning(Conflict, code="job_not_running"):
 
 
 class JobNotWaiting(Conflict, code="job_not_waiting"):
-    """The job is not waiting, so it can be neither held nor moved."""
+    """The job is not waiting, so it can be neither held, moved nor changed. Or the change is only
+    possible for a job that has never started."""
 
 
 # The status is not 429, because clients retry soon after a 429, and a full queue is unlikely to

@@ -157,6 +157,14 @@ class JobCalls(Calls):
         PriorityTooHigh, and Forbidden if `first` is used by a caller who is not an admin."""
         return self._change(job_id, queue=queue, first=first or None)
 
+    def change(self, job_id: str, document: Mapping[str, Any]) -> views.Job:
+        """Change fields of a waiting job's document. `document` is a merge patch (RFC 7396), such
+        as `{"resources": {"num_workers": 2}, "max_runtime_s": None}`, in which None restores a
+        field's default. The new document is checked like a submission; if it is refused, the job
+        remains unchanged. Raises JobNotWaiting if the job has started, and the errors of
+        `submit`."""
+        return self._change(job_id, document=dict(document))
+
     def set_priority(self, job_id: str, priority: int) -> views.Job:
         """Change the priority of a job that has not ended. Raises PriorityTooHigh if the priority
         exceeds the queue's `max_priority` and the caller is not an admin."""

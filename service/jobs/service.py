@@ -35,16 +35,13 @@ from service.domain.errors import (
 )
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
-from service.domain.scheduling.placement import slots
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
-from service.nodes.node_table import refuse_missing_precision
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
-from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
@@ -202,14 +199,9 @@ class Jobs:
         """Return the job's row, which is not stored yet, and its dependencies. Raises the errors of
         `submit`."""
         spec = prepared.resolved.spec
-        if prepared.resolved.refusal is not None:
-            raise prepared.resolved.refusal
-        request = new_jobs.with_pinned_nodes(slots.request_of_job(spec), spec)
-        queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
-        admission.refuse_priority(queue, spec.priority)
-        new_jobs.refuse_impossible(session, spec, request, self._settings)
-        for one in submitting.with_each_precision(spec):
-            refuse_missing_precision(session, one)
+        request = new_jobs.admit(
+            session, prepared.resolved, owner, self._settings, num_jobs=spec.num_jobs
+        )
         refuse_if_full(session)
         if prepared.unfit is not None:
             raise prepared.unfit

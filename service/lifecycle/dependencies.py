@@ -23,7 +23,11 @@ from service.db.repositories.submission import arrays as arrays_repository
 from service.db.repositories.submission import dependencies as repository
 from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import notify
-from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
+from service.domain.errors import (
+    DependencyCircular,
+    DependencyNeverSatisfied,
+    DependencyNotFound,
+)
 from service.domain.scheduling.rules.dependencies import Prospect, never_satisfied, prospect
 from service.domain.states import CANCELLED_BY_USER, TOO_MANY_FAILED, Trigger, transition
 from service.lifecycle import moves
@@ -72,6 +76,27 @@ def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
         if stands is Prospect.OPEN:
             still_open.append((entry.job, on_success))
     return still_open
+
+
+def replace(session: Session, job_id: str, spec: JobSpec) -> None:
+    """Replace the dependencies of a waiting job, which has never started and belongs to no array,
+    by those of its new document. The caller has called `repository.lock_changes`.
+
+    Raises the errors of `hold`, and DependencyCircular if one of the jobs waits, directly or
+    through others, for this job.
+    """
+    repository.withdraw(session, [job_id])
+    still_open = hold(session, spec)
+    for number, entry in enumerate(spec.after):
+        chain = repository.chain(session, entry.job, job_id)
+        if chain is not None:
+            others = ", which waits for ".join(chain)
+            raise DependencyCircular(
+                f"the job would wait for itself: {others}",
+                pointer=f"/after/{number}",
+                hint="remove one of these dependencies",
+            )
+    repository.insert_all(session, job_id, still_open)
 
 
 def _refusal(after: str, states: Mapping[JobState, str], number: int) -> DependencyNeverSatisfied:

@@ -32,10 +32,11 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
+from service.lifecycle.resizing import request_of
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
-from service.outlook.waiting_jobs import waiting_job
+from service.outlook.waiting_jobs import limit_left_s, waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
 """Maximum age of a situation on which answers are based. An older situation means that no process
@@ -78,7 +79,7 @@ class Answers:
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
-        key = (row.id, row.attempt, row.priority, row.queue, row.rank)
+        key = (row.id, row.attempt, row.priority, row.queue, row.rank, row.event_seq)
         answers = newest.answers.get(key)  # another thread might clear the answers
         if answers is None:
             job = self._waiting(session, newest.situation, row, now)
@@ -146,12 +147,19 @@ class Answers:
     def _waiting(
         self, session: Session, situation: Situation, row: JobRow, now: datetime
     ) -> policy.WaitingJob:
-        """Return the job as in the scheduler's snapshot, with its current priority, queue and
-        rank."""
+        """Return the job as in the scheduler's snapshot, with its current document, priority, queue
+        and rank."""
         seen = next((job for job in situation.snapshot.queue if job.job_id == row.id), None)
         if seen is None:  # the job waits for slots, so it has no unfinished dependencies
             return waiting_job(row, (), self._earlier.get(session, now), now)
-        return replace(seen, priority=row.priority, queue=row.queue, place=row.rank)
+        return replace(
+            seen,
+            priority=row.priority,
+            queue=row.queue,
+            place=row.rank,
+            request=request_of(row),
+            ends_within_s=limit_left_s(row, row.runtime_used_s),
+        )
 
 
 WOULD_START = views.Reason(code="would_start", message="would start now")

@@ -49,6 +49,21 @@ def _all_open() -> Select[str, str, bool]:
     return select(c.waiter, c.after_id, c.on_success).order_by(c.waiter, c.after_id)
 
 
+def waiters(session: Session, units: Collection[str]) -> set[str]:
+    """Return those of these jobs and arrays that wait for others."""
+    return {
+        waiter
+        for some in in_chunks(sorted(units), CHUNK)
+        for waiter in session.connection().execute(_waiters(), {"units": some}).scalars()
+    }
+
+
+@cache
+def _waiters() -> Select[str]:
+    c = JobDependencyRow.__table__.c
+    return select(c.waiter).where(c.waiter.in_(bindparam("units", expanding=True))).distinct()
+
+
 def waiting_for(
     session: Session, job_ids: Sequence[str], array_ids: Collection[str]
 ) -> list[tuple[str, str, bool]]:
@@ -84,6 +99,47 @@ def withdraw(session: Session, waiters: Iterable[str]) -> None:
     """Delete all dependencies of these jobs and arrays on other jobs and arrays."""
     for some in in_chunks(sorted(waiters), CHUNK):
         session.execute(delete(JobDependencyRow).where(JobDependencyRow.waiter.in_(some)))
+
+
+LOCK_OF_CHANGES = 0x61667465
+"""Key of the advisory lock of transactions that change the dependencies of stored jobs. Without the
+lock, two such transactions could close a circle together. A submission needs no lock, because no
+other job waits for a new job."""
+
+
+def lock_changes(session: Session) -> None:
+    """Wait for all other transactions that change dependencies of stored jobs. On SQLite, no other
+    transaction can write at the same time."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(LOCK_OF_CHANGES)))
+
+
+def chain(session: Session, first: str, last: str) -> list[str] | None:
+    """Return ids of jobs and arrays from `first` to `last`, each of which waits for the next; None
+    if `first` does not wait for `last`."""
+    j, d = JobRow.__table__.c, JobDependencyRow.__table__.c
+    reached_from: dict[str, str | None] = {first: None}
+    newest = [first]
+    while newest and last not in reached_from:
+        arrays = select(j.array_id, j.id).where(j.array_id.is_not(None))
+        waiters = {one: one for one in newest}
+        for some in in_chunks(newest, CHUNK):
+            waiters.update(session.execute(arrays.where(j.id.in_(some))).all())
+        waits = [
+            row
+            for some in in_chunks(sorted(waiters), CHUNK)
+            for row in session.execute(select(d.waiter, d.after_id).where(d.waiter.in_(some)))
+        ]
+        newest = [after for _, after in waits if after not in reached_from]
+        reached_from |= {after: waiters[by] for by, after in waits if after not in reached_from}
+    if last not in reached_from:
+        return None
+    found: list[str] = []
+    one: str | None = last
+    while one is not None:
+        found.append(one)
+        one = reached_from[one]
+    return found[::-1]
 
 
 def hold_unfinished(session: Session, ids: Collection[str]) -> None:
