@@ -110,7 +110,7 @@ def apply(
     columns = new_jobs.columns_of(spec, request)
     changed = list(_changed(new.before, columns["spec"]))
     if "after" in new.patch:
-        dependencies.replace(session, row.id, spec)
+        dependencies.change(session, row.id, spec)
     if spec.labels != new.before.get("labels"):
         repository.replace_labels(session, row.id, spec.labels)
     document_values.change(session, row.id, differing(columns["spec"], new.before))

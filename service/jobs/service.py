@@ -23,7 +23,6 @@ from service.db.models import JobRow
 from service.db.notifications import LOOK_AGAIN_S, QUEUE, Signals, events_of
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import arrays as arrays_repository
-from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain.errors import (
@@ -35,6 +34,7 @@ from service.domain.errors import (
 )
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
+from service.domain.scheduling.rules.dependencies import Awaited
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
@@ -67,7 +67,7 @@ class _CheckedDocument:
 class _NothingStored(Exception):
     """Rolls back the transaction of a dry run."""
 
-    def __init__(self, row: JobRow, after: list[tuple[str, bool]]) -> None:
+    def __init__(self, row: JobRow, after: list[Awaited]) -> None:
         super().__init__("a dry run stores nothing")
         self.row, self.after = row, after
 
@@ -144,7 +144,7 @@ class Jobs:
             row, after = self._accepted(session, prepared, job_id, owner, project, now)
             event = new_jobs.first_event(row, prepared.resolved, actor, now)
             arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
-            dependencies_repository.insert_all(session, row.array_id or job_id, after)
+            dependencies.insert(session, row.array_id or job_id, after, now)
             notify(session, job_id, QUEUE)
             return serializers.new_job(session, row, prepared.resolved.spec.labels), True
 
@@ -195,7 +195,7 @@ class Jobs:
         owner: str,
         project: str,
         now: datetime,
-    ) -> tuple[JobRow, list[tuple[str, bool]]]:
+    ) -> tuple[JobRow, list[Awaited]]:
         """Return the job's row, which is not stored yet, and its dependencies. Raises the errors of
         `submit`."""
         spec = prepared.resolved.spec

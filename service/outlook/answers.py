@@ -29,7 +29,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
     sooner,
 )
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.rules.dependencies import Dependency
+from service.domain.scheduling.rules.dependencies import Awaited, Dependency
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle.resizing import request_of
@@ -102,7 +102,7 @@ class Answers:
         return _favoured(newest.situation, row)
 
     def of_unsubmitted(
-        self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
+        self, session: Session, row: JobRow, after: Sequence[Awaited], now: datetime
     ) -> views.Explanation:
         """Return the explanation for the job of `row` as if the job were submitted now. `after`
         contains the jobs and arrays for which the job would wait."""
@@ -110,7 +110,7 @@ class Answers:
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
             return views.Explanation(state=row.state, reason=NO_FORECAST, queue_length=queue_length)
-        waits_for = tuple(Dependency(each, on, "has not ended") for each, on in after)
+        waits_for = tuple(Dependency(one.id, one.on, "has not ended") for one in after)
         job = waiting_job(row, waits_for, self._earlier.get(session, now), now)
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision

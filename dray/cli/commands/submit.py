@@ -78,6 +78,19 @@ def submit(
             metavar="JOB", help="Start once this job or array has ended, successfully or not."
         ),
     ] = None,
+    after_failure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JOB", help="Start once this job or array has failed or was cancelled."
+        ),
+    ] = None,
+    after_each: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARRAY",
+            help="Start each job of the new array once the job with the same index has succeeded.",
+        ),
+    ] = None,
     array: Annotated[
         int | None,
         typer.Option(min=1, help="Submit an array of this many jobs."),
@@ -170,8 +183,10 @@ def submit(
     if watch and (document.get("array") or document.get("sweep")):
         raise typer.BadParameter("--watch shows only a single job: use dray wait ARRAY")
     others = [
-        *((one, "success") for one in after or ()),
-        *((one, "end") for one in after_any or ()),
+        *((one, {"on": "success"}) for one in after or ()),
+        *((one, {"on": "end"}) for one in after_any or ()),
+        *((one, {"on": "failure"}) for one in after_failure or ()),
+        *((one, {"each": True}) for one in after_each or ()),
     ]
     if dry_run:
         _check(document, source, packed, as_json)
@@ -197,13 +212,13 @@ def send(
 
 
 def _name_others(
-    client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
+    client: Client, document: dict[str, Any], others: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> None:
-    """Add `others`, the jobs that this job waits for, to the document. References to jobs are
-    resolved as in other commands."""
+    """Add `others`, the jobs that this job waits for, to the document, each with the other fields
+    of its entry in `after`. References to jobs are resolved as in other commands."""
     if others:
         found = [
-            {"job": client.resolve(reference, arrays=True), "on": on} for reference, on in others
+            {"job": client.resolve(reference, arrays=True), **how} for reference, how in others
         ]
         document["after"] = [*(document.get("after") or []), *found]
 
@@ -414,7 +429,9 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
 
 
 def _forecast(
-    document: dict[str, Any], packed: PackedCode | None, others: Sequence[tuple[str, str]]
+    document: dict[str, Any],
+    packed: PackedCode | None,
+    others: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> None:
     """If a server responds, write whether and when that server would start the job."""
     from dray._http.transport import Retry

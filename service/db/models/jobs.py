@@ -196,7 +196,8 @@ class JobDependencyRow(Base):
     """A dependency of a job or array on a job or array that has not ended.
 
     The row is deleted in the transaction that settles the dependency. Therefore, as long as the row
-    exists, `waiter` has never started, and `after_id` has not ended.
+    exists, `after_id` has not ended, and `waiter` has never started. With `each`, those jobs of
+    `waiter` may have started whose job of the same index in `after_id` has ended.
     """
 
     __tablename__ = "job_dependencies"
@@ -204,8 +205,10 @@ class JobDependencyRow(Base):
     waiter: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Id of the waiting job, or of the array whose jobs are all waiting."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    on_success: Mapped[bool]
-    """Whether job `after_id` must succeed; if False, the job only has to end."""
+    condition: Mapped[str] = mapped_column(String(16), server_default="success")
+    """How `after_id` must end: a `dray.spec.ordering.Condition`."""
+    each: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether each job of the array `waiter` waits only for the job with the same index."""
 
 
 class IdempotencyRow(Base):

@@ -25,7 +25,7 @@ from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.rules.dependencies import Dependency
+from service.domain.scheduling.rules.dependencies import Awaited, Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
 from service.outlook.step_times import RunTimes
@@ -98,9 +98,7 @@ def snapshot(
     runs = RunTimes() if earlier is None else earlier
     after = _dependencies(session, jobs)
     waiting = tuple(
-        waiting_job(job, after.get(job.array_id or job.id, ()), runs, now)
-        for job in jobs
-        if job.state is JobState.QUEUED
+        waiting_job(job, after.of(job), runs, now) for job in jobs if job.state is JobState.QUEUED
     )
     return waiting, _live(session, now, jobs, runs)
 
@@ -217,18 +215,44 @@ def _held_s(job: Any, attempt: Any, now: datetime) -> float:
     return max(0.0, held_s - SLOW_START_S if is_starting else held_s)
 
 
-def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
-    """Return the dependencies of each job or array. `jobs` contains all unfinished jobs."""
-    found: dict[str, tuple[Dependency, ...]] = {}
+@dataclass(frozen=True)
+class _Dependencies:
+    """The dependencies of all waiting jobs."""
+
+    of_units: Mapping[str, Sequence[Dependency]]
+    """Keyed by the id of the waiting job or array."""
+    of_each: Mapping[str, Sequence[Awaited]]
+    """Arrays whose jobs are awaited one by one, keyed by the waiting array."""
+    unfinished: Mapping[tuple[str, int], Row[Any]]
+    """The unfinished jobs of the arrays in `of_each`, keyed by array and index."""
+
+    def of(self, job: Row[Any]) -> tuple[Dependency, ...]:
+        found = tuple(self.of_units.get(job.array_id or job.id, ()))
+        for one in self.of_each.get(job.array_id, ()):
+            other = self.unfinished.get((one.id, job.array_index))
+            if other is not None:
+                found = (*found, Dependency(other.id, one.on, str(other.state)))
+        return found
+
+
+def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> _Dependencies:
+    """Return the dependencies of all waiting jobs. `jobs` contains all unfinished jobs."""
     rows = dependencies_repository.all_open(session)
     if not rows:
-        return found
+        return _Dependencies({}, {}, {})
     states = {job.id: str(job.state) for job in jobs}
     unfinished = Counter(job.array_id for job in jobs)
-    for waiter, after_id, on_success in rows:
-        is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
-        found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
-    return found
+    of_units: dict[str, list[Dependency]] = {}
+    of_each: dict[str, list[Awaited]] = {}
+    for waiter, one in rows:
+        if one.each:
+            of_each.setdefault(waiter, []).append(one)
+            continue
+        is_now = states.get(one.id) or f"{unfinished[one.id]} of its jobs have not ended"
+        of_units.setdefault(waiter, []).append(Dependency(one.id, one.on, is_now))
+    awaited = {one.id for some in of_each.values() for one in some}
+    by_index = {(j.array_id, j.array_index): j for j in jobs if awaited and j.array_id in awaited}
+    return _Dependencies(of_units, of_each, by_index)
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:

@@ -77,6 +77,7 @@ _PLANNED = (
     "not_before",
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
+    "array_index",
     *("kept_back_s", "kept_back_since", "preemptions"),
 )
 """The columns of a job that planning reads."""

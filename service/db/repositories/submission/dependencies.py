@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
-from typing import Any
 
 from sqlalchemy import (
-    Row,
     Select,
     and_,
     bindparam,
@@ -20,37 +18,40 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from dray.spec.ordering import Condition
 from dray.views import JobState
 from service.db.models import JobDependencyRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission.arrays import by_unit
+from service.domain.scheduling.rules.dependencies import Awaited, is_against
 from service.domain.states import STOPPED_EARLY
 
+UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
-def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
-    """Insert the dependencies of `waiter`. `after` contains pairs of the id of a job or array to
-    wait for, and whether this job or array must succeed."""
+
+def insert_all(session: Session, waiter: str, after: Iterable[Awaited]) -> None:
+    """Insert the dependencies of `waiter`."""
     rows = [
-        {"waiter": waiter, "after_id": after_id, "on_success": on_success}
-        for after_id, on_success in after
+        {"waiter": waiter, "after_id": one.id, "condition": one.on, "each": one.each}
+        for one in after
     ]
     if rows:
         session.execute(insert(JobDependencyRow), rows)
 
 
-def all_open(session: Session) -> Sequence[Row[str, str, bool]]:
-    """Return (waiter, after_id, on_success) of all unsettled dependencies."""
-    return session.connection().execute(_all_open()).all()
+def all_open(session: Session) -> list[tuple[str, Awaited]]:
+    """Return all unsettled dependencies, each with its waiter."""
+    return [(waiter, Awaited(*of)) for waiter, *of in session.connection().execute(_all_open())]
 
 
 @cache
-def _all_open() -> Select[str, str, bool]:
+def _all_open() -> Select[str, str, str, bool]:
     c = JobDependencyRow.__table__.c
-    return select(c.waiter, c.after_id, c.on_success).order_by(c.waiter, c.after_id)
+    return select(c.waiter, c.after_id, c.condition, c.each).order_by(c.waiter, c.after_id)
 
 
 def waiters(session: Session, units: Collection[str]) -> set[str]:
-    """Return those of these jobs and arrays that wait for others."""
+    """Return those of these jobs and arrays that wait for others as a whole."""
     return {
         waiter
         for some in in_chunks(sorted(units), CHUNK)
@@ -61,13 +62,14 @@ def waiters(session: Session, units: Collection[str]) -> set[str]:
 @cache
 def _waiters() -> Select[str]:
     c = JobDependencyRow.__table__.c
-    return select(c.waiter).where(c.waiter.in_(bindparam("units", expanding=True))).distinct()
+    query = select(c.waiter).where(c.waiter.in_(bindparam("units", expanding=True)), ~c.each)
+    return query.distinct()
 
 
 def waiting_for(
     session: Session, job_ids: Sequence[str], array_ids: Collection[str]
-) -> list[tuple[str, str, bool]]:
-    """Return (waiter, after_id, on_success) of all dependencies on these jobs and arrays.
+) -> list[tuple[str, Awaited]]:
+    """Return all dependencies on these jobs and arrays, each with its waiter.
 
     The rows of dependencies on arrays remain locked. If two jobs of an array end at the same time,
     the second transaction waits for the lock, and can then see that the other job has ended.
@@ -76,14 +78,14 @@ def waiting_for(
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
     queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
     return [
-        (waiter, after_id, on_success)
+        (waiter, Awaited(*of))
         for query, some in queries
-        for waiter, after_id, on_success in session.execute(query, {"after_ids": some})
+        for waiter, *of in session.execute(query, {"after_ids": some})
     ]
 
 
 @cache
-def _waiting_for() -> Select[str, str, bool]:
+def _waiting_for() -> Select[str, str, str, bool]:
     return _all_open().where(
         JobDependencyRow.__table__.c.after_id.in_(bindparam("after_ids", expanding=True))
     )
@@ -172,9 +174,29 @@ def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str
 
 def unfinished_arrays(session: Session, array_ids: Collection[str]) -> set[str]:
     """Return the ids of the given arrays that have unfinished jobs."""
-    if not array_ids:
-        return set()
     c = JobRow.__table__.c
-    query = select(c.array_id).where(c.array_id.in_(array_ids), c.finished_at.is_(None))
-    found: set[Any] = set(session.scalars(query.distinct()))
-    return found
+    # Search by state, because the index contains no `finished_at`: an array has up to 10,000 jobs,
+    # and this query is made whenever one of them ends.
+    one = select(c.id).where(c.array_id == bindparam("array_id"), c.state.in_(UNFINISHED)).limit(1)
+    return {each for each in array_ids if session.scalar(one, {"array_id": each}) is not None}
+
+
+def with_indices(session: Session, array_id: str, indices: Collection[int]) -> list[str]:
+    """Return the ids of the jobs with these indices in an array."""
+    c = JobRow.__table__.c
+    return [
+        job_id
+        for some in in_chunks(sorted(indices), CHUNK)
+        for job_id in session.scalars(
+            select(c.id).where(c.array_id == array_id, c.array_index.in_(some))
+        )
+    ]
+
+
+def ended_against(session: Session, array_id: str, on: Condition) -> dict[int | None, JobState]:
+    """Return the states of those jobs of an array that ended otherwise than required, by their
+    indices."""
+    c = JobRow.__table__.c
+    states = [state for state in JobState if state.is_terminal and is_against(state, on)]
+    query = select(c.array_index, c.state).where(c.array_id == array_id, c.state.in_(states))
+    return {row.array_index: row.state for row in session.execute(query)}

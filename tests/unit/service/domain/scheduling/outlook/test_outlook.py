@@ -134,8 +134,8 @@ def test_a_job_that_no_node_could_hold_has_no_time_and_says_why() -> None:
 
 def test_a_job_starts_after_the_jobs_and_arrays_that_it_waits_for() -> None:
     queue = [
-        waits("second", after=(Dependency("first", True, "QUEUED"),)),
-        waits("last", after=(Dependency("array-1", False, "2 of its jobs have not ended"),)),
+        waits("second", after=(Dependency("first", "success", "QUEUED"),)),
+        waits("last", after=(Dependency("array-1", "end", "2 of its jobs have not ended"),)),
     ]
     running = [
         runs("first", {"n": 1}, 60.0),
@@ -147,7 +147,7 @@ def test_a_job_starts_after_the_jobs_and_arrays_that_it_waits_for() -> None:
 
 
 def test_a_job_after_one_that_is_held_has_no_time() -> None:
-    after = (Dependency("first", True, "QUEUED"),)
+    after = (Dependency("first", "success", "QUEUED"),)
     found = starts([waits("first", held="ann"), waits("second", after=after)], [])
     assert found["second"].at is None
     why = found["second"].why
@@ -219,7 +219,7 @@ def test_a_job_that_has_left_its_slots_still_ends_within_its_limit() -> None:
     queue = [
         waits("high", 2, priority=60, left_s=100.0),
         waits("wide", 4, priority=55, left_s=100.0),
-        waits("then", after=(Dependency("low", True, "RUNNING"),), ends_within_s=60.0),
+        waits("then", after=(Dependency("low", "success", "RUNNING"),), ends_within_s=60.0),
     ]
     low = runs("low", {"n": 2}, 300.0, priority=10, ends_within_s=400.0)
     stays = runs("stays", {"n": 2}, 10 * HOUR, priority=90)
@@ -243,7 +243,7 @@ def test_what_is_kept_of_an_array_is_bounded_and_jobs_after_it_wait_for_all_of_i
     members = [waits(f"m{n}", array=limit, seq=n) for n in range(1000)]
     names = [job.job_id for job in members]
     there = situation(
-        [*members, waits("after", after=(Dependency("array-1", True, "QUEUED"),))],
+        [*members, waits("after", after=(Dependency("array-1", "success", "QUEUED"),))],
         [runs("m-runs", {"n": 1})],
         arrays=dict.fromkeys([*names, "m-runs"], "array-1"),
     )
