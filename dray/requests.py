@@ -58,6 +58,8 @@ class PreemptRequest(Document):
     grace_s: Annotated[Number, Field(ge=0.0, le=MAX_GRACE_S)] | None = None
     """A job that still holds its slots after this many seconds is killed. The default is the
     server's setting."""
+    held: StrictBool = False
+    """Hold the job once it waits again, so that it does not start until it is released."""
 
 
 class DrillRequest(Document):

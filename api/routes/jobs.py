@@ -263,7 +263,8 @@ async def preempt(
     retry. Repeated calls also return 202 until the job has released its slots."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
-    return fresh(await faults.preempt(job_id, wanted.grace_s, actor=actor), 202)
+    job = await faults.preempt(job_id, wanted.grace_s, held=wanted.held, actor=actor)
+    return fresh(job, 202)
 
 
 @router.get(

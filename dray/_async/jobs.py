@@ -177,14 +177,17 @@ class JobCalls(Calls):
         call = Call.with_json("PATCH", _path(job_id), present(**changes))
         return await self._read(views.Job, call)
 
-    async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
+    async def preempt(
+        self, job_id: str, *, grace_s: float | None = None, hold: bool = False
+    ) -> views.Job:
         """Ask a job to save a checkpoint within `grace_s` seconds and release its slots. `grace_s`
         defaults to the server's setting. The job keeps its position in the queue, and resumes when
-        slots are free. Raises JobNotRunning if the job has no slots."""
+        slots are free; with `hold`, not before it is released. Raises JobNotRunning if the job has
+        no slots."""
         path = f"{_path(job_id)}/preempt"
-        if grace_s is None:
-            return await self._read(views.Job, Call("POST", path))
-        return await self._read(views.Job, Call.with_json("POST", path, {"grace_s": grace_s}))
+        body = present(grace_s=grace_s, held=hold or None)
+        call = Call.with_json("POST", path, body) if body else Call("POST", path)
+        return await self._read(views.Job, call)
 
     async def drill(
         self,

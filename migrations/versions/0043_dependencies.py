@@ -1,4 +1,5 @@
-"""Dependencies on the failure of a job, and dependencies between the jobs of two arrays."""
+"""Dependencies on the failure of a job and between the jobs of two arrays; preempted jobs that are
+held."""
 
 from __future__ import annotations
 
@@ -17,3 +18,4 @@ def upgrade() -> None:
         op.add_column("job_dependencies", column)
     op.execute("UPDATE job_dependencies SET condition = 'end' WHERE NOT on_success")
     op.drop_column("job_dependencies", "on_success")
+    op.add_column("attempts", sa.Column("hold_asked_by", sa.String(255)))

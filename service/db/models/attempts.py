@@ -98,6 +98,9 @@ class AttemptRow(Base):
     silent: Mapped[list[Any] | None]
     """Processes of the attempt that do not respond, each with `kind`, `node_id` and `since`."""
     preempt_grace_s: Mapped[float | None]
+    hold_asked_by: Mapped[str | None] = mapped_column(String(255))
+    """Name of the user on whose request the job is held once this attempt has returned it to the
+    queue; unset if there was no such request."""
     num_errors: Mapped[int]
     reason_code: Mapped[str | None] = mapped_column(String(64))
     reason_message: Mapped[str | None]
