@@ -60,8 +60,8 @@ class FaultService:
         """Ask the job to save a checkpoint, release its slots and wait in its queue again. If
         `held` is set, the job is then held.
 
-        A repeated call does not change the first grace period, but can add `held`. Raises JobNotRunning if the job
-        holds no slots.
+        A repeated call does not change the first grace period, but can add `held`. Raises
+        JobNotRunning if the job holds no slots.
         """
         now = self._clock()
         grace = self._settings.preempt_grace_s if grace_s is None else grace_s
