@@ -11,11 +11,7 @@ down_revision = "0042"
 
 
 def upgrade() -> None:
-    for column in (
-        sa.Column("condition", sa.String(16), server_default="success", nullable=False),
-        sa.Column("each", sa.Boolean(), server_default=sa.false(), nullable=False),
-    ):
+    for name in ("on_failure", "each"):
+        column = sa.Column(name, sa.Boolean(), server_default=sa.text("false"), nullable=False)
         op.add_column("job_dependencies", column)
-    op.execute("UPDATE job_dependencies SET condition = 'end' WHERE NOT on_success")
-    op.drop_column("job_dependencies", "on_success")
     op.add_column("attempts", sa.Column("hold_asked_by", sa.String(255)))

@@ -205,8 +205,10 @@ class JobDependencyRow(Base):
     waiter: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Id of the waiting job, or of the array whose jobs are all waiting."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    condition: Mapped[str] = mapped_column(String(16), server_default="success")
-    """How `after_id` must end: a `dray.spec.ordering.Condition`."""
+    on_success: Mapped[bool]
+    """Whether job `after_id` must succeed; if neither this nor `on_failure` is set, the job only
+    has to end."""
+    on_failure: Mapped[bool] = mapped_column(server_default=text("false"))
     each: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether each job of the array `waiter` waits only for the job with the same index."""
 

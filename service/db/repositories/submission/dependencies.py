@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
+from typing import Any
 
 from sqlalchemy import (
+    Row,
     Select,
     and_,
     bindparam,
@@ -32,7 +34,13 @@ UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 def insert_all(session: Session, waiter: str, after: Iterable[Awaited]) -> None:
     """Insert the dependencies of `waiter`."""
     rows = [
-        {"waiter": waiter, "after_id": one.id, "condition": one.on, "each": one.each}
+        {
+            "waiter": waiter,
+            "after_id": one.id,
+            "on_success": one.on == "success",
+            "on_failure": one.on == "failure",
+            "each": one.each,
+        }
         for one in after
     ]
     if rows:
@@ -41,13 +49,19 @@ def insert_all(session: Session, waiter: str, after: Iterable[Awaited]) -> None:
 
 def all_open(session: Session) -> list[tuple[str, Awaited]]:
     """Return all unsettled dependencies, each with its waiter."""
-    return [(waiter, Awaited(*of)) for waiter, *of in session.connection().execute(_all_open())]
+    return [(row.waiter, _awaited(row)) for row in session.connection().execute(_all_open())]
+
+
+def _awaited(row: Row[Any]) -> Awaited:
+    on: Condition = "success" if row.on_success else "failure" if row.on_failure else "end"
+    return Awaited(row.after_id, on, row.each)
 
 
 @cache
-def _all_open() -> Select[str, str, str, bool]:
+def _all_open() -> Select[Any]:
     c = JobDependencyRow.__table__.c
-    return select(c.waiter, c.after_id, c.condition, c.each).order_by(c.waiter, c.after_id)
+    names = ("waiter", "after_id", "on_success", "on_failure", "each")
+    return select(*(c[name] for name in names)).order_by(c.waiter, c.after_id)
 
 
 def waiters(session: Session, units: Collection[str]) -> set[str]:
@@ -78,14 +92,14 @@ def waiting_for(
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
     queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
     return [
-        (waiter, Awaited(*of))
+        (row.waiter, _awaited(row))
         for query, some in queries
-        for waiter, *of in session.execute(query, {"after_ids": some})
+        for row in session.execute(query, {"after_ids": some})
     ]
 
 
 @cache
-def _waiting_for() -> Select[str, str, str, bool]:
+def _waiting_for() -> Select[Any]:
     return _all_open().where(
         JobDependencyRow.__table__.c.after_id.in_(bindparam("after_ids", expanding=True))
     )
