@@ -188,6 +188,7 @@ async def list_jobs(
         "dependency_not_found",
         "dependency_never_satisfied",
         "dependency_circular",
+        "forbidden",
     ),
 )
 async def change(

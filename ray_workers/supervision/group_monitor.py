@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from ray_workers.shared.commands import Limit
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
@@ -94,10 +95,18 @@ class GroupMonitor:
         """The outcome of the attempt if the ranks in `_hung` are not replaced."""
         self._observations: list[RankObservation] = []
         self._look_asked = asyncio.Event()
+        self._limit = Limit(0, spec.max_runtime_s)
+        self._limit_changed = asyncio.Event()
 
     def look(self) -> None:
         """Observe the group as soon as possible instead of at the next regular time."""
         self._look_asked.set()
+
+    def limit(self, command: Limit) -> None:
+        """Change the maximum running time, unless a newer command has already changed it."""
+        if command.number > self._limit.number:
+            self._limit = command
+            self._limit_changed.set()
 
     def silent(self) -> tuple[SilentProcess, ...]:
         """Return the processes of the group that do not respond."""
@@ -140,20 +149,25 @@ class GroupMonitor:
     async def _wait_for_the_end(self, ends: Sequence[asyncio.Future[Outcome]]) -> Outcome | None:
         """Wait for the ranks to exit, or for one of the futures in `ends`, which can end the group
         earlier. The futures are in order of precedence."""
-        runtime_s = self._spec.max_runtime_s
-        deadline = None if runtime_s is None else time.monotonic() + runtime_s
+        began = time.monotonic()
         handled: set[asyncio.Future[RankExit]] = set()
         while (running := self._exits() - handled) and self._awaited() - handled:
-            timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            workers_added = asyncio.ensure_future(self._recovery.workers_added.wait())
-            either: set[asyncio.Future[Any]] = {*ends, *running, workers_added}
+            runtime_s = self._limit.max_runtime_s
+            timeout = None if runtime_s is None else max(began + runtime_s - time.monotonic(), 0.0)
+            changes = [
+                asyncio.ensure_future(changed.wait())
+                for changed in (self._recovery.workers_added, self._limit_changed)
+            ]
+            either: set[asyncio.Future[Any]] = {*ends, *running, *changes}
             try:
                 done, _ = await asyncio.wait(
                     either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
             finally:
-                workers_added.cancel()
+                for changed in changes:
+                    changed.cancel()
             self._recovery.workers_added.clear()
+            self._limit_changed.clear()
             for end in ends:
                 if end in done:
                     return end.result()

@@ -26,6 +26,7 @@ from service.jobs import document_changes, serializers
 from service.jobs.document_changes import NewDocument
 from service.jobs.service import found
 from service.lifecycle import resizing
+from service.lifecycle.preemption import HOLDING
 from service.lifecycle.transitions import remark
 from service.planning.service import Plans
 from service.queues import admission
@@ -106,9 +107,14 @@ class JobChanges:
             return None
         else:
             try:
-                fields = document_changes.apply(
-                    session, row, new, self._settings, is_admin=is_admin
-                )
+                if row.state in HOLDING:
+                    fields = document_changes.limit_running(
+                        session, row, new, now, is_admin=is_admin
+                    )
+                else:
+                    fields = document_changes.apply(
+                        session, row, new, self._settings, is_admin=is_admin
+                    )
             except DomainError as error:
                 error.pointer = _in_body(error.pointer, wanted)
                 raise
@@ -129,12 +135,21 @@ def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
     if row.state is JobState.CANCELLING:
         raise JobNotWaiting(f"the job {row.id} is being cancelled")
     moves = wanted.queue is not None or wanted.first or wanted.held is not None
+    if row.state in HOLDING and not moves and _is_limit(wanted):
+        return
     if (moves or wanted.document is not None) and row.state is not JobState.QUEUED:
         what = "held, released or moved" if moves else "changed"
         raise JobNotWaiting(
             f"the job {row.id} is {row.state}: only a waiting job can be {what}",
             hint=f"`dray preempt {row.id}` makes the job release its slots and wait again",
         )
+
+
+def _is_limit(wanted: JobChangeRequest) -> bool:
+    """Whether `max_runtime_s` is the only field of the document to change."""
+    if wanted.document is None or wanted.priority is not None:
+        return False
+    return wanted.document.patch.keys() == {"max_runtime_s"}
 
 
 def _in_body(pointer: str | None, wanted: JobChangeRequest) -> str | None:
@@ -179,7 +194,8 @@ class _JobChange:
             return
         message, data = document_changes.sentence(fields), {"changes": fields}
         row = self._row
-        if row.held_by is None:  # what kept the job back may no longer do so
+        if row.state is JobState.QUEUED and row.held_by is None:
+            # The reason why the job waited may no longer apply.
             row.position, row.blocked_by = None, []
             row.reason_code, row.reason_message = document_changes.CHANGED, NEXT_LOOK
         self._add_event(document_changes.CHANGED, message, data, type_="changed")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -18,12 +19,15 @@ from dray.input.validation import Fault, check
 from dray.spec import JobSpec
 from service.config.settings import Settings
 from service.db.models import JobRow
+from service.db.notifications import ATTEMPTS
+from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
 from service.db.repositories.catalog import document_values
 from service.db.repositories.submission import sweeps as sweeps_repository
+from service.db.session import notify
 from service.domain.documents import upcast
-from service.domain.errors import InvalidDocument, JobNotWaiting, Unsatisfiable
+from service.domain.errors import InvalidDocument, JobNotWaiting, LimitRaised, Unsatisfiable
 from service.domain.tracking.document_values import differing
 from service.jobs import new_jobs
 from service.lifecycle import dependencies
@@ -144,6 +148,35 @@ def _refuse_late(session: Session, row: JobRow, new: NewDocument) -> None:
             hint=f"`dray hold {row.id}` keeps the job from starting again",
         )
     refuse_used_up(row, new.spec.max_runtime_s, row.runtime_used_s)
+
+
+def limit_running(
+    session: Session, row: JobRow, new: NewDocument, now: datetime, *, is_admin: bool
+) -> list[dict[str, Any]]:
+    """Change `max_runtime_s` of a locked job that has slots. Returns the changed field, as `apply`
+    does. Raises Forbidden if a user who is not an admin raises the limit."""
+    limit_s = new.spec.max_runtime_s
+    changed = list(_changed(new.before, {"max_runtime_s": limit_s}))
+    if not changed:
+        return []
+    old_s = row.max_runtime_s
+    if not is_admin and old_s is not None and (limit_s is None or limit_s > old_s):
+        raise LimitRaised(
+            f"is {old_s} s, and only an admin can raise it while the job runs",
+            pointer="/document/max_runtime_s",
+            hint="use a shorter time, or ask an admin",
+        )
+    attempt = attempts_repository.get(session, row.id, row.attempt)
+    assert attempt is not None, "the job has slots"
+    since = attempt.started_at
+    ran_s = 0.0 if since is None else max(0.0, (now - since).total_seconds())
+    refuse_used_up(row, limit_s, row.runtime_used_s + ran_s)
+    attempt.limits += 1
+    spec = {**row.spec, "max_runtime_s": limit_s}
+    document_values.change(session, row.id, differing(spec, row.spec))
+    change(row, spec=spec, max_runtime_s=limit_s)
+    notify(session, ATTEMPTS)
+    return changed
 
 
 def refuse_used_up(row: JobRow, max_runtime_s: float | None, used_s: float) -> None:

@@ -11,6 +11,7 @@ from dray import views
 from dray.filters import JobFilter
 from dray.requests import JobChangeRequest
 from dray.views import JobState
+from ray_workers.shared.commands import Limit
 from ray_workers.shared.contracts import Cause, Slice
 from service.db.repositories.submission import dependencies as repository
 from service.domain.errors import (
@@ -20,6 +21,7 @@ from service.domain.errors import (
     InvalidDocument,
     JobFinished,
     JobNotWaiting,
+    LimitRaised,
     PriorityTooHigh,
     QueueFull,
     UnknownQueue,
@@ -228,6 +230,29 @@ async def test_a_job_that_waits_for_a_retry_resumes_with_the_new_document(
     assert started is not None
     assert (started.max_runtime_s, started.resume_from[0].step) == (30.0, 50)
     assert started.spec["resources"]["num_workers"] == 2
+
+
+async def test_the_limit_of_a_running_job_is_lowered_by_anyone_and_raised_by_an_admin(
+    service: Service,
+) -> None:
+    job_id = await service.running(max_runtime_s=600)
+    service.advance(100)
+    job = await changed(service, job_id, max_runtime_s=300)
+    assert (job.state, job.spec["max_runtime_s"]) == (JobState.RUNNING, 300)
+    assert service.followed(job_id).commands == (Limit(1, 300.0),)
+    (event,) = await events_of(service, job_id, "changed")
+    assert event.message == "changed max_runtime_s from 600 to 300"
+    assert await found_by(service, "max_runtime_s = 300") == [job_id]
+    for longer in (301, None):
+        with pytest.raises(LimitRaised, match="only an admin can raise it"):
+            await changed(service, job_id, max_runtime_s=longer)
+    with pytest.raises(Unsatisfiable, match="has already run for 100 s"):
+        await changed(service, job_id, max_runtime_s=100)
+    with pytest.raises(JobNotWaiting):
+        await changed(service, job_id, max_runtime_s=200, max_retries=2)
+    await changed(service, job_id, max_runtime_s=300)
+    await service.change(job_id, is_admin=True, document={"max_runtime_s": None})
+    assert service.followed(job_id).commands == (Limit(2, None),)
 
 
 async def test_after_is_replaced(service: Service) -> None:
