@@ -25,7 +25,7 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.jobs import document_changes, serializers
 from service.jobs.document_changes import NewDocument
 from service.jobs.service import found
-from service.lifecycle import resizing
+from service.lifecycle import preemption, resizing
 from service.lifecycle.preemption import HOLDING
 from service.lifecycle.transitions import remark
 from service.planning.service import Plans
@@ -74,7 +74,7 @@ class JobChanges:
 
         def seen(session: Session) -> dict[str, Any]:
             row = found(session, job_id)
-            _refuse_state(row, wanted)
+            _refuse_state(session, row, wanted)
             return document_changes.current(row)
 
         while True:
@@ -98,7 +98,7 @@ class JobChanges:
         if new is not None and "after" in new.patch:
             dependencies_repository.lock_changes(session)
         row = found(session, job_id, lock=True)
-        _refuse_state(row, wanted)
+        _refuse_state(session, row, wanted)
         now = self._clock()
         change = _JobChange(session, row, actor, now)
         if new is None:
@@ -129,12 +129,14 @@ class JobChanges:
         return serializers.job(session, row)
 
 
-def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
+def _refuse_state(session: Session, row: JobRow, wanted: JobChangeRequest) -> None:
     if row.state.is_terminal:
         raise JobFinished(f"the job {row.id} is {row.state}: it has ended")
     if row.state is JobState.CANCELLING:
         raise JobNotWaiting(f"the job {row.id} is being cancelled")
-    moves = wanted.queue is not None or wanted.first or wanted.held is not None
+    withdraws = wanted.held is False and preemption.to_be_held(session, row) is not None
+    holds = wanted.held is not None and not withdraws
+    moves = wanted.queue is not None or wanted.first or holds
     if row.state in HOLDING and not moves and _is_limit(wanted):
         return
     if (moves or wanted.document is not None) and row.state is not JobState.QUEUED:
@@ -233,6 +235,9 @@ class _JobChange:
         if held is True and row.held_by is None:
             row.held_by, row.position, row.blocked_by = self._actor, None, []
             self._explain(HELD, held_message(self._actor, row.id), "is held until it is released")
+        elif held is False and (attempt := preemption.to_be_held(self._session, row)) is not None:
+            attempt.hold_asked_by = None
+            self._add_event("released", "will not be held once it waits again")
         elif held is False and row.held_by is not None:
             row.held_by = None
             self._explain("released", NEXT_LOOK, "was released")

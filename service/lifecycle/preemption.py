@@ -79,6 +79,14 @@ def hold(session: Session, job: JobRow, attempt: AttemptRow, actor: str, now: da
     )
 
 
+def to_be_held(session: Session, job: JobRow) -> AttemptRow | None:
+    """Return the running attempt of the job if the job will be held after it."""
+    if job.state not in HOLDING:
+        return None
+    attempt = attempts_repository.get(session, job.id, job.attempt)
+    return attempt if attempt is not None and attempt.hold_asked_by is not None else None
+
+
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
     """Ask the attempts on drained nodes to release their slots; return the number of attempts that
     were asked."""

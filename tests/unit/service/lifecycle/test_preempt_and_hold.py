@@ -6,7 +6,7 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
-from service.domain.errors import JobNotRunning
+from service.domain.errors import JobNotRunning, JobNotWaiting
 from tests.unit.service.helpers import Service, events_of
 from tests.unit.service.jobs.test_dependencies import starts
 
@@ -70,3 +70,15 @@ async def test_a_script_is_warned_about_its_unsaved_work(service: Service) -> No
         "was asked to release its slots within 5 s; its processes get SIGTERM, and what they do "
         "not save is lost"
     )
+
+
+async def test_the_hold_is_withdrawn_before_the_job_waits(service: Service) -> None:
+    job_id = await service.running()
+    await service.faults.preempt(job_id, held=True)
+    await service.change(job_id, held=False)
+    with pytest.raises(JobNotWaiting):
+        await service.change(job_id, held=False)
+    (event,) = await events_of(service, job_id, "queue")
+    assert (event.code, event.actor) == ("released", "ann")
+    service.end(job_id, 1, Cause.PREEMPTED)
+    assert (await service.jobs.get(job_id)).held_by is None

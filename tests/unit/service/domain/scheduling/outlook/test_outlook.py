@@ -146,6 +146,20 @@ def test_a_job_starts_after_the_jobs_and_arrays_that_it_waits_for() -> None:
     assert (in_s(found, "second"), in_s(found, "last")) == (60.0, 90.0)
 
 
+def test_a_job_after_a_failure_has_no_time_because_jobs_are_assumed_to_succeed() -> None:
+    after = (Dependency("first", "failure", "RUNNING"),)
+    queue = [waits("repair", after=after), waits("other")]
+    found = starts(queue, [runs("first", {"n": 1}, 60.0)])
+    why = found["repair"].why
+    assert found["repair"].at is None
+    assert why is not None
+    assert (why.code, why.message) == (
+        "waiting_for_jobs",
+        "waits for the failure of first (RUNNING)",
+    )
+    assert found["other"].at is not None
+
+
 def test_a_job_after_one_that_is_held_has_no_time() -> None:
     after = (Dependency("first", "success", "QUEUED"),)
     found = starts([waits("first", held="ann"), waits("second", after=after)], [])
