@@ -3,6 +3,7 @@ changes its document. Also changes the priority of any job that has not ended.""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -65,29 +66,36 @@ class JobChanges:
         and, except for admins, PriorityTooHigh. For a change of the document, also raises
         InvalidDocument and the errors of dependencies.
         """
-        if wanted.document is None or not wanted.document.patch:
-            return await self._database.write(
-                lambda session: self._changed(session, job_id, wanted, None, actor, is_admin)
-            )
-        patch = wanted.document.patch
-        patch |= wanted.model_dump(include={"queue", "priority"}, exclude_none=True)
 
         def seen(session: Session) -> dict[str, Any]:
             row = found(session, job_id)
             _refuse_state(session, row, wanted)
             return document_changes.current(row)
 
+        patch = {} if wanted.document is None else wanted.document.patch
+        if patch:
+            patch |= wanted.model_dump(include={"queue", "priority"}, exclude_none=True)
         while True:
-            new = await document_changes.merge(self._plans, await self._database.read(seen), patch)
-            changed = await self._database.write(
-                lambda s, new=new: self._changed(s, job_id, wanted, new, actor, is_admin)
+            new = None
+            if patch:
+                before = await self._database.read(seen)
+                new = await document_changes.merge(self._plans, before, patch)
+            work = functools.partial(
+                self._changed,
+                job_id=job_id,
+                wanted=wanted,
+                new=new,
+                actor=actor,
+                is_admin=is_admin,
             )
+            changed = await self._database.write(work)
             if changed is not None:
                 return changed
 
     def _changed(
         self,
         session: Session,
+        *,
         job_id: str,
         wanted: JobChangeRequest,
         new: NewDocument | None,

@@ -120,7 +120,7 @@ def insert(session: Session, waiter: str, after: Sequence[Awaited], now: datetim
 
 def change(session: Session, job_id: str, spec: JobSpec) -> None:
     """Replace the dependencies of a waiting job, which has never started and belongs to no array,
-    by those of its new document. The caller has called `repository.lock_changes`.
+    by the dependencies of its new document. The caller has called `repository.lock_changes`.
 
     Raises the errors of `hold`, and DependencyCircular if one of the jobs waits, directly or
     through others, for this job.

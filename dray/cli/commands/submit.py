@@ -182,7 +182,7 @@ def submit(
         document = _with_git(document, git, commit, uploads=bool(code or include))
     if watch and (document.get("array") or document.get("sweep")):
         raise typer.BadParameter("--watch shows only a single job: use dray wait ARRAY")
-    others = [
+    others: list[tuple[str, Mapping[str, Any]]] = [
         *((one, {"on": "success"}) for one in after or ()),
         *((one, {"on": "end"}) for one in after_any or ()),
         *((one, {"on": "failure"}) for one in after_failure or ()),

@@ -65,7 +65,7 @@ def _all_open() -> Select[Any]:
 
 
 def waiters(session: Session, units: Collection[str]) -> set[str]:
-    """Return those of these jobs and arrays that wait for others as a whole."""
+    """Return the jobs and arrays among `units` that wait for others as a whole."""
     return {
         waiter
         for some in in_chunks(sorted(units), CHUNK)
