@@ -27,7 +27,7 @@ from service.domain.errors import (
     UnknownQueue,
     Unsatisfiable,
 )
-from service.lifecycle import claims
+from service.lifecycle import claims, resizing
 from service.lifecycle.claims import Wanted
 from service.loops.shared.queue_view import snapshot
 from tests.unit.service.helpers import Service, events_of
@@ -198,6 +198,29 @@ async def test_a_plan_of_the_earlier_document_does_not_start_the_job(service: Se
     assert claim() is None
     await changed(service, job_id, after=None)
     assert claim() is not None
+
+
+async def test_a_plan_of_the_earlier_document_does_not_fail_the_job(service: Service) -> None:
+    job_id = await service.submit()
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
+    (seen,) = [one for one in waiting if one.job_id == job_id]
+
+    def still() -> bool:
+        return service.database.write_sync(
+            lambda s: resizing.still_requests(s, job_id, seen.request)
+        )
+
+    assert still()
+    await changed(service, job_id, resources={"num_workers": 2})
+    assert not still()
+
+
+async def test_an_admins_priority_does_not_prevent_other_changes(service: Service) -> None:
+    await service.queue("default", max_priority=60)
+    job_id = await service.submit()
+    await service.change(job_id, is_admin=True, priority=90)
+    job = await changed(service, job_id, max_retries=3)
+    assert (job.priority, job.spec["priority"]) == (90, 90)
 
 
 async def test_two_changes_at_once_are_both_kept(service: Service) -> None:
