@@ -187,7 +187,6 @@ async def list_jobs(
         "out_of_memory",
         "dependency_not_found",
         "dependency_never_satisfied",
-        "dependency_circular",
         "forbidden",
     ),
 )

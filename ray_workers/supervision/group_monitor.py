@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ray_workers.shared.commands import Limit
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
@@ -48,6 +47,7 @@ from ray_workers.supervision.rules.group_policy import (
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
 from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.running_time import RunningTime
 from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
 from ray_workers.supervision.standalone_ranks import StandaloneRanks
@@ -95,18 +95,11 @@ class GroupMonitor:
         """The outcome of the attempt if the ranks in `_hung` are not replaced."""
         self._observations: list[RankObservation] = []
         self._look_asked = asyncio.Event()
-        self._limit = Limit(0, spec.max_runtime_s)
-        self._limit_changed = asyncio.Event()
+        self.running_time = RunningTime(spec.max_runtime_s)
 
     def look(self) -> None:
         """Observe the group as soon as possible instead of at the next regular time."""
         self._look_asked.set()
-
-    def limit(self, command: Limit) -> None:
-        """Change the maximum running time, unless a newer command has already changed it."""
-        if command.number > self._limit.number:
-            self._limit = command
-            self._limit_changed.set()
 
     def silent(self) -> tuple[SilentProcess, ...]:
         """Return the processes of the group that do not respond."""
@@ -149,33 +142,28 @@ class GroupMonitor:
     async def _wait_for_the_end(self, ends: Sequence[asyncio.Future[Outcome]]) -> Outcome | None:
         """Wait for the ranks to exit, or for one of the futures in `ends`, which can end the group
         earlier. The futures are in order of precedence."""
-        began = time.monotonic()
+        self.running_time.begin()
         handled: set[asyncio.Future[RankExit]] = set()
         while (running := self._exits() - handled) and self._awaited() - handled:
-            runtime_s = self._limit.max_runtime_s
-            timeout = None if runtime_s is None else max(began + runtime_s - time.monotonic(), 0.0)
-            changes = [
-                asyncio.ensure_future(changed.wait())
-                for changed in (self._recovery.workers_added, self._limit_changed)
-            ]
+            events = (self._recovery.workers_added, self.running_time.changed)
+            changes = [asyncio.ensure_future(event.wait()) for event in events]
             either: set[asyncio.Future[Any]] = {*ends, *running, *changes}
             try:
                 done, _ = await asyncio.wait(
-                    either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                    either,
+                    timeout=self.running_time.left_s(),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
             finally:
-                for changed in changes:
-                    changed.cancel()
-            self._recovery.workers_added.clear()
-            self._limit_changed.clear()
+                for change in changes:
+                    change.cancel()
+            for event in events:
+                event.clear()
             for end in ends:
                 if end in done:
                     return end.result()
             if not done:
-                return Outcome.of(
-                    Cause.RUNTIME_EXCEEDED,
-                    f"reached max_runtime_s after {runtime_s:g} s in this attempt",
-                )
+                return self.running_time.exceeded()
             ended = running & done
             handled |= ended
             lost = [m for m in self._group.placed if m.exit in ended and m.end.exit_code != 0]

@@ -204,7 +204,7 @@ class Supervisor:
             case Recall():
                 self._resizing.recall(command)
             case Limit():
-                self._monitor.limit(command)
+                self._monitor.running_time.set_limit(command)
             case _:
                 assert_never(command)
 

@@ -34,7 +34,7 @@ from service.domain.errors import (
 )
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
-from service.domain.scheduling.rules.dependencies import Awaited
+from service.domain.scheduling.rules.dependencies import Prerequisite
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
@@ -67,7 +67,7 @@ class _CheckedDocument:
 class _NothingStored(Exception):
     """Rolls back the transaction of a dry run."""
 
-    def __init__(self, row: JobRow, after: list[Awaited]) -> None:
+    def __init__(self, row: JobRow, after: list[Prerequisite]) -> None:
         super().__init__("a dry run stores nothing")
         self.row, self.after = row, after
 
@@ -195,7 +195,7 @@ class Jobs:
         owner: str,
         project: str,
         now: datetime,
-    ) -> tuple[JobRow, list[Awaited]]:
+    ) -> tuple[JobRow, list[Prerequisite]]:
         """Return the job's row, which is not stored yet, and its dependencies. Raises the errors of
         `submit`."""
         spec = prepared.resolved.spec

@@ -32,7 +32,7 @@ from service.domain.errors import (
 )
 from service.domain.scheduling.rules.dependencies import (
     BAD,
-    Awaited,
+    Prerequisite,
     Prospect,
     each_prospect,
     is_against,
@@ -60,7 +60,7 @@ class Ended:
     """
 
 
-def hold(session: Session, spec: JobSpec) -> list[Awaited]:
+def hold(session: Session, spec: JobSpec) -> list[Prerequisite]:
     """Return the jobs and arrays that the document's job must wait for.
 
     None of these jobs and arrays can end before this transaction ends. Raises DependencyNotFound
@@ -89,7 +89,7 @@ def hold(session: Session, spec: JobSpec) -> list[Awaited]:
         if stands is Prospect.NEVER:
             raise _refusal(entry, states, number)
         if stands is Prospect.OPEN:
-            still_open.append(Awaited(entry.job, entry.on, entry.each))
+            still_open.append(Prerequisite(entry.job, entry.on, entry.each))
     return still_open
 
 
@@ -104,7 +104,7 @@ def _refuse_unequal(session: Session, spec: JobSpec, array_id: str, number: int)
     raise InvalidDocument(why, pointer=f"/after/{number}/each")
 
 
-def insert(session: Session, waiter: str, after: Sequence[Awaited], now: datetime) -> None:
+def insert(session: Session, waiter: str, after: Sequence[Prerequisite], now: datetime) -> None:
     """Store the dependencies of a new job or array, as returned by `hold`. Cancels the jobs of the
     array whose counterparts have already ended otherwise than required."""
     arrays = [one.id for one in after if one.each]
@@ -192,7 +192,7 @@ array that they waited for, and the job that ended."""
 
 def _doomed(
     session: Session,
-    rows: Sequence[tuple[str, Awaited]],
+    rows: Sequence[tuple[str, Prerequisite]],
     ended: Sequence[Ended],
     over: Collection[str],
 ) -> _Doomed:
@@ -220,7 +220,7 @@ def _doomed(
 
 
 def _against(
-    session: Session, of: Awaited, ended: Sequence[Ended], over: Collection[str]
+    session: Session, of: Prerequisite, ended: Sequence[Ended], over: Collection[str]
 ) -> Ended | None:
     """Return one of these jobs of an array if the array can no longer end as required."""
     if of.on == "success":
@@ -236,7 +236,7 @@ def _add_each(
     session: Session,
     doomed: _Doomed,
     waiter: str,
-    of: Awaited,
+    of: Prerequisite,
     against: Mapping[int | None, JobState],
 ) -> None:
     """Add the jobs of the array `waiter` whose counterparts did not end as required. `against`

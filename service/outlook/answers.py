@@ -21,6 +21,7 @@ from service.db.models import JobRow
 from service.db.repositories.scheduling import forecasts as repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.scheduling import queues as queues_repository
+from service.db.repositories.submission import dependencies
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.counterfactuals import (
     Choices,
@@ -29,7 +30,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
     sooner,
 )
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.rules.dependencies import Awaited, Dependency
+from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle.resizing import request_of
@@ -102,7 +103,7 @@ class Answers:
         return _favoured(newest.situation, row)
 
     def of_unsubmitted(
-        self, session: Session, row: JobRow, after: Sequence[Awaited], now: datetime
+        self, session: Session, row: JobRow, after: Sequence[Prerequisite], now: datetime
     ) -> views.Explanation:
         """Return the explanation for the job of `row` as if the job were submitted now. `after`
         contains the jobs and arrays for which the job would wait."""
@@ -110,14 +111,18 @@ class Answers:
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
             return views.Explanation(state=row.state, reason=NO_FORECAST, queue_length=queue_length)
-        waits_for = tuple(Dependency(one.id, one.on, "has not ended") for one in after)
+        waits_for = tuple(
+            Dependency(one.id, one.on, "has not ended")
+            for one in after
+            if not one.each or dependencies.is_unfinished(session, one.id, index=0)
+        )
         job = waiting_job(row, waits_for, self._earlier.get(session, now), now)
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision
         waits = decision if isinstance(decision, policy.Wait) else None
         start = forecasts.view(questions.expected(), now)
         found: list[Counterfactual] = []
-        if isinstance(decision, policy.Wait | policy.Impossible) and not after:
+        if isinstance(decision, policy.Wait | policy.Impossible) and not waits_for:
             choices = _choices(session, row, self._earlier.get(session, now))
             found = questions.answers(choices, decision.reason)
         return views.Explanation(

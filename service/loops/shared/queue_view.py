@@ -25,7 +25,7 @@ from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.rules.dependencies import Awaited, Dependency
+from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
 from service.lifecycle.transitions import runtime_left_s
@@ -225,7 +225,7 @@ class _Dependencies:
 
     of_units: Mapping[str, Sequence[Dependency]]
     """Keyed by the id of the waiting job or array."""
-    of_each: Mapping[str, Sequence[Awaited]]
+    of_each: Mapping[str, Sequence[Prerequisite]]
     """Arrays whose jobs are awaited one by one, keyed by the waiting array."""
     unfinished: Mapping[tuple[str, int], Row[Any]]
     """The unfinished jobs of the arrays in `of_each`, keyed by array and index."""
@@ -247,7 +247,7 @@ def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> _Dependencies:
     states = {job.id: str(job.state) for job in jobs}
     unfinished = Counter(job.array_id for job in jobs)
     of_units: dict[str, list[Dependency]] = {}
-    of_each: dict[str, list[Awaited]] = {}
+    of_each: dict[str, list[Prerequisite]] = {}
     for waiter, one in rows:
         if one.each:
             of_each.setdefault(waiter, []).append(one)

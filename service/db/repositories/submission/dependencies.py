@@ -25,13 +25,13 @@ from dray.views import JobState
 from service.db.models import JobDependencyRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission.arrays import by_unit
-from service.domain.scheduling.rules.dependencies import Awaited, is_against
+from service.domain.scheduling.rules.dependencies import Prerequisite, is_against
 from service.domain.states import STOPPED_EARLY
 
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
-def insert_all(session: Session, waiter: str, after: Iterable[Awaited]) -> None:
+def insert_all(session: Session, waiter: str, after: Iterable[Prerequisite]) -> None:
     """Insert the dependencies of `waiter`."""
     rows = [
         {
@@ -47,14 +47,14 @@ def insert_all(session: Session, waiter: str, after: Iterable[Awaited]) -> None:
         session.execute(insert(JobDependencyRow), rows)
 
 
-def all_open(session: Session) -> list[tuple[str, Awaited]]:
+def all_open(session: Session) -> list[tuple[str, Prerequisite]]:
     """Return all unsettled dependencies, each with its waiter."""
-    return [(row.waiter, _awaited(row)) for row in session.connection().execute(_all_open())]
+    return [(row.waiter, _prerequisite(row)) for row in session.connection().execute(_all_open())]
 
 
-def _awaited(row: Row[Any]) -> Awaited:
+def _prerequisite(row: Row[Any]) -> Prerequisite:
     on: Condition = "success" if row.on_success else "failure" if row.on_failure else "end"
-    return Awaited(row.after_id, on, row.each)
+    return Prerequisite(row.after_id, on, row.each)
 
 
 @cache
@@ -82,7 +82,7 @@ def _waiters() -> Select[str]:
 
 def waiting_for(
     session: Session, job_ids: Sequence[str], array_ids: Collection[str]
-) -> list[tuple[str, Awaited]]:
+) -> list[tuple[str, Prerequisite]]:
     """Return all dependencies on these jobs and arrays, each with its waiter.
 
     The rows of dependencies on arrays remain locked. If two jobs of an array end at the same time,
@@ -92,7 +92,7 @@ def waiting_for(
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
     queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
     return [
-        (row.waiter, _awaited(row))
+        (row.waiter, _prerequisite(row))
         for query, some in queries
         for row in session.execute(query, {"after_ids": some})
     ]
@@ -205,6 +205,13 @@ def with_indices(session: Session, array_id: str, indices: Collection[int]) -> l
             select(c.id).where(c.array_id == array_id, c.array_index.in_(some))
         )
     ]
+
+
+def is_unfinished(session: Session, array_id: str, *, index: int) -> bool:
+    """Whether the job with this index in an array has not ended."""
+    c = JobRow.__table__.c
+    query = select(c.state).where(c.array_id == array_id, c.array_index == index)
+    return session.scalar(query) in UNFINISHED
 
 
 def ended_against(session: Session, array_id: str, on: Condition) -> dict[int | None, JobState]:

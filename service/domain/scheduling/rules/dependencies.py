@@ -23,7 +23,7 @@ class Prospect(StrEnum):
     """The dependency can no longer be satisfied."""
 
 
-class Awaited(NamedTuple):
+class Prerequisite(NamedTuple):
     """A job or array for which another job or array waits."""
 
     id: str

@@ -224,10 +224,10 @@ class Dependencies(RuleBasedStateMachine):
         circular = any(self.graph.waits_for(name, job_id) for name, _, _ in after)
         try:
             asyncio.run(self.service.change(job_id, document={"after": as_written(after)}))
-        except DependencyNeverSatisfied:
-            assert never
         except DependencyCircular:
             assert circular
+        except DependencyNeverSatisfied:
+            assert never
         else:
             assert not never
             assert not circular

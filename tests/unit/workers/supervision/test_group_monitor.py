@@ -235,8 +235,8 @@ async def test_a_new_limit_of_the_running_time_replaces_the_first() -> None:
     monitor = monitor_of({**SCRIPT, "max_runtime_s": 600}, group, Reports())
     watching = asyncio.ensure_future(monitor.watch())
     await asyncio.sleep(0)
-    monitor.limit(Limit(2, 0.05))
-    monitor.limit(Limit(1, None))  # an older command arrives late
+    monitor.running_time.set_limit(Limit(2, 0.05))
+    monitor.running_time.set_limit(Limit(1, None))  # an older command arrives late
     outcome = await watching
     assert outcome is not None
     assert outcome.cause is Cause.RUNTIME_EXCEEDED
