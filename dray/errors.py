@@ -254,7 +254,7 @@ class DependencyNotFound(BadRequest, code="dependency_not_found"):
 
 
 class DependencyNeverSatisfied(BadRequest, code="dependency_never_satisfied"):
-    """`after` requires the success of a job that has failed or was cancelled."""
+    """`after` requires that a job ends otherwise than it did, or that the job waits for itself."""
 
 
 class InitFromNotFound(BadRequest, code="init_from_not_found"):
@@ -380,7 +380,7 @@ class JobNotRunning(Conflict, code="job_not_running"):
 
 
 class JobNotWaiting(Conflict, code="job_not_waiting"):
-    """The job is not waiting, so it can be neither held nor moved."""
+    """The job is not waiting, or has already started once, which rules out the change."""
 
 
 # The status is not 429, because clients retry soon after a 429, and a full queue is unlikely to

@@ -30,8 +30,10 @@ from dray.spec.fields import (
     Int,
     LabelKey,
     LabelValue,
+    Name,
     Number,
     QueueName,
+    Seconds,
     Sha256,
     Size,
     UserName,
@@ -56,6 +58,8 @@ class PreemptRequest(Document):
     grace_s: Annotated[Number, Field(ge=0.0, le=MAX_GRACE_S)] | None = None
     """A job that still holds its slots after this many seconds is killed. The default is the
     server's setting."""
+    held: StrictBool = False
+    """Hold the job once it waits again, so that it does not start until it is released."""
 
 
 class DrillRequest(Document):
@@ -71,8 +75,32 @@ class DrillRequest(Document):
 Priority = Annotated[Int, Field(ge=0, le=100)]
 
 
+class DocumentChanges(Document):
+    """New values of fields of a job's document, as a merge patch (RFC 7396): null restores a
+    field's default. Fields that are not listed here can't be changed after the submission."""
+
+    name: Name | None = None
+    labels: dict[str, Any] | None = None
+    """null removes a label."""
+    resources: dict[str, Any] | None = None
+    elastic: dict[str, Any] | None = None
+    max_retries: Annotated[Int, Field(ge=0, le=100)] | None = None
+    max_runtime_s: Seconds | None = None
+    """Also for a job that has slots: its owner can lower the limit, and an admin can raise it."""
+    after: list[Any] | None = None
+    """Replaces the list. Only for a job that has never started and does not belong to an array."""
+    queue: QueueName | None = None
+    priority: Priority | None = None
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """The given fields, including null."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
 class JobChangeRequest(Document):
-    """Change a job's position in the queues. Omitted fields remain unchanged."""
+    """Change a job's position in the queues, or the document of a waiting job. Omitted fields
+    remain unchanged."""
 
     queue: QueueName | None = None
     """Move a waiting job to this queue."""
@@ -83,11 +111,31 @@ class JobChangeRequest(Document):
     first: Literal[True] | None = None
     """Move a waiting job ahead of all other jobs with the same priority in its queue; only for
     admins."""
+    document: DocumentChanges | None = None
+    """Change the document of a waiting job. The new document is checked like a submission."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_can_change(cls, given: Any) -> Any:
+        document = given.get("document") if isinstance(given, Mapping) else None
+        for field in document if isinstance(document, Mapping) else ():
+            if field in JobSpec.model_fields and field not in DocumentChanges.model_fields:
+                raise wrong(
+                    f"/document/{field}",
+                    "can't be changed after the submission; only "
+                    f"{', '.join(DocumentChanges.model_fields)} can: submit a new job instead, "
+                    "for example with `dray submit --like`",
+                )
+        return given
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if not self.model_dump(exclude_none=True):
+        document = None if self.document is None else self.document.patch
+        if not (document or self.model_dump(exclude_none=True, exclude={"document"})):
             raise ValueError(f"specify at least one of {', '.join(type(self).model_fields)}")
+        for field in ("queue", "priority"):
+            if field in (document or {}) and getattr(self, field) is not None:
+                raise wrong(f"/document/{field}", f"is given twice: remove {field} or this field")
         return self
 
 

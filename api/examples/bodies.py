@@ -50,7 +50,11 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "val_loss": 0.61,
     },
     "PreemptRequest": {"grace_s": 30},
-    "JobChangeRequest": {"queue": "night", "priority": 70},
+    "JobChangeRequest": {
+        "queue": "night",
+        "priority": 70,
+        "document": {"resources": {"num_workers": 2}, "max_runtime_s": "2h"},
+    },
     "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far."},
     "ExperimentRequest": {"baseline": OTHER_ID},
     "QueueRequest": {**RULES, "limit": {"GPU": 8, "memory": "64GiB"}},

@@ -38,7 +38,9 @@ from service.config.settings import Settings
 from service.jobs.changes import JobChanges
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-TheChanges = Annotated[JobChanges, use_cases(lambda runtime: JobChanges(runtime.database))]
+TheChanges = Annotated[
+    JobChanges, use_cases(lambda runtime: JobChanges(runtime.database, runtime.settings))
+]
 
 DEFAULT_PROJECT = "default"
 
@@ -182,13 +184,17 @@ async def list_jobs(
         "queue_full",
         "priority_too_high",
         "unsatisfiable",
+        "out_of_memory",
+        "dependency_not_found",
+        "dependency_never_satisfied",
+        "forbidden",
     ),
 )
 async def change(
     request: Request, context: TheContext, changes: TheChanges, caller: Caller, job_id: str
 ) -> Response:
-    """Hold or release a waiting job, move it to another queue or to the front of its queue, or
-    change a job's priority. Repeating a call has no further effect."""
+    """Hold or release a waiting job, move it to another queue or to the front of its queue, change
+    its document, or change a job's priority. Repeating a call has no further effect."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(JobChangeRequest, request, limit_bytes)
     if wanted.first:
@@ -257,7 +263,8 @@ async def preempt(
     retry. Repeated calls also return 202 until the job has released its slots."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
-    return fresh(await faults.preempt(job_id, wanted.grace_s, actor=actor), 202)
+    job = await faults.preempt(job_id, wanted.grace_s, held=wanted.held, actor=actor)
+    return fresh(job, 202)
 
 
 @router.get(

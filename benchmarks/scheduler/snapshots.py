@@ -170,7 +170,7 @@ def _waiting(chance: random.Random, seq: int, number: int) -> policy.WaitingJob:
         waited_s=chance.expovariate(1 / 14400.0),
         yields=chance.random() < 0.5,
         held="ann" if 0.01 < special < 0.02 else None,
-        after=(Dependency("running-0", True, "RUNNING"),) if 0.02 < special < 0.04 else (),
+        after=(Dependency("running-0", "success", "RUNNING"),) if 0.02 < special < 0.04 else (),
         array=ArrayLimit(f"array-{seq % 50}", 4) if 0.04 < special < 0.1 else None,
         queue=chance.choice(QUEUES).name,
         owner=_owner(chance),

@@ -158,6 +158,14 @@ class JobCalls(Calls):
         PriorityTooHigh, and Forbidden if `first` is used by a caller who is not an admin."""
         return await self._change(job_id, queue=queue, first=first or None)
 
+    async def change(self, job_id: str, document: Mapping[str, Any]) -> views.Job:
+        """Change fields of a waiting job's document. `document` is a merge patch (RFC 7396), such
+        as `{"resources": {"num_workers": 2}, "max_runtime_s": None}`, in which None restores a
+        field's default. The new document is checked like a submission; if it is refused, the job
+        remains unchanged. Raises JobNotWaiting if the job has started, and the errors of
+        `submit`."""
+        return await self._change(job_id, document=dict(document))
+
     async def set_priority(self, job_id: str, priority: int) -> views.Job:
         """Change the priority of a job that has not ended. Raises PriorityTooHigh if the priority
         exceeds the queue's `max_priority` and the caller is not an admin."""
@@ -169,14 +177,17 @@ class JobCalls(Calls):
         call = Call.with_json("PATCH", _path(job_id), present(**changes))
         return await self._read(views.Job, call)
 
-    async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
+    async def preempt(
+        self, job_id: str, *, grace_s: float | None = None, hold: bool = False
+    ) -> views.Job:
         """Ask a job to save a checkpoint within `grace_s` seconds and release its slots. `grace_s`
         defaults to the server's setting. The job keeps its position in the queue, and resumes when
-        slots are free. Raises JobNotRunning if the job has no slots."""
+        slots are free; with `hold`, not before it is released. Raises JobNotRunning if the job has
+        no slots."""
         path = f"{_path(job_id)}/preempt"
-        if grace_s is None:
-            return await self._read(views.Job, Call("POST", path))
-        return await self._read(views.Job, Call.with_json("POST", path, {"grace_s": grace_s}))
+        body = present(grace_s=grace_s, held=hold or None)
+        call = Call.with_json("POST", path, body) if body else Call("POST", path)
+        return await self._read(views.Job, call)
 
     async def drill(
         self,

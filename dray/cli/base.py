@@ -33,7 +33,7 @@ ORDER = (
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
     *("sweep", "plan", "schema", "cluster", "queue", "costs", "shares", "hold", "release", "move"),
-    *("priority", "preempt", "drill", "hangs", "webhook", "federate"),
+    *("change", "priority", "preempt", "drill", "hangs", "webhook", "federate"),
 )
 """The order of commands in the help. Commands that are not listed come last."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from dray.spec.fields import Document, Int
 
@@ -16,14 +16,28 @@ JobOrArrayId = Annotated[
 ]
 
 
+Condition = Literal["success", "end", "failure"]
+
+
 class After(Document):
     """A job, or an array of jobs, that must end before this one starts."""
 
     job: JobOrArrayId
     """Id of a job or of an array. All jobs of an array must end."""
-    on: Literal["success", "end"] = "success"
-    """success: this job starts if the other job succeeds, and is cancelled otherwise. end: this job
-    starts regardless of the other job's outcome."""
+    on: Condition = "success"
+    """success: this job starts if the other job succeeds, and is cancelled otherwise. failure: this
+    job starts if the other job fails or is cancelled, and is cancelled if the other job succeeds.
+    An array fails if any of its jobs does. end: this job starts regardless of the other job's
+    outcome."""
+    each: bool = False
+    """Each job of this array waits only for the job with the same index in the array `job`, which
+    must have the same size."""
+
+    @model_validator(mode="after")
+    def _each_of_an_array(self) -> Self:
+        if self.each and not self.job.startswith("array-"):
+            raise ValueError(f"each: true requires the id of an array, not of {self.job}")
+        return self
 
 
 def _written_out(given: Any) -> Any:

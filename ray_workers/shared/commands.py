@@ -1,8 +1,8 @@
 """Commands that the service sends to the supervisor of a running attempt.
 
 If the response to a command is lost, the service sends the command again. Commands are therefore
-idempotent: the supervisor ignores a drill with a known id, a grant or recall with a known number,
-and every stop after the first.
+idempotent: the supervisor ignores a drill with a known id, a grant, recall or limit with a known
+number, and every stop after the first.
 """
 
 from __future__ import annotations
@@ -80,4 +80,18 @@ class Recall:
         return f"recall {self.number}"
 
 
-Command = Stop | Leave | Drill | Grant | Recall
+@dataclass(frozen=True)
+class Limit:
+    """End the attempt after another running time than the attempt was launched with."""
+
+    number: int
+    """Sequence number within the attempt, starting from 1."""
+    max_runtime_s: float | None
+    """Maximum running time of this attempt in seconds; None if there is no limit."""
+
+    @property
+    def name(self) -> str:
+        return f"limit {self.number}"
+
+
+Command = Stop | Leave | Drill | Grant | Recall | Limit

@@ -47,6 +47,7 @@ from ray_workers.supervision.rules.group_policy import (
 )
 from ray_workers.supervision.rules.hang_detector import Hang, hang_report
 from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.running_time import RunningTime
 from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
 from ray_workers.supervision.standalone_ranks import StandaloneRanks
@@ -94,6 +95,7 @@ class GroupMonitor:
         """The outcome of the attempt if the ranks in `_hung` are not replaced."""
         self._observations: list[RankObservation] = []
         self._look_asked = asyncio.Event()
+        self.running_time = RunningTime(spec.max_runtime_s)
 
     def look(self) -> None:
         """Observe the group as soon as possible instead of at the next regular time."""
@@ -140,28 +142,28 @@ class GroupMonitor:
     async def _wait_for_the_end(self, ends: Sequence[asyncio.Future[Outcome]]) -> Outcome | None:
         """Wait for the ranks to exit, or for one of the futures in `ends`, which can end the group
         earlier. The futures are in order of precedence."""
-        runtime_s = self._spec.max_runtime_s
-        deadline = None if runtime_s is None else time.monotonic() + runtime_s
+        self.running_time.begin()
         handled: set[asyncio.Future[RankExit]] = set()
         while (running := self._exits() - handled) and self._awaited() - handled:
-            timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            workers_added = asyncio.ensure_future(self._recovery.workers_added.wait())
-            either: set[asyncio.Future[Any]] = {*ends, *running, workers_added}
+            events = (self._recovery.workers_added, self.running_time.changed)
+            changes = [asyncio.ensure_future(event.wait()) for event in events]
+            either: set[asyncio.Future[Any]] = {*ends, *running, *changes}
             try:
                 done, _ = await asyncio.wait(
-                    either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                    either,
+                    timeout=self.running_time.left_s(),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
             finally:
-                workers_added.cancel()
-            self._recovery.workers_added.clear()
+                for change in changes:
+                    change.cancel()
+            for event in events:
+                event.clear()
             for end in ends:
                 if end in done:
                     return end.result()
             if not done:
-                return Outcome.of(
-                    Cause.RUNTIME_EXCEEDED,
-                    f"reached max_runtime_s after {runtime_s:g} s in this attempt",
-                )
+                return self.running_time.exceeded()
             ended = running & done
             handled |= ended
             lost = [m for m in self._group.placed if m.exit in ended and m.end.exit_code != 0]

@@ -23,7 +23,7 @@ from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import paths, spool_reader
-from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Limit, Recall, Stop
 from ray_workers.shared.contracts import (
     FIRST_SIGNS,
     AttemptSpec,
@@ -203,6 +203,8 @@ class Supervisor:
                 self._monitor.look()
             case Recall():
                 self._resizing.recall(command)
+            case Limit():
+                self._monitor.running_time.set_limit(command)
             case _:
                 assert_never(command)
 

@@ -14,6 +14,7 @@ SYNC_PLAN = "sync_plan"
 
 REMARKS: Final[Mapping[str, str]] = {
     "budget": "The budget of the queue is exhausted, or is available again.",
+    "changed": "A user changed fields of the job's document.",
     "changing_batch": "The group continues with a different global batch size on the same slots.",
     "checkpoints_found": "The service found committed checkpoints that had not been reported by "
     "any rank.",

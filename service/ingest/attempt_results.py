@@ -40,6 +40,7 @@ from service.domain.attempts.retries import (
     is_same_error,
 )
 from service.domain.costs.prices import Prices
+from service.domain.scheduling.rules.limits import held_message
 from service.domain.series import Points
 from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger, once_stopped
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
@@ -306,14 +307,17 @@ class _Recorder:
             sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
         else:
             sentence = _retry_sentence(cause, decision)
+        held_by = self.row.hold_asked_by
+        held = "" if held_by is None else f"; {held_message(held_by, job.id)}"
         move(
             session,
             job,
             Trigger.RETRY,
             code=cause,
-            message=f"{message} ({sentence})",
+            message=f"{message} ({sentence}){held}",
             now=now,
             values={
+                "held_by": held_by,
                 "not_before": now + timedelta(seconds=decision.delay_s),
                 "world_size": job.num_workers,
             },

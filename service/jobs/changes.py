@@ -1,28 +1,35 @@
-"""Changes a waiting job: holds or releases it, or moves it to another queue or to the front. Also
-changes the priority of any job that has not ended."""
+"""Changes a waiting job: holds or releases it, moves it to another queue or to the front, or
+changes its document. Also changes the priority of any job that has not ended."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import MappingProxyType
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from dray import views
 from dray.requests import JobChangeRequest
 from dray.views import JobState
+from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories.scheduling import queues as queues_repository
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import Database, notify
-from service.domain.errors import JobFinished, JobNotWaiting
+from service.domain.errors import DomainError, JobFinished, JobNotWaiting
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.scheduling.rules.limits import HELD, held_message
-from service.jobs import serializers
+from service.jobs import document_changes, serializers
+from service.jobs.document_changes import NewDocument
 from service.jobs.service import found
-from service.lifecycle import resizing
+from service.lifecycle import preemption, resizing
+from service.lifecycle.preemption import HOLDING
 from service.lifecycle.transitions import remark
+from service.planning.service import Plans
 from service.queues import admission
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -32,8 +39,16 @@ NEXT_LOOK = "waits for the scheduler's next round"
 class JobChanges:
     """Changes jobs. Each change is one transaction."""
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
         self._database = database
+        self._settings = settings
+        self._plans = Plans(database)
         self._clock = clock or database.clock
 
     async def change(
@@ -48,35 +63,111 @@ class JobChanges:
 
         Raises JobFinished if the job has ended, and JobNotWaiting if the change would hold or move
         a job that is not waiting. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable,
-        and, except for admins, PriorityTooHigh.
+        and, except for admins, PriorityTooHigh. For a change of the document, also raises
+        InvalidDocument and the errors of dependencies.
         """
+
+        def seen(session: Session) -> dict[str, Any]:
+            row = found(session, job_id)
+            _refuse_state(session, row, wanted)
+            return document_changes.current(row)
+
+        patch = {} if wanted.document is None else wanted.document.patch
+        if patch:
+            patch |= wanted.model_dump(include={"queue", "priority"}, exclude_none=True)
+        while True:
+            new = None
+            if patch:
+                before = await self._database.read(seen)
+                new = await document_changes.merge(self._plans, before, patch)
+            work = functools.partial(
+                self._changed,
+                job_id=job_id,
+                wanted=wanted,
+                new=new,
+                actor=actor,
+                is_admin=is_admin,
+            )
+            changed = await self._database.write(work)
+            if changed is not None:
+                return changed
+
+    def _changed(
+        self,
+        session: Session,
+        *,
+        job_id: str,
+        wanted: JobChangeRequest,
+        new: NewDocument | None,
+        actor: str,
+        is_admin: bool,
+    ) -> views.Job | None:
+        """Change the job. Returns None if its document is no longer the one in `new`."""
+        if new is not None and "after" in new.patch:
+            dependencies_repository.lock_changes(session)
+        row = found(session, job_id, lock=True)
+        _refuse_state(session, row, wanted)
         now = self._clock()
-
-        def work(session: Session) -> views.Job:
-            row = found(session, job_id, lock=True)
-            _refuse_state(row, wanted)
+        change = _JobChange(session, row, actor, now)
+        if new is None:
             _check_rules(session, row, wanted, is_admin=is_admin)
-            change = _JobChange(session, row, actor, now)
-            change.move(wanted)
-            change.hold(wanted.held)
-            if change.is_any:
-                notify(session, QUEUE)
-            return serializers.job(session, row)
+        elif new.before != document_changes.current(row):
+            return None
+        else:
+            try:
+                if row.state in HOLDING:
+                    fields = document_changes.limit_running(
+                        session, row, new, now, is_admin=is_admin
+                    )
+                else:
+                    fields = document_changes.apply(
+                        session, row, new, self._settings, is_admin=is_admin
+                    )
+            except DomainError as error:
+                error.pointer = _in_body(error.pointer, wanted)
+                raise
+            change.document(fields)
+            wanted = wanted.model_copy(
+                update={"queue": new.spec.queue, "priority": new.spec.priority}
+            )
+        change.move(wanted)
+        change.hold(wanted.held)
+        if change.is_any:
+            notify(session, QUEUE)
+        return serializers.job(session, row)
 
-        return await self._database.write(work)
 
-
-def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
+def _refuse_state(session: Session, row: JobRow, wanted: JobChangeRequest) -> None:
     if row.state.is_terminal:
         raise JobFinished(f"the job {row.id} is {row.state}: it has ended")
     if row.state is JobState.CANCELLING:
         raise JobNotWaiting(f"the job {row.id} is being cancelled")
-    moves = wanted.queue is not None or wanted.first or wanted.held is not None
-    if moves and row.state is not JobState.QUEUED:
+    withdraws = wanted.held is False and preemption.to_be_held(session, row) is not None
+    holds = wanted.held is not None and not withdraws
+    moves = wanted.queue is not None or wanted.first or holds
+    if row.state in HOLDING and not moves and _is_limit(wanted):
+        return
+    if (moves or wanted.document is not None) and row.state is not JobState.QUEUED:
+        what = "held, released or moved" if moves else "changed"
         raise JobNotWaiting(
-            f"the job {row.id} is {row.state}: only a waiting job can be held, released or moved",
+            f"the job {row.id} is {row.state}: only a waiting job can be {what}",
             hint=f"`dray preempt {row.id}` makes the job release its slots and wait again",
         )
+
+
+def _is_limit(wanted: JobChangeRequest) -> bool:
+    """Whether `max_runtime_s` is the only field of the document to change."""
+    if wanted.document is None or wanted.priority is not None:
+        return False
+    return wanted.document.patch.keys() == {"max_runtime_s"}
+
+
+def _in_body(pointer: str | None, wanted: JobChangeRequest) -> str | None:
+    """Return the pointer into the request's body for a pointer into the job's document."""
+    if pointer is None or pointer.startswith("/document"):
+        return pointer
+    field = pointer.removeprefix("/")
+    return pointer if getattr(wanted, field, None) is not None else f"/document{pointer}"
 
 
 def _check_rules(
@@ -106,6 +197,18 @@ class _JobChange:
         self._actor = actor
         self._now = now
         self.is_any = False
+
+    def document(self, fields: list[dict[str, Any]]) -> None:
+        """Add an event for the changed fields of the document."""
+        if not fields:
+            return
+        message, data = document_changes.sentence(fields), {"changes": fields}
+        row = self._row
+        if row.state is JobState.QUEUED and row.held_by is None:
+            # The reason why the job waited may no longer apply.
+            row.position, row.blocked_by = None, []
+            row.reason_code, row.reason_message = document_changes.CHANGED, NEXT_LOOK
+        self._add_event(document_changes.CHANGED, message, data, type_="changed")
 
     def move(self, wanted: JobChangeRequest) -> None:
         row = self._row
@@ -140,6 +243,9 @@ class _JobChange:
         if held is True and row.held_by is None:
             row.held_by, row.position, row.blocked_by = self._actor, None, []
             self._explain(HELD, held_message(self._actor, row.id), "is held until it is released")
+        elif held is False and (attempt := preemption.to_be_held(self._session, row)) is not None:
+            attempt.hold_asked_by = None
+            self._add_event("released", "will not be held once it waits again")
         elif held is False and row.held_by is not None:
             row.held_by = None
             self._explain("released", NEXT_LOOK, "was released")
@@ -150,12 +256,19 @@ class _JobChange:
         self._row.reason_code, self._row.reason_message = code, reason
         self._add_event(code, message, data)
 
-    def _add_event(self, code: str, message: str, data: Mapping[str, object] = NOTHING) -> None:
+    def _add_event(
+        self,
+        code: str,
+        message: str,
+        data: Mapping[str, object] = NOTHING,
+        *,
+        type_: str = "queue",
+    ) -> None:
         self.is_any = True
         remark(
             self._session,
             self._row,
-            type_="queue",
+            type_=type_,
             code=code,
             message=message,
             now=self._now,

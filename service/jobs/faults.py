@@ -50,12 +50,18 @@ class FaultService:
         self._keys_in_flight = KeysInFlight()
 
     async def preempt(
-        self, job_id: str, grace_s: float | None = None, *, actor: str = ANONYMOUS
+        self,
+        job_id: str,
+        grace_s: float | None = None,
+        *,
+        held: bool = False,
+        actor: str = ANONYMOUS,
     ) -> views.Job:
-        """Ask the job to save a checkpoint, release its slots and wait in its queue again.
+        """Ask the job to save a checkpoint, release its slots and wait in its queue again. If
+        `held` is set, the job is then held.
 
-        A repeated call does not change the first grace period. Raises JobNotRunning if the job
-        holds no slots.
+        A repeated call does not change the first grace period, but can add `held`. Raises
+        JobNotRunning if the job holds no slots.
         """
         now = self._clock()
         grace = self._settings.preempt_grace_s if grace_s is None else grace_s
@@ -64,6 +70,8 @@ class FaultService:
             row = found(session, job_id, lock=True)
             attempt = _live_attempt(session, row, preemption.HOLDING, "it holds no slots")
             preemption.ask(session, row, attempt, grace, now, actor=actor)
+            if held:
+                preemption.hold(session, row, attempt, actor, now)
             return serializers.job(session, row)
 
         return await self._database.write(work)

@@ -21,10 +21,14 @@ from service.db.repositories.submission import code as code_repository
 from service.domain.errors import Unsatisfiable
 from service.domain.events import ACTOR, SYNC_PLAN
 from service.domain.scheduling import policy
+from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.topology import Topology
 from service.lifecycle import resizing
 from service.nodes import node_table
+from service.nodes.node_table import refuse_missing_precision
 from service.planning.service import Resolved
+from service.queues import admission
+from service.sweeps import submitting
 
 
 def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
@@ -51,6 +55,34 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
     if code is not None and code_repository.use(session, owner, code, now) is None:
         pointer = "/script/code" if spec.script else "/model/code"
         raise entrypoints.code_unfit(code, pointer)
+
+
+def admit(
+    session: Session,
+    resolved: Resolved,
+    owner: str,
+    settings: Settings,
+    *,
+    num_jobs: int,
+    may_exceed_priority: bool = False,
+) -> policy.Request:
+    """Return the slots that the document's job requests. `num_jobs` is the number of jobs that the
+    queue must accept. Submissions and changes of documents use the same checks.
+
+    Raises OutOfMemory, UnknownQueue, QueueFull, Unsatisfiable, and PriorityTooHigh unless
+    `may_exceed_priority` is set.
+    """
+    spec = resolved.spec
+    if resolved.refusal is not None:
+        raise resolved.refusal
+    request = with_pinned_nodes(slots.request_of_job(spec), spec)
+    queue = admission.admit(session, spec.queue, owner, request, num_jobs)
+    if not may_exceed_priority:
+        admission.refuse_priority(queue, spec.priority)
+    refuse_impossible(session, spec, request, settings)
+    for one in submitting.with_each_precision(spec):
+        refuse_missing_precision(session, one)
+    return request
 
 
 def refuse_impossible(
@@ -106,6 +138,23 @@ def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[po
     return pointers.get(lacking, other)
 
 
+def columns_of(spec: JobSpec, request: policy.Request) -> dict[str, Any]:
+    """Return the columns of a job that are derived from those fields of the document that can be
+    changed while the job waits. `queue` and `priority` are not included."""
+    return {
+        "name": spec.name,
+        "spec": spec.model_dump(mode="json"),
+        "num_workers": request.num_workers,
+        "min_workers": request.min_workers,
+        "bundle": dict(request.bundle),
+        "required_topology": request.required_level,
+        "homes": [list(labels) for labels in request.homes] or None,
+        "roles": resizing.role_rows(request.roles),
+        "max_user_retries": spec.max_retries,
+        "max_runtime_s": spec.max_runtime_s,
+    }
+
+
 def new_row(
     job_id: str,
     spec: JobSpec,
@@ -116,22 +165,14 @@ def new_row(
     settings: Settings,
     now: datetime,
 ) -> JobRow:
-    document: dict[str, Any] = spec.model_dump(mode="json")
     return repository.unstored(
+        **columns_of(spec, request),
         id=job_id,
-        name=spec.name,
         owner=owner,
         project=project,
         queue=spec.queue,
         priority=spec.priority,
-        spec=document,
         spec_version=spec.version,
-        num_workers=request.num_workers,
-        min_workers=request.min_workers,
-        bundle=dict(request.bundle),
-        required_topology=request.required_level,
-        homes=[list(labels) for labels in request.homes] or None,
-        roles=resizing.role_rows(request.roles),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,
@@ -148,9 +189,7 @@ def new_row(
         infra_failures=0,
         free_requeues=0,
         preemptions=0,
-        max_user_retries=spec.max_retries,
         max_infra_retries=settings.infra_retries,
-        max_runtime_s=spec.max_runtime_s,
         runtime_used_s=0.0,
         recoveries=0,
         summary={},

@@ -23,7 +23,6 @@ from service.db.models import JobRow
 from service.db.notifications import LOOK_AGAIN_S, QUEUE, Signals, events_of
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import arrays as arrays_repository
-from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain.errors import (
@@ -35,16 +34,14 @@ from service.domain.errors import (
 )
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
-from service.domain.scheduling.placement import slots
+from service.domain.scheduling.rules.dependencies import Prerequisite
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
-from service.nodes.node_table import refuse_missing_precision
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
-from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
@@ -70,7 +67,7 @@ class _CheckedDocument:
 class _NothingStored(Exception):
     """Rolls back the transaction of a dry run."""
 
-    def __init__(self, row: JobRow, after: list[tuple[str, bool]]) -> None:
+    def __init__(self, row: JobRow, after: list[Prerequisite]) -> None:
         super().__init__("a dry run stores nothing")
         self.row, self.after = row, after
 
@@ -147,7 +144,7 @@ class Jobs:
             row, after = self._accepted(session, prepared, job_id, owner, project, now)
             event = new_jobs.first_event(row, prepared.resolved, actor, now)
             arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
-            dependencies_repository.insert_all(session, row.array_id or job_id, after)
+            dependencies.insert(session, row.array_id or job_id, after, now)
             notify(session, job_id, QUEUE)
             return serializers.new_job(session, row, prepared.resolved.spec.labels), True
 
@@ -198,18 +195,13 @@ class Jobs:
         owner: str,
         project: str,
         now: datetime,
-    ) -> tuple[JobRow, list[tuple[str, bool]]]:
+    ) -> tuple[JobRow, list[Prerequisite]]:
         """Return the job's row, which is not stored yet, and its dependencies. Raises the errors of
         `submit`."""
         spec = prepared.resolved.spec
-        if prepared.resolved.refusal is not None:
-            raise prepared.resolved.refusal
-        request = new_jobs.with_pinned_nodes(slots.request_of_job(spec), spec)
-        queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
-        admission.refuse_priority(queue, spec.priority)
-        new_jobs.refuse_impossible(session, spec, request, self._settings)
-        for one in submitting.with_each_precision(spec):
-            refuse_missing_precision(session, one)
+        request = new_jobs.admit(
+            session, prepared.resolved, owner, self._settings, num_jobs=spec.num_jobs
+        )
         refuse_if_full(session)
         if prepared.unfit is not None:
             raise prepared.unfit

@@ -32,6 +32,7 @@ from service.db.repositories import jobs as repository
 from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import code as code_repository
+from service.db.repositories.submission import dependencies as dependencies_repository
 from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import measure
 from service.domain import meter
@@ -39,6 +40,7 @@ from service.domain.attempts.group_traits import traits_of
 from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
+from service.domain.scheduling import policy
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots, moves, resizing
@@ -56,6 +58,8 @@ class Wanted:
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     roles: tuple[RoleSlots, ...] = ()
+    request_seen: policy.Request | None = None
+    """The request of the job's document; not compared if it is None."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,18 @@ def claim(
     rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
     parameters = sweeps_repository.parameters(session, in_arrays)
+    units = {row.array_id or row.id for row in rows.values() if row.attempt == 0}
+    waiters = dependencies_repository.waiters(session, units)
     startable = []
     for one in wanted:
         row = rows.get(one.job_id)
         if row is None or row.attempt != one.attempt_seen:
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
+            continue
+        if one.request_seen not in (None, resizing.request_of(row)):
+            continue
+        if (row.array_id or row.id) in waiters:  # `after` was changed
             continue
         if parameters.get(row.id, {}) is None:
             continue

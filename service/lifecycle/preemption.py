@@ -23,6 +23,7 @@ from service.domain.events import ACTOR
 from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
+LOSES_WORK = "its processes get SIGTERM, and what they do not save is lost"
 RESERVE_S = 2.0
 """Seconds of a drained node's remaining time that are reserved for sending the command and freeing
 the slots."""
@@ -44,18 +45,46 @@ def ask(
     if attempt.preempt_asked_at is not None:
         return False
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s
-    within = f"{round(grace_s, 1):g} s"
+    within = f"{round(grace_s, 1):g} s{because}"
+    message = f"was asked to save a checkpoint and release its slots within {within}"
+    if not job.yields:
+        message = f"was asked to release its slots within {within}; {LOSES_WORK}"
     remark(
         session,
         job,
         type_="preempting",
         code=code,
-        message=f"was asked to save a checkpoint and release its slots within {within}{because}",
+        message=message,
         now=now,
         data={"grace_s": grace_s} | ({} if actor is None else {ACTOR: actor}),
     )
     notify(session, QUEUE, ATTEMPTS)
     return True
+
+
+def hold(session: Session, job: JobRow, attempt: AttemptRow, actor: str, now: datetime) -> None:
+    """Hold the job once the attempt, which was asked to release its slots, has returned it to the
+    queue. The job must be locked."""
+    if attempt.hold_asked_by is not None:
+        return
+    attempt.hold_asked_by = actor
+    remark(
+        session,
+        job,
+        type_="preempting",
+        code="hold_asked",
+        message=f"will be held by {actor} once it waits again",
+        now=now,
+        data={ACTOR: actor},
+    )
+
+
+def to_be_held(session: Session, job: JobRow) -> AttemptRow | None:
+    """Return the running attempt of the job if the job will be held after it."""
+    if job.state not in HOLDING:
+        return None
+    attempt = attempts_repository.get(session, job.id, job.attempt)
+    return attempt if attempt is not None and attempt.hold_asked_by is not None else None
 
 
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:

@@ -80,6 +80,12 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     return policy.Request(*size, job.required_topology, homes, as_roles(job.roles))
 
 
+def still_requests(session: Session, job_id: str, request: policy.Request) -> bool:
+    """Whether the job still requests these slots. Locks the job."""
+    job = repository.lock(session, job_id)
+    return job is not None and request_of(job) == request
+
+
 def growing(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> policy.Growing | None:

@@ -58,7 +58,8 @@ class Ends:
         )
         ended = [
             dependencies.Ended(
-                job.id, job.array_id, job.state, is_stopped_early=job.reason_code == STOPPED_EARLY
+                *(job.id, job.array_id, job.array_index, job.state),
+                is_stopped_early=job.reason_code == STOPPED_EARLY,
             )
             for job, _ in self._jobs
         ]

@@ -21,6 +21,7 @@ from service.db.models import JobRow
 from service.db.repositories.scheduling import forecasts as repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.scheduling import queues as queues_repository
+from service.db.repositories.submission import dependencies
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.counterfactuals import (
     Choices,
@@ -29,13 +30,14 @@ from service.domain.scheduling.outlook.counterfactuals import (
     sooner,
 )
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.rules.dependencies import Dependency
+from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
 from service.domain.scheduling.rules.queues import Queue
+from service.lifecycle.resizing import request_of
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
-from service.outlook.waiting_jobs import waiting_job, waiting_jobs
+from service.outlook.waiting_jobs import limit_left_s, waiting_job, waiting_jobs
 
 CURRENT_FOR = timedelta(minutes=2)
 """Maximum age of a situation on which answers are based. An older situation means that no process
@@ -78,7 +80,7 @@ class Answers:
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
-        key = (row.id, row.attempt, row.priority, row.queue, row.rank)
+        key = (row.id, row.attempt, row.priority, row.queue, row.rank, row.event_seq)
         answers = newest.answers.get(key)  # another thread might clear the answers
         if answers is None:
             job = self._waiting(session, newest.situation, row, now)
@@ -101,7 +103,7 @@ class Answers:
         return _favoured(newest.situation, row)
 
     def of_unsubmitted(
-        self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
+        self, session: Session, row: JobRow, after: Sequence[Prerequisite], now: datetime
     ) -> views.Explanation:
         """Return the explanation for the job of `row` as if the job were submitted now. `after`
         contains the jobs and arrays for which the job would wait."""
@@ -109,14 +111,18 @@ class Answers:
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
             return views.Explanation(state=row.state, reason=NO_FORECAST, queue_length=queue_length)
-        waits_for = tuple(Dependency(each, on, "has not ended") for each, on in after)
+        waits_for = tuple(
+            Dependency(one.id, one.on, "has not ended")
+            for one in after
+            if not one.each or dependencies.is_unfinished(session, one.id, index=0)
+        )
         job = waiting_job(row, waits_for, self._earlier.get(session, now), now)
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision
         waits = decision if isinstance(decision, policy.Wait) else None
         start = forecasts.view(questions.expected(), now)
         found: list[Counterfactual] = []
-        if isinstance(decision, policy.Wait | policy.Impossible) and not after:
+        if isinstance(decision, policy.Wait | policy.Impossible) and not waits_for:
             choices = _choices(session, row, self._earlier.get(session, now))
             found = questions.answers(choices, decision.reason)
         return views.Explanation(
@@ -172,12 +178,19 @@ class Answers:
     def _waiting(
         self, session: Session, situation: Situation, row: JobRow, now: datetime
     ) -> policy.WaitingJob:
-        """Return the job as in the scheduler's snapshot, with its current priority, queue and
-        rank."""
+        """Return the job as in the scheduler's snapshot, with its current document, priority, queue
+        and rank."""
         seen = next((job for job in situation.snapshot.queue if job.job_id == row.id), None)
         if seen is None:  # the job waits for slots, so it has no unfinished dependencies
             return waiting_job(row, (), self._earlier.get(session, now), now)
-        return replace(seen, priority=row.priority, queue=row.queue, place=row.rank)
+        return replace(
+            seen,
+            priority=row.priority,
+            queue=row.queue,
+            place=row.rank,
+            request=request_of(row),
+            ends_within_s=limit_left_s(row, row.runtime_used_s),
+        )
 
 
 WOULD_START = views.Reason(code="would_start", message="would start now")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from dray.views import JobState
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
-from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prerequisite
 from service.lifecycle import resizing
 from service.outlook.resubmitting import NEWEST_SEQ
 from service.outlook.step_times import Kind, RunTimes
@@ -26,9 +27,7 @@ def waiting_jobs(
     """Return the waiting jobs of these rows. `jobs` contains all unfinished jobs."""
     after = _dependencies(session, jobs)
     return tuple(
-        waiting_job(job, after.get(job.array_id or job.id, ()), runs, now)
-        for job in jobs
-        if job.state is JobState.QUEUED
+        waiting_job(job, after.of(job), runs, now) for job in jobs if job.state is JobState.QUEUED
     )
 
 
@@ -97,15 +96,41 @@ def guess_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:
     return forecast.guessed_s(ran_s, runs.of_owners.get(job.owner, ()), job.max_runtime_s)
 
 
-def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
-    """Return the dependencies of each job or array. `jobs` contains all unfinished jobs."""
-    found: dict[str, tuple[Dependency, ...]] = {}
+@dataclass(frozen=True)
+class _Dependencies:
+    """The dependencies of all waiting jobs."""
+
+    of_units: Mapping[str, Sequence[Dependency]]
+    """Keyed by the id of the waiting job or array."""
+    of_each: Mapping[str, Sequence[Prerequisite]]
+    """Arrays whose jobs are awaited one by one, keyed by the waiting array."""
+    unfinished: Mapping[tuple[str, int], Row[Any]]
+    """The unfinished jobs of the arrays in `of_each`, keyed by array and index."""
+
+    def of(self, job: Row[Any]) -> tuple[Dependency, ...]:
+        found = tuple(self.of_units.get(job.array_id or job.id, ()))
+        for one in self.of_each.get(job.array_id, ()):
+            other = self.unfinished.get((one.id, job.array_index))
+            if other is not None:
+                found = (*found, Dependency(other.id, one.on, str(other.state)))
+        return found
+
+
+def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> _Dependencies:
+    """Return the dependencies of all waiting jobs. `jobs` contains all unfinished jobs."""
     rows = dependencies_repository.all_open(session)
     if not rows:
-        return found
+        return _Dependencies({}, {}, {})
     states = {job.id: str(job.state) for job in jobs}
     unfinished = Counter(job.array_id for job in jobs)
-    for waiter, after_id, on_success in rows:
-        is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
-        found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
-    return found
+    of_units: dict[str, list[Dependency]] = {}
+    of_each: dict[str, list[Prerequisite]] = {}
+    for waiter, one in rows:
+        if one.each:
+            of_each.setdefault(waiter, []).append(one)
+            continue
+        is_now = states.get(one.id) or f"{unfinished[one.id]} of its jobs have not ended"
+        of_units.setdefault(waiter, []).append(Dependency(one.id, one.on, is_now))
+    awaited = {one.id for some in of_each.values() for one in some}
+    by_index = {(j.array_id, j.array_index): j for j in jobs if awaited and j.array_id in awaited}
+    return _Dependencies(of_units, of_each, by_index)

@@ -21,7 +21,8 @@ MAX_NAMED = 20
 
 
 def admit(session: Session, name: str, owner: str, request: Request, num_jobs: int = 1) -> Queue:
-    """Lock the queue, and check that it admits `num_jobs` more jobs of the owner.
+    """Lock the queue, and check that it admits `num_jobs` more jobs of the owner; 0 if the job is
+    already waiting in the queue.
 
     Raise UnknownQueue if the queue does not exist, Unsatisfiable if its limits can never allow the
     job, and QueueFull if too many jobs would be waiting.
@@ -34,7 +35,8 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
             f"`dray queue show {name}` shows the queue's rules"
         )
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
-    _refuse_if_full(session, queue, owner, num_jobs)
+    if num_jobs:
+        _refuse_if_full(session, queue, owner, num_jobs)
     return queue
 
 

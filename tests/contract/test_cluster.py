@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_workers.shared.commands import Stop
+from ray_workers.shared.commands import Limit, Stop
 from ray_workers.shared.contracts import Cause, FrameKind, Phase, PollReply, ProcessKind
 from service.cluster.port import ClusterUnavailable
 from service.cluster.ray.gateway import GatewayCluster
@@ -239,6 +239,16 @@ async def test_a_rank_that_leaves_is_to_blame_not_the_peers_that_are_then_stoppe
 
 async def test_an_attempt_that_ran_too_long_is_ended(ground: Ground) -> None:
     outcome = (await ground.settle(await ground.launch("waits", max_runtime_s=0.5))).outcome
+    assert outcome is not None
+    assert outcome.cause is Cause.RUNTIME_EXCEEDED
+
+
+async def test_the_running_time_of_an_attempt_is_changed(ground: Ground) -> None:
+    ref = await ground.launch("waits", max_runtime_s=600.0)
+    await ground.follow(ref, until=runs)
+    for limit in (Limit(2, 0.5), Limit(1, None)):  # an older command arrives late
+        await ground.cluster.send(ref, limit)
+    outcome = (await ground.settle(ref)).outcome
     assert outcome is not None
     assert outcome.cause is Cause.RUNTIME_EXCEEDED
 

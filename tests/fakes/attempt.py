@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from dray.drills import DrillKind, DrillState
 from ray_workers.shared import spool_reader
-from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Limit, Recall, Stop
 from ray_workers.shared.contracts import (
     FIRST_SIGNS,
     SUPERVISOR_RANK,
@@ -189,6 +189,7 @@ class FakeAttempt(Attempt):
         """Slices it holds, with the resources of each worker."""
         self._ranks: dict[int, FakeRank] = {}
         self._processes: dict[int, asyncio.Task[int | None]] = {}
+        self._limit = Limit(0, spec.max_runtime_s)
         self._task = asyncio.create_task(self._run())
         self._ending: asyncio.Task[None] | None = None
 
@@ -210,6 +211,9 @@ class FakeAttempt(Attempt):
                 self.grow(command)
             case Recall():
                 self.recall(command)
+            case Limit():
+                self._limit = command if command.number > self._limit.number else self._limit
+                self._pulse.beat()
             case _:
                 assert_never(command)
 
@@ -390,9 +394,10 @@ class FakeAttempt(Attempt):
 
     async def _watch(self) -> Outcome | None:
         """Wait for the end. Return an Outcome if the supervisor ended it."""
-        runtime_s = self.spec.max_runtime_s
-        deadline = None if runtime_s is None else asyncio.get_running_loop().time() + runtime_s
+        began = asyncio.get_running_loop().time()
         while True:
+            runtime_s = self._limit.max_runtime_s
+            deadline = None if runtime_s is None else began + runtime_s
             if self._stop_asked:
                 return Outcome.of(Cause.STOPPED, "stopped as requested")
             if self._leave_asked:

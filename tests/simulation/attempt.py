@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.shared.commands import Command, Drill, Grant, Leave, Recall, Stop
+from ray_workers.shared.commands import Command, Drill, Grant, Leave, Limit, Recall, Stop
 from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
     AttemptSpec,
@@ -67,6 +67,8 @@ class SimAttempt(Attempt):
     def __init__(self, cluster: SimCluster, spec: AttemptSpec) -> None:
         super().__init__(cluster, spec)
         self.sim = cluster
+        self._limit = Limit(0, spec.max_runtime_s)
+        self._timer: asyncio.TimerHandle | None = None
         self.plan = Plan.of(spec.spec["name"])
         self.alive = False
         self.generation = 0
@@ -132,9 +134,8 @@ class SimAttempt(Attempt):
             return unfit
         self.enter(Phase.STARTING)
         self.alive = True
-        if self.spec.max_runtime_s is not None:
-            over = Outcome.of(Cause.RUNTIME_EXCEEDED, "reached max_runtime_s")
-            asyncio.get_running_loop().call_later(self.spec.max_runtime_s, self.end_as, over)
+        self._began = asyncio.get_running_loop().time()
+        self._set_limit(self._limit)
         self.sim.on_start(self)
         self._emit(FrameKind.RESUMED, {"step": self.step, "url": ""})
         self._emit(FrameKind.LOG, {"line": 0, "text": "begins"})
@@ -281,8 +282,20 @@ class SimAttempt(Attempt):
                 self.grow(command)
             case Recall():
                 self.recall(command)
+            case Limit():
+                if command.number > self._limit.number:
+                    self._set_limit(command)
             case Drill():
                 raise NotImplementedError("there are no drills in simulations")
+
+    def _set_limit(self, limit: Limit) -> None:
+        self._limit = limit
+        if self._timer is not None:
+            self._timer.cancel()
+        if limit.max_runtime_s is not None:
+            over = Outcome.of(Cause.RUNTIME_EXCEEDED, "reached max_runtime_s")
+            at = self._began + limit.max_runtime_s
+            self._timer = asyncio.get_running_loop().call_at(at, self.end_as, over)
 
     def grow(self, grant: Grant) -> None:
         """Take the granted slots that are still available."""

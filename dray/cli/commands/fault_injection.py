@@ -39,6 +39,10 @@ def preempt(
             parser=seconds,
         ),
     ] = None,
+    hold: Annotated[
+        bool,
+        typer.Option("--hold", help="Hold the jobs, so that they resume only after dray release."),
+    ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Ask jobs to save a checkpoint, release their slots and resume later."""
@@ -48,11 +52,12 @@ def preempt(
     with connect() as client:
         for job_id in jobs:
             with failures.noted():
-                job = client.preempt(client.resolve(job_id), grace_s=grace_s)
+                job = client.preempt(client.resolve(job_id), grace_s=grace_s, hold=hold)
                 if as_json:
                     write_json_line(job)
                 else:
-                    write_text(f"{job.id} ({job.state}) was asked to release its slots")
+                    then = ", and will be held" if hold else ""
+                    write_text(f"{job.id} ({job.state}) was asked to release its slots{then}")
     failures.end()
 
 

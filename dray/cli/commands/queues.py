@@ -221,6 +221,29 @@ def move(
 
 
 @app.command()
+def change(
+    jobs: JobIds,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Change a field: resources.num_workers=2. null restores its default.",
+        ),
+    ],
+    as_json: AsJsonLines = False,
+) -> None:
+    """Change the documents of waiting jobs.
+
+    Example: dray change JOB --set resources.num_workers=2 --set max_runtime_s=2h
+    """
+    from dray.documents import apply_settings
+
+    patch = apply_settings({}, settings)
+    _each(jobs, as_json, lambda client, job_id: client.change(job_id, patch))
+
+
+@app.command()
 def priority(
     job_id: JobId,
     number: Annotated[int, typer.Argument(metavar="N", help="From 0 to 100.", min=0, max=100)],

@@ -149,3 +149,31 @@ def _progress() -> Iterator[OnProgress | None]:
 
         with download_bars() as report:
             yield report
+
+
+@app.command("code")
+def code_command(
+    job_id: JobId,
+    dest: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder to write the files to.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the files of a job's uploaded code, or download them to a folder."""
+    from dray.cli.display.output import size, write
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        job_id = read_job(client, job_id)
+        if dest is not None:
+            for path in client.download_code(job_id, dest):
+                write(str(path))
+            return
+        files = client.job_code(job_id)
+    listing(
+        files,
+        as_json,
+        ("PATH", "SIZE", "EXECUTABLE"),
+        lambda file: (file.path, size(file.size_bytes), "yes" if file.is_executable else None),
+        optional=("EXECUTABLE",),
+    )

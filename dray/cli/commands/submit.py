@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dray.cli.base import AsJson, JobId, app, connect
+from dray.cli.base import AsJson, app, connect
 from dray.cli.choosing import read_job
 from dray.cli.code_upload import MODULE, is_program, name_code, packed_folder, upload
 from dray.cli.commands.jobs import report, watch_job
@@ -76,6 +76,19 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="JOB", help="Start once this job or array has ended, successfully or not."
+        ),
+    ] = None,
+    after_failure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JOB", help="Start once this job or array has failed or was cancelled."
+        ),
+    ] = None,
+    after_each: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARRAY",
+            help="Start each job of the new array once the job with the same index has succeeded.",
         ),
     ] = None,
     array: Annotated[
@@ -169,9 +182,11 @@ def submit(
         document = _with_git(document, git, commit, uploads=bool(code or include))
     if watch and (document.get("array") or document.get("sweep")):
         raise typer.BadParameter("--watch shows only a single job: use dray wait ARRAY")
-    others = [
-        *((one, "success") for one in after or ()),
-        *((one, "end") for one in after_any or ()),
+    others: list[tuple[str, Mapping[str, Any]]] = [
+        *((one, {"on": "success"}) for one in after or ()),
+        *((one, {"on": "end"}) for one in after_any or ()),
+        *((one, {"on": "failure"}) for one in after_failure or ()),
+        *((one, {"each": True}) for one in after_each or ()),
     ]
     if dry_run:
         _check(document, source, packed, as_json)
@@ -197,13 +212,13 @@ def send(
 
 
 def _name_others(
-    client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
+    client: Client, document: dict[str, Any], others: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> None:
-    """Add `others`, the jobs that this job waits for, to the document. References to jobs are
-    resolved as in other commands."""
+    """Add `others`, the jobs that this job waits for, to the document, each with the other fields
+    of its entry in `after`. References to jobs are resolved as in other commands."""
     if others:
         found = [
-            {"job": client.resolve(reference, arrays=True), "on": on} for reference, on in others
+            {"job": client.resolve(reference, arrays=True), **how} for reference, how in others
         ]
         document["after"] = [*(document.get("after") or []), *found]
 
@@ -414,7 +429,9 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
 
 
 def _forecast(
-    document: dict[str, Any], packed: PackedCode | None, others: Sequence[tuple[str, str]]
+    document: dict[str, Any],
+    packed: PackedCode | None,
+    others: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> None:
     """If a server responds, write whether and when that server would start the job."""
     from dray._http.transport import Retry
@@ -434,31 +451,3 @@ def _forecast(
         return
     write_text("If it were submitted now:")
     write_explanation(explanation)
-
-
-@app.command("code")
-def code_command(
-    job_id: JobId,
-    dest: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="Folder to write the files to.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the files of a job's uploaded code, or download them to a folder."""
-    from dray.cli.display.output import size, write
-    from dray.cli.display.tables import listing
-
-    with connect() as client:
-        job_id = read_job(client, job_id)
-        if dest is not None:
-            for path in client.download_code(job_id, dest):
-                write(str(path))
-            return
-        files = client.job_code(job_id)
-    listing(
-        files,
-        as_json,
-        ("PATH", "SIZE", "EXECUTABLE"),
-        lambda file: (file.path, size(file.size_bytes), "yes" if file.is_executable else None),
-        optional=("EXECUTABLE",),
-    )

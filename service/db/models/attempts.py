@@ -98,6 +98,11 @@ class AttemptRow(Base):
     silent: Mapped[list[Any] | None]
     """Processes of the attempt that do not respond, each with `kind`, `node_id` and `since`."""
     preempt_grace_s: Mapped[float | None]
+    limits: Mapped[int] = mapped_column(server_default=text("0"))
+    """How often `max_runtime_s` was changed during the attempt."""
+    hold_asked_by: Mapped[str | None] = mapped_column(String(255))
+    """Name of the user on whose request the job is held once this attempt has returned it to the
+    queue; unset if there was no such request."""
     num_errors: Mapped[int]
     reason_code: Mapped[str | None] = mapped_column(String(64))
     reason_message: Mapped[str | None]

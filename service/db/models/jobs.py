@@ -196,7 +196,8 @@ class JobDependencyRow(Base):
     """A dependency of a job or array on a job or array that has not ended.
 
     The row is deleted in the transaction that settles the dependency. Therefore, as long as the row
-    exists, `waiter` has never started, and `after_id` has not ended.
+    exists, `after_id` has not ended, and `waiter` has never started. With `each`, those jobs of
+    `waiter` may have started whose job of the same index in `after_id` has ended.
     """
 
     __tablename__ = "job_dependencies"
@@ -205,7 +206,11 @@ class JobDependencyRow(Base):
     """Id of the waiting job, or of the array whose jobs are all waiting."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     on_success: Mapped[bool]
-    """Whether job `after_id` must succeed; if False, the job only has to end."""
+    """Whether job `after_id` must succeed; if neither this nor `on_failure` is set, the job only
+    has to end."""
+    on_failure: Mapped[bool] = mapped_column(server_default=text("false"))
+    each: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether each job of the array `waiter` waits only for the job with the same index."""
 
 
 class IdempotencyRow(Base):

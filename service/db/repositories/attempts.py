@@ -112,18 +112,21 @@ def _live_columns() -> Select[Any]:
 _FOLLOWED = (
     *("job_id", "attempt", "cluster_session", "created_at", "slices", "carriers"),
     *("grants", "granted", "recalled", "batch_size", "preempt_grace_s"),
+    "limits",
 )
 
 
 def followed_columns(session: Session) -> Sequence[Row[Any]]:
-    """Return the columns `_FOLLOWED` and `job_state` of the attempts that `live` returns."""
+    """Return the columns `_FOLLOWED` of the attempts that `live` returns, and `job_state`,
+    `max_runtime_s` and `runtime_used_s` of their jobs."""
     return session.connection().execute(_followed_columns()).all()
 
 
 @cache
 def _followed_columns() -> Select[Any]:
     c, jobs = AttemptRow.__table__.c, JobRow.__table__.c
-    query = select(*(c[name] for name in _FOLLOWED), jobs.state.label("job_state"))
+    of_job = (jobs.state.label("job_state"), jobs.max_runtime_s, jobs.runtime_used_s)
+    query = select(*(c[name] for name in _FOLLOWED), *of_job)
     query = query.join(JobRow.__table__, jobs.id == c.job_id).where(c.finished_at.is_(None))
     return query.order_by(c.created_at, c.job_id)
 

@@ -89,6 +89,17 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
     return found
 
 
+def replace_labels(session: Session, job_id: str, new: Mapping[str, str]) -> None:
+    session.execute(delete(JobLabelRow).where(JobLabelRow.job_id == job_id))
+    _insert_labels(session, job_id, new)
+
+
+def _insert_labels(session: Session, job_id: str, new: Mapping[str, str]) -> None:
+    if new:
+        rows = [{"job_id": job_id, "key": key, "value": value} for key, value in new.items()]
+        session.connection().execute(sql_insert(table_of(JobLabelRow)), rows)
+
+
 def tags(session: Session, job_ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the sorted tags of each of these jobs."""
     found: dict[str, list[str]] = {job_id: [] for job_id in job_ids}
@@ -169,9 +180,7 @@ def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None
     """Insert the columns of `row` that are set, without adding `row` to the session."""
     values = {name: value for name, value in vars(row).items() if name in _columns()}
     session.connection().execute(_insert(), [values])
-    if job_labels:
-        rows = [{"job_id": row.id, "key": key, "value": job_labels[key]} for key in job_labels]
-        session.connection().execute(sql_insert(table_of(JobLabelRow)), rows)
+    _insert_labels(session, row.id, job_labels)
 
 
 @cache

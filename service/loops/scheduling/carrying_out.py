@@ -87,6 +87,7 @@ class StoredDecisions(Stage):
             if isinstance(d, policy.Impossible | policy.Preempt | policy.Shrink)
         ]
         attempts, grace_s = seen.attempts, self._grace_s
+        requests = {job.job_id: job.request for job in seen.snapshot.queue}
 
         def work(session: Session, now: datetime) -> None:
             touch(session)  # jobs with an unchanged reason have not changed
@@ -95,6 +96,8 @@ class StoredDecisions(Stage):
             for decision in others:
                 which, reason = decision.job_id, decision.reason
                 if isinstance(decision, policy.Impossible):
+                    if not resizing.still_requests(session, which, requests[which]):
+                        continue  # its document has been changed
                     transitions.fail_impossible(session, which, reason, now)
                 elif isinstance(decision, policy.Preempt):
                     because = reason.message

@@ -148,7 +148,10 @@ class Starter(Stage):
 
 def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
     asked = job.request
-    return Wanted(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.roles)
+    return Wanted(
+        *(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.roles),
+        request_seen=asked,
+    )
 
 
 def saves_by_losses(document: Mapping[str, Any]) -> bool:

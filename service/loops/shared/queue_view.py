@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from dray.drills import DrillKind
 from dray.views import JobState
-from ray_workers.shared.commands import Command, Drill, Leave, Stop
+from ray_workers.shared.commands import Command, Drill, Leave, Limit, Stop
 from ray_workers.shared.contracts import RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
@@ -25,6 +25,7 @@ from service.db.repositories.scheduling import planned_jobs
 from service.domain.scheduling import policy
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
+from service.lifecycle.transitions import runtime_left_s
 from service.outlook.step_times import RunTimes
 from service.outlook.waiting_jobs import guess_s, left_s, limit_left_s, waited_s, waiting_jobs
 
@@ -118,10 +119,13 @@ def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
     `Stop`, and a group that is releasing all its slots is not resized."""
     if row.job_state is JobState.CANCELLING:
         return (Stop(),)
+    others: tuple[Command, ...] = (*drills,)
+    if row.limits:
+        others = (Limit(row.limits, runtime_left_s(row)), *drills)
     if row.preempt_grace_s is not None:
-        return Leave(row.preempt_grace_s), *drills
+        return Leave(row.preempt_grace_s), *others
     resize = resizing.granted(row) or resizing.recalled(row)
-    return (*drills,) if resize is None else (resize, *drills)
+    return others if resize is None else (resize, *others)
 
 
 def _live(

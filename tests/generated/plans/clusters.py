@@ -300,7 +300,7 @@ class Draw:
                 {"held": "ann"},
                 {"preparing": "its environment is being prepared"},
                 {"not_before": NOW + timedelta(seconds=self.dice.choice((5, 60)))},
-                {"after": (Dependency("job-0", False, "RUNNING"),)},
+                {"after": (Dependency("job-0", "end", "RUNNING"),)},
                 {"place": -job.seq},
             )
         )

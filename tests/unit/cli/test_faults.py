@@ -87,6 +87,10 @@ def test_jobs_are_asked_to_leave_and_what_fails_is_told(cli: Cli, server: LiveSe
     events = server.ask("GET", f"/v1/jobs/{last}/events").json()["items"]
     assert events[-1]["data"] == {"grace_s": 5.0}
     assert cli.json("preempt", first)["id"] == first
+    said = cli("preempt", last, "--hold")
+    assert said == f"{last} (RUNNING) was asked to release its slots, and will be held\n"
+    events = server.ask("GET", f"/v1/jobs/{last}/events").json()["items"]
+    assert events[-1]["code"] == "hold_asked"
 
 
 def test_hangs_are_shown_with_the_culprit_first(cli: Cli, server: LiveServer) -> None:

@@ -152,7 +152,7 @@ class Service:
         self.now = START
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
         self.queries = Queries(database, storage, database.signals, self.settings)
-        self.changes = JobChanges(database, clock=lambda: self.now)
+        self.changes = JobChanges(database, self.settings, clock=lambda: self.now)
         self.prices = PricesFile(self.settings.prices_file)
         self.queues = Queues(database, self.prices, clock=lambda: self.now)
         self.costs = Costs(database, self.prices, clock=lambda: self.now)

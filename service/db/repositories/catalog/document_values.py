@@ -61,6 +61,16 @@ def replace(session: Session, job_id: str, holder: str, own: Values) -> None:
     insert(session, holder, {job_id: own})
 
 
+def change(session: Session, job_id: str, changed: Values) -> None:
+    """Store the values of a job's document that have changed."""
+    if not changed:
+        return
+    c = DocumentValueRow
+    for some in in_chunks(sorted(changed), CHUNK):
+        session.connection().execute(delete(c).where(c.holder == job_id, c.pointer.in_(some)))
+    session.connection().execute(_insert(), _rows(job_id, changed))
+
+
 def drop(session: Session, job_ids: Collection[str]) -> None:
     """Delete the values of jobs, and of arrays that have no jobs left."""
     c = DocumentValueRow

@@ -17,7 +17,7 @@ _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
     *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
-    *("created_at", "silo_sources"),
+    *("created_at", "silo_sources", "bundle", "roles", "required_topology", "homes"),
 )
 """The columns of a job that are read when it claims slots."""
 
@@ -77,6 +77,7 @@ _PLANNED = (
     "not_before",
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
+    "array_index",
     *("kept_back_s", "kept_back_since", "preemptions"),
 )
 """The columns of a job that planning reads."""

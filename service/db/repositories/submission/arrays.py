@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import EventRow, JobLabelRow, JobRow
+from service.db.models import EventRow, JobLabelRow, JobRow, SweepRow
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.domain.ids import is_array_id
 
@@ -56,6 +56,15 @@ def first(session: Session, array_id: str) -> JobRow | None:
     return session.scalar(query.order_by(JobRow.array_index).limit(1))
 
 
+def size(session: Session, array_id: str) -> int | None:
+    """Return the number of jobs with which an array was submitted."""
+    c = JobRow.__table__.c
+    head = select(c.spec).where(c.array_id == array_id, c.array_head.is_not(None)).limit(1)
+    array = (session.scalar(head) or {}).get("array")
+    trials = select(SweepRow.num_trials).where(SweepRow.array_id == array_id)
+    return session.scalar(trials) if array is None else int(array["size"])
+
+
 def counts(session: Session, array_id: str) -> dict[JobState, int]:
     """Return the number of the array's jobs in each state. States without jobs are omitted."""
     query = (
@@ -76,12 +85,12 @@ def started(session: Session, array_id: str) -> list[str]:
 
 def cancel_unstarted(
     session: Session, units: Collection[str], *, code: str, message: str, now: datetime
-) -> list[Row[str, str | None, int]]:
+) -> list[Row[str, str | None, int | None, int]]:
     """Cancel the jobs in `units` (ids of jobs and arrays) that are waiting for their first attempt.
 
-    Returns (id, array_id, number of the event to add) of each cancelled job.
+    Returns (id, array_id, array_index, number of the event to add) of each cancelled job.
     """
-    changed: list[Row[str, str | None, int]] = []
+    changed: list[Row[str, str | None, int | None, int]] = []
     for which in by_unit(units):
         changed += session.execute(
             update(JobRow)
@@ -101,7 +110,7 @@ def cancel_unstarted(
                 held_by=None,
                 finished_at=now,
             )
-            .returning(JobRow.id, JobRow.array_id, JobRow.event_seq)
+            .returning(JobRow.id, JobRow.array_id, JobRow.array_index, JobRow.event_seq)
             .execution_options(synchronize_session=False)
         )
     return changed

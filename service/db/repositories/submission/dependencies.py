@@ -20,39 +20,70 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from dray.spec.ordering import Condition
 from dray.views import JobState
 from service.db.models import JobDependencyRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission.arrays import by_unit
+from service.domain.scheduling.rules.dependencies import Prerequisite, is_against
 from service.domain.states import STOPPED_EARLY
 
+UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
-def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
-    """Insert the dependencies of `waiter`. `after` contains pairs of the id of a job or array to
-    wait for, and whether this job or array must succeed."""
+
+def insert_all(session: Session, waiter: str, after: Iterable[Prerequisite]) -> None:
+    """Insert the dependencies of `waiter`."""
     rows = [
-        {"waiter": waiter, "after_id": after_id, "on_success": on_success}
-        for after_id, on_success in after
+        {
+            "waiter": waiter,
+            "after_id": one.id,
+            "on_success": one.on == "success",
+            "on_failure": one.on == "failure",
+            "each": one.each,
+        }
+        for one in after
     ]
     if rows:
         session.execute(insert(JobDependencyRow), rows)
 
 
-def all_open(session: Session) -> Sequence[Row[str, str, bool]]:
-    """Return (waiter, after_id, on_success) of all unsettled dependencies."""
-    return session.connection().execute(_all_open()).all()
+def all_open(session: Session) -> list[tuple[str, Prerequisite]]:
+    """Return all unsettled dependencies, each with its waiter."""
+    return [(row.waiter, _prerequisite(row)) for row in session.connection().execute(_all_open())]
+
+
+def _prerequisite(row: Row[Any]) -> Prerequisite:
+    on: Condition = "success" if row.on_success else "failure" if row.on_failure else "end"
+    return Prerequisite(row.after_id, on, row.each)
 
 
 @cache
-def _all_open() -> Select[str, str, bool]:
+def _all_open() -> Select[Any]:
     c = JobDependencyRow.__table__.c
-    return select(c.waiter, c.after_id, c.on_success).order_by(c.waiter, c.after_id)
+    names = ("waiter", "after_id", "on_success", "on_failure", "each")
+    return select(*(c[name] for name in names)).order_by(c.waiter, c.after_id)
+
+
+def waiters(session: Session, units: Collection[str]) -> set[str]:
+    """Return the jobs and arrays among `units` that wait for others as a whole."""
+    return {
+        waiter
+        for some in in_chunks(sorted(units), CHUNK)
+        for waiter in session.connection().execute(_waiters(), {"units": some}).scalars()
+    }
+
+
+@cache
+def _waiters() -> Select[str]:
+    c = JobDependencyRow.__table__.c
+    query = select(c.waiter).where(c.waiter.in_(bindparam("units", expanding=True)), ~c.each)
+    return query.distinct()
 
 
 def waiting_for(
     session: Session, job_ids: Sequence[str], array_ids: Collection[str]
-) -> list[tuple[str, str, bool]]:
-    """Return (waiter, after_id, on_success) of all dependencies on these jobs and arrays.
+) -> list[tuple[str, Prerequisite]]:
+    """Return all dependencies on these jobs and arrays, each with its waiter.
 
     The rows of dependencies on arrays remain locked. If two jobs of an array end at the same time,
     the second transaction waits for the lock, and can then see that the other job has ended.
@@ -61,14 +92,14 @@ def waiting_for(
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
     queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
     return [
-        (waiter, after_id, on_success)
+        (row.waiter, _prerequisite(row))
         for query, some in queries
-        for waiter, after_id, on_success in session.execute(query, {"after_ids": some})
+        for row in session.execute(query, {"after_ids": some})
     ]
 
 
 @cache
-def _waiting_for() -> Select[str, str, bool]:
+def _waiting_for() -> Select[Any]:
     return _all_open().where(
         JobDependencyRow.__table__.c.after_id.in_(bindparam("after_ids", expanding=True))
     )
@@ -84,6 +115,47 @@ def withdraw(session: Session, waiters: Iterable[str]) -> None:
     """Delete all dependencies of these jobs and arrays on other jobs and arrays."""
     for some in in_chunks(sorted(waiters), CHUNK):
         session.execute(delete(JobDependencyRow).where(JobDependencyRow.waiter.in_(some)))
+
+
+LOCK_OF_CHANGES = 0x61667465
+"""Key of the advisory lock of transactions that change the dependencies of stored jobs. Without the
+lock, two such transactions could close a circle together. A submission needs no lock, because no
+other job waits for a new job."""
+
+
+def lock_changes(session: Session) -> None:
+    """Wait for all other transactions that change dependencies of stored jobs. On SQLite, no other
+    transaction can write at the same time."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(LOCK_OF_CHANGES)))
+
+
+def chain(session: Session, first: str, last: str) -> list[str] | None:
+    """Return ids of jobs and arrays from `first` to `last`, each of which waits for the next; None
+    if `first` does not wait for `last`."""
+    j, d = JobRow.__table__.c, JobDependencyRow.__table__.c
+    reached_from: dict[str, str | None] = {first: None}
+    newest = [first]
+    while newest and last not in reached_from:
+        arrays = select(j.array_id, j.id).where(j.array_id.is_not(None))
+        waiters = {one: one for one in newest}
+        for some in in_chunks(newest, CHUNK):
+            waiters.update(session.execute(arrays.where(j.id.in_(some))).all())
+        waits = [
+            row
+            for some in in_chunks(sorted(waiters), CHUNK)
+            for row in session.execute(select(d.waiter, d.after_id).where(d.waiter.in_(some)))
+        ]
+        newest = [after for _, after in waits if after not in reached_from]
+        reached_from |= {after: waiters[by] for by, after in waits if after not in reached_from}
+    if last not in reached_from:
+        return None
+    found: list[str] = []
+    one: str | None = last
+    while one is not None:
+        found.append(one)
+        one = reached_from[one]
+    return found[::-1]
 
 
 def hold_unfinished(session: Session, ids: Collection[str]) -> None:
@@ -116,9 +188,36 @@ def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str
 
 def unfinished_arrays(session: Session, array_ids: Collection[str]) -> set[str]:
     """Return the ids of the given arrays that have unfinished jobs."""
-    if not array_ids:
-        return set()
     c = JobRow.__table__.c
-    query = select(c.array_id).where(c.array_id.in_(array_ids), c.finished_at.is_(None))
-    found: set[Any] = set(session.scalars(query.distinct()))
-    return found
+    # Search by state, because the index contains no `finished_at`: an array has up to 10,000 jobs,
+    # and this query is made whenever one of them ends.
+    one = select(c.id).where(c.array_id == bindparam("array_id"), c.state.in_(UNFINISHED)).limit(1)
+    return {each for each in array_ids if session.scalar(one, {"array_id": each}) is not None}
+
+
+def with_indices(session: Session, array_id: str, indices: Collection[int]) -> list[str]:
+    """Return the ids of the jobs with these indices in an array."""
+    c = JobRow.__table__.c
+    return [
+        job_id
+        for some in in_chunks(sorted(indices), CHUNK)
+        for job_id in session.scalars(
+            select(c.id).where(c.array_id == array_id, c.array_index.in_(some))
+        )
+    ]
+
+
+def is_unfinished(session: Session, array_id: str, *, index: int) -> bool:
+    """Whether the job with this index in an array has not ended."""
+    c = JobRow.__table__.c
+    query = select(c.state).where(c.array_id == array_id, c.array_index == index)
+    return session.scalar(query) in UNFINISHED
+
+
+def ended_against(session: Session, array_id: str, on: Condition) -> dict[int | None, JobState]:
+    """Return the states of those jobs of an array that ended otherwise than required, by their
+    indices."""
+    c = JobRow.__table__.c
+    states = [state for state in JobState if state.is_terminal and is_against(state, on)]
+    query = select(c.array_index, c.state).where(c.array_id == array_id, c.state.in_(states))
+    return {row.array_index: row.state for row in session.execute(query)}

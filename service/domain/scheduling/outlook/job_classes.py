@@ -65,9 +65,10 @@ class JobClasses:
         return job
 
     def resolve(self, ended: Collection[str]) -> None:
-        """Remove ended jobs and arrays from the dependencies of the waiting jobs."""
+        """Remove ended jobs and arrays from the dependencies of the waiting jobs. Jobs are assumed
+        to succeed, so jobs that wait for a failure never start."""
         for job in [job for job in self._jobs.values() if job.after]:
-            left = tuple(one for one in job.after if one.id not in ended)
+            left = tuple(one for one in job.after if one.id not in ended or one.on == "failure")
             if len(left) < len(job.after):
                 self.add(replace(job, after=left), self._positions[job.job_id])
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
+from dray.spec.ordering import Condition
 from dray.views import JobState
 
 MAX_NAMED = 3
@@ -21,15 +23,43 @@ class Prospect(StrEnum):
     """The dependency can no longer be satisfied."""
 
 
-def prospect(states: Collection[JobState], *, on_success: bool) -> Prospect:
+class Prerequisite(NamedTuple):
+    """A job or array for which another job or array waits."""
+
+    id: str
+    on: Condition
+    each: bool = False
+    """Whether each job of an array waits only for the job with the same index."""
+
+
+BAD = frozenset({JobState.FAILED, JobState.CANCELLED})
+
+
+def prospect(states: Collection[JobState], on: Condition) -> Prospect:
     """Return the state of a dependency on jobs with these states: one job, or all jobs of an
     array."""
-    ended_badly = {JobState.FAILED, JobState.CANCELLED} & set(states)
-    if on_success and ended_badly:
+    ended_badly = BAD & set(states)
+    if on == "success" and ended_badly:
         return Prospect.NEVER
-    if all(state.is_terminal for state in states):
-        return Prospect.SATISFIED
-    return Prospect.OPEN
+    if not all(state.is_terminal for state in states):
+        return Prospect.OPEN
+    return Prospect.NEVER if on == "failure" and not ended_badly else Prospect.SATISFIED
+
+
+def is_against(state: JobState, on: Condition) -> bool:
+    """Whether a job that ended in this state rules out the condition."""
+    return state in BAD if on == "success" else on == "failure" and state not in BAD
+
+
+def each_prospect(states: Collection[JobState], on: Condition) -> Prospect:
+    """Like `prospect`, for arrays whose jobs wait for each other one by one. Returns NEVER only if
+    none of the waiting jobs can start, and OPEN if some of them can never start."""
+    if not all(state.is_terminal for state in states):
+        return Prospect.OPEN
+    against = [is_against(state, on) for state in states]
+    if all(against):
+        return Prospect.NEVER
+    return Prospect.OPEN if any(against) else Prospect.SATISFIED
 
 
 @dataclass(frozen=True)
@@ -37,27 +67,36 @@ class Dependency:
     """An unfinished job or array for which another job waits."""
 
     id: str
-    on_success: bool
+    on: Condition
     is_now: str
     """The state of the job. For an array, the number of its jobs that have not ended."""
 
 
 def waits_for(after: Sequence[Dependency]) -> str:
     """Return why a job with these dependencies does not start."""
-    shown = [
-        f"the {'success' if one.on_success else 'end'} of {one.id} ({one.is_now})"
-        for one in after[:MAX_NAMED]
-    ]
+    shown = [f"the {one.on} of {one.id} ({one.is_now})" for one in after[:MAX_NAMED]]
     if len(after) > MAX_NAMED:
         shown.append(f"and {len(after) - MAX_NAMED} more")
     return f"waits for {', '.join(shown)}"
 
 
 def never_satisfied(after: str, failed: str, state: JobState) -> str:
-    """Return why a job that depends on the success of a job or array is cancelled."""
+    """Return why a job that depends on the success of a job or array is cancelled. If `state` is
+    SUCCEEDED, the job depends on the failure instead."""
+    if state is JobState.SUCCEEDED:
+        which = "which" if after == failed else "all jobs of which"
+        return f"depends on the failure of {after}, {which} succeeded"
     ended = "failed" if state is JobState.FAILED else "was cancelled"
     which = "which" if after == failed else f"of which {failed}"
     return f"depends on the success of {after}, {which} {ended}"
+
+
+def never_satisfied_each(after: str, state: JobState) -> str:
+    """Return why a job of an array is cancelled that depends on the job with the same index in the
+    array `after`."""
+    on = "failure" if state is JobState.SUCCEEDED else "success"
+    ended = "was cancelled" if state is JobState.CANCELLED else str(state).lower()
+    return f"depends on the {on} of the job with the same index in {after}, which {ended}"
 
 
 @dataclass(frozen=True)

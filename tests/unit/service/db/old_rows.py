@@ -94,7 +94,7 @@ def rows_that_are_read(
         models.DocumentValueRow,
         {"holder": JOB, "pointer": "/train/seed", "number": 1.0, "text": None},
     )
-    dependency = {"waiter": WAITING, "after_id": "array-1", "on_success": True}
+    dependency = {"waiter": "array-2", "after_id": "array-1", "on_success": True}
     yield models.JobDependencyRow, dependency
     sweep = {"array_id": "array-1", "sweep": {"metric": "x"}, "base": {"a": 1}, "num_trials": 2}
     yield models.SweepRow, sweep

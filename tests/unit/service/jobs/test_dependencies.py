@@ -62,7 +62,9 @@ async def test_a_job_waits_for_the_success_of_another_and_then_starts(service: S
     service.end(first, 1)
     assert starts(service, second)
     assert num_open(service) == 0
-    assert (await service.jobs.get(second)).spec["after"] == [{"job": first, "on": "success"}]
+    assert (await service.jobs.get(second)).spec["after"] == [
+        {"job": first, "on": "success", "each": False}
+    ]
 
 
 async def test_a_job_waits_for_all_that_it_names(service: Service) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from dray.drills import DrillKind, DrillState
-from ray_workers.shared.commands import Drill
+from ray_workers.shared.commands import Drill, Limit
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, Frame, FrameKind, Outcome
 from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
 from ray_workers.supervision.fault_injection import FaultInjector
@@ -228,3 +228,16 @@ async def test_the_rank_that_the_others_lost_has_time_to_report_why() -> None:
     assert not watching.done()
     group.end(1, 1)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None
+
+
+async def test_a_new_limit_of_the_running_time_replaces_the_first() -> None:
+    group = Standing(SCRIPT["resources"]["num_workers"])
+    monitor = monitor_of({**SCRIPT, "max_runtime_s": 600}, group, Reports())
+    watching = asyncio.ensure_future(monitor.watch())
+    await asyncio.sleep(0)
+    monitor.running_time.set_limit(Limit(2, 0.05))
+    monitor.running_time.set_limit(Limit(1, None))  # an older command arrives late
+    outcome = await watching
+    assert outcome is not None
+    assert outcome.cause is Cause.RUNTIME_EXCEEDED
+    assert outcome.message == "reached max_runtime_s after 0.05 s in this attempt"

@@ -176,7 +176,7 @@ def test_the_types_count_the_nodes_that_are_there() -> None:
     [
         {"held": "ann"},
         {"queue": "full"},
-        {"after": (Dependency("job-1", True, "RUNNING"),)},
+        {"after": (Dependency("job-1", "success", "RUNNING"),)},
         {"not_before": NOW + timedelta(minutes=1)},
         {"preparing": "its environment is being prepared"},
     ],

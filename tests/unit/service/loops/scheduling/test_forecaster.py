@@ -107,7 +107,7 @@ async def test_a_held_job_is_told_that_nobody_knows_when_it_starts(world: World)
     first = await world.submit(runtime, "waits", workers=4)
     await comes_to(runtime, first, JobState.RUNNING)
     second = await world.submit(runtime)
-    await JobChanges(runtime.database).change(second, JobChangeRequest(held=True))
+    await JobChanges(runtime.database, runtime.settings).change(second, JobChangeRequest(held=True))
 
     async def says_so() -> bool:
         start = (await runtime.queries.explain(second)).start

@@ -21,7 +21,7 @@ async def _set(runtime: Runtime, name: str, **rules: object) -> None:
 
 async def _change(runtime: Runtime, job_id: str, **changes: object) -> None:
     wanted = JobChangeRequest.model_validate(changes)
-    await JobChanges(runtime.database).change(job_id, wanted, actor="ann")
+    await JobChanges(runtime.database, runtime.settings).change(job_id, wanted, actor="ann")
 
 
 async def test_a_limit_that_is_raised_lets_the_next_job_start(world: World) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dray.requests import JobChangeRequest
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.commands import Command
@@ -14,6 +15,7 @@ from ray_workers.shared.contracts import Phase
 from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import AttemptRef
 from service.db.models import LogChunkRow
+from service.jobs.changes import JobChanges
 from tests.fakes.attempt import FakeRank
 from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
@@ -353,6 +355,17 @@ async def test_a_job_past_its_running_time_fails(world: World) -> None:
     job_id = await world.submit(runtime, "waits", max_runtime_s=1, max_retries=5)
     job = await comes_to(runtime, job_id, JobState.FAILED)
     assert (job.reason.code, job.attempt) == ("runtime_exceeded", 1)
+
+
+async def test_the_running_time_of_a_running_job_is_lowered(world: World) -> None:
+    runtime = await world.open()
+    job_id = await world.submit(runtime, "waits", max_runtime_s=600)
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    changes = JobChanges(runtime.database, runtime.settings)
+    wanted = JobChangeRequest.model_validate({"document": {"max_runtime_s": 2}})
+    await changes.change(job_id, wanted)
+    job = await comes_to(runtime, job_id, JobState.FAILED)
+    assert job.reason.code == "runtime_exceeded"
 
 
 async def test_while_the_storage_is_full_waiting_jobs_wait_and_running_ones_go_on(

@@ -174,7 +174,7 @@ def _waiting(draw: random.Random, name: str, seq: int, shares: bool) -> WaitingJ
         queue=draw.choice(QUEUES),
         owner=draw.choice(OWNERS),
         held="ann" if draw.random() < 0.1 else None,
-        after=(Dependency("r-x", False, "RUNNING"),) if draw.random() < 0.05 else (),
+        after=(Dependency("r-x", "end", "RUNNING"),) if draw.random() < 0.05 else (),
         array=ArrayLimit("array", 1) if draw.random() < 0.1 else None,
     )
 

@@ -134,8 +134,8 @@ def test_a_job_that_no_node_could_hold_has_no_time_and_says_why() -> None:
 
 def test_a_job_starts_after_the_jobs_and_arrays_that_it_waits_for() -> None:
     queue = [
-        waits("second", after=(Dependency("first", True, "QUEUED"),)),
-        waits("last", after=(Dependency("array-1", False, "2 of its jobs have not ended"),)),
+        waits("second", after=(Dependency("first", "success", "QUEUED"),)),
+        waits("last", after=(Dependency("array-1", "end", "2 of its jobs have not ended"),)),
     ]
     running = [
         runs("first", {"n": 1}, 60.0),
@@ -146,8 +146,22 @@ def test_a_job_starts_after_the_jobs_and_arrays_that_it_waits_for() -> None:
     assert (in_s(found, "second"), in_s(found, "last")) == (60.0, 90.0)
 
 
+def test_a_job_after_a_failure_has_no_time_because_jobs_are_assumed_to_succeed() -> None:
+    after = (Dependency("first", "failure", "RUNNING"),)
+    queue = [waits("repair", after=after), waits("other")]
+    found = starts(queue, [runs("first", {"n": 1}, 60.0)])
+    why = found["repair"].why
+    assert found["repair"].at is None
+    assert why is not None
+    assert (why.code, why.message) == (
+        "waiting_for_jobs",
+        "waits for the failure of first (RUNNING)",
+    )
+    assert found["other"].at is not None
+
+
 def test_a_job_after_one_that_is_held_has_no_time() -> None:
-    after = (Dependency("first", True, "QUEUED"),)
+    after = (Dependency("first", "success", "QUEUED"),)
     found = starts([waits("first", held="ann"), waits("second", after=after)], [])
     assert found["second"].at is None
     why = found["second"].why
@@ -219,7 +233,7 @@ def test_a_job_that_has_left_its_slots_still_ends_within_its_limit() -> None:
     queue = [
         waits("high", 2, priority=60, left_s=100.0),
         waits("wide", 4, priority=55, left_s=100.0),
-        waits("then", after=(Dependency("low", True, "RUNNING"),), ends_within_s=60.0),
+        waits("then", after=(Dependency("low", "success", "RUNNING"),), ends_within_s=60.0),
     ]
     low = runs("low", {"n": 2}, 300.0, priority=10, ends_within_s=400.0)
     stays = runs("stays", {"n": 2}, 10 * HOUR, priority=90)
@@ -243,7 +257,7 @@ def test_what_is_kept_of_an_array_is_bounded_and_jobs_after_it_wait_for_all_of_i
     members = [waits(f"m{n}", array=limit, seq=n) for n in range(1000)]
     names = [job.job_id for job in members]
     there = situation(
-        [*members, waits("after", after=(Dependency("array-1", True, "QUEUED"),))],
+        [*members, waits("after", after=(Dependency("array-1", "success", "QUEUED"),))],
         [runs("m-runs", {"n": 1})],
         arrays=dict.fromkeys([*names, "m-runs"], "array-1"),
     )

@@ -122,7 +122,7 @@ class Cluster(RuleBasedStateMachine):
         name = f"job-{self.num_submitted}"
         after: tuple[Dependency, ...] = ()
         if submit["after"] and "job-0" in self.jobs:
-            after = (Dependency("job-0", False, "RUNNING"),)
+            after = (Dependency("job-0", "end", "RUNNING"),)
         hours = submit["hours"]
         self.jobs[name] = Modelled(
             WaitingJob(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dray.spec.ordering import Condition
 from dray.views import JobState
 from service.domain.scheduling.policy import (
     Decision,
@@ -21,7 +22,7 @@ from service.domain.scheduling.policy.round import Round
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prospect, prospect
 from tests.unit.service.domain.scheduling.policy.test_policy import NOW, job, node, started
 
-FIRST = Dependency("job-1", on_success=True, is_now="RUNNING")
+FIRST = Dependency("job-1", on="success", is_now="RUNNING")
 
 
 def decide(
@@ -100,22 +101,28 @@ Q, R, S, F, C = (
 
 
 @pytest.mark.parametrize(
-    ("states", "on_success", "then"),
+    ("states", "on", "then"),
     [
-        ({Q}, True, Prospect.OPEN),
-        ({JobState.CANCELLING}, True, Prospect.OPEN),
-        ({S}, True, Prospect.SATISFIED),
-        ({F}, True, Prospect.NEVER),
-        ({C}, True, Prospect.NEVER),
-        ({C}, False, Prospect.SATISFIED),
-        ({S, R}, True, Prospect.OPEN),
-        ({F, R}, True, Prospect.NEVER),
-        ({F, R}, False, Prospect.OPEN),
-        ({F, S}, False, Prospect.SATISFIED),
+        ({Q}, "success", Prospect.OPEN),
+        ({JobState.CANCELLING}, "success", Prospect.OPEN),
+        ({S}, "success", Prospect.SATISFIED),
+        ({F}, "success", Prospect.NEVER),
+        ({C}, "success", Prospect.NEVER),
+        ({C}, "end", Prospect.SATISFIED),
+        ({S, R}, "success", Prospect.OPEN),
+        ({F, R}, "success", Prospect.NEVER),
+        ({F, R}, "end", Prospect.OPEN),
+        ({F, S}, "end", Prospect.SATISFIED),
+        ({F}, "failure", Prospect.SATISFIED),
+        ({C}, "failure", Prospect.SATISFIED),
+        ({S}, "failure", Prospect.NEVER),
+        ({S, R}, "failure", Prospect.OPEN),
+        ({F, R}, "failure", Prospect.OPEN),
+        ({F, S}, "failure", Prospect.SATISFIED),
     ],
 )
-def test_how_a_dependency_stands(states: set[JobState], on_success: bool, then: Prospect) -> None:
-    assert prospect(states, on_success=on_success) is then
+def test_how_a_dependency_stands(states: set[JobState], on: Condition, then: Prospect) -> None:
+    assert prospect(states, on) is then
 
 
 def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,10 @@ class Drawn:
             facts["held"] = "ann"
         elif self._chance(0.06):
             names = dice.sample(["r0", "r1", "gone", "array-1", "other"], dice.randint(1, 5))
-            facts["after"] = tuple(Dependency(n, self._chance(0.5), "RUNNING") for n in names)
+            facts["after"] = tuple(
+                Dependency(n, self._dice.choice(("success", "end", "failure")), "RUNNING")
+                for n in names
+            )
         elif self._chance(0.1):
             facts["not_before"] = NOW + timedelta(seconds=dice.choice((-5, 5, 120)))
         elif self._chance(0.05):

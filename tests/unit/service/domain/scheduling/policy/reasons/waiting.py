@@ -21,14 +21,14 @@ def held(claims: Claims, decision: Decision, who: str, name: str) -> None:
     assert name == decision.job_id
 
 
-@says(r"waits for (the (?:end|success) of .*)")
+@says(r"waits for (the (?:end|success|failure) of .*)")
 def after_others(claims: Claims, decision: Decision, words: str) -> None:
     after = claims.waiting[decision.job_id].after
     words, _, more = words.partition(", and ")
-    named = re.findall(r"the (end|success) of (\S+) \((\S+)\)", words)
+    named = re.findall(r"the (end|success|failure) of (\S+) \((\S+)\)", words)
     assert len(named) + int(more.removesuffix(" more") or 0) == len(after)
     for one, (what, name, state) in zip(after, named, strict=False):
-        assert (what == "success", name, state) == (one.on_success, one.id, one.is_now)
+        assert (what, name, state) == (one.on, one.id, one.is_now)
 
 
 @says(r"waits to be retried at (\d\d:\d\d:\d\d) UTC")
