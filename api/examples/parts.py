@@ -45,6 +45,8 @@ JOB: Mapping[str, Any] = {
     "queue": "default",
     "priority": 50,
     "held_by": None,
+    "begin_at": None,
+    "deadline": "2026-11-21T18:00:00Z",
     "spec": {"version": 1, **DOCUMENT},
     "array_id": None,
     "array_index": None,

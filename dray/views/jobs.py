@@ -101,6 +101,10 @@ class Job(View):
     priority: int
     held_by: str | None = None
     """Name of the user who put the waiting job on hold. A held job does not start."""
+    begin_at: datetime | None = None
+    """The time before which the job does not start; unset if it had passed at submission."""
+    deadline: datetime | None = None
+    """The time at which the job is cancelled if it has not ended."""
     spec: dict[str, Any]
     array_id: str | None = None
     """Id of the job's array. Unset, like `array_index`, if the job is not part of an array."""

@@ -78,6 +78,8 @@ def _job(
         queue=row.queue,
         priority=row.priority,
         held_by=row.held_by,
+        begin_at=row.begin_at,
+        deadline=row.deadline,
         spec=shown(row.spec),
         array_id=row.array_id,
         array_index=row.array_index,

@@ -94,6 +94,8 @@ def claim(
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
             continue
+        if row.begin_at is not None and row.begin_at > now:
+            continue
         if parameters.get(row.id, {}) is None:
             continue
         found = _check(row)

@@ -40,6 +40,7 @@ def waiting_job(
         place=job.rank or 0,
         after=after,
         array=None if limit is None else ArrayLimit(job.array_id, limit),
+        begins_at=job.begin_at if job.begin_at and job.begin_at > now else None,
     )
 
 

@@ -78,6 +78,13 @@ def submit(
             metavar="JOB", help="Start once this job or array has ended, successfully or not."
         ),
     ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Don't start before this time, such as 'tomorrow 08:00' or now+2hours.",
+        ),
+    ] = None,
     array: Annotated[
         int | None,
         typer.Option(min=1, help="Submit an array of this many jobs."),
@@ -155,6 +162,7 @@ def submit(
         "script.guesses": False if no_guesses else None,
         "array.size": array,
         "array.max_running": max_running,
+        "begin_at": _moment(begin, "--begin"),
     }
     given = [(field, value) for field, value in shortcuts.items() if value is not None]
     document = apply_settings(with_fields(document, given), settings or [])
@@ -185,6 +193,22 @@ def submit(
             watch_job(client, job.id, as_json)
         else:
             write_json(job) if as_json else _report(client, job)
+
+
+def _moment(text: str | None, option: str) -> str | None:
+    """Return the time that an option specifies, in the form of the job document. Times without an
+    offset are local times of this machine."""
+    from datetime import datetime
+
+    from dray.input.times import SystemZone, from_words
+
+    if text is None:
+        return None
+    try:
+        found = from_words(text, datetime.now().astimezone(), SystemZone(), "this time zone")
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    return found.replace(microsecond=0).isoformat()
 
 
 def send(
@@ -295,7 +319,7 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     """Return the document for running the job `reference` again, and a display name. Omits `after`,
-    `array`, `sweep` and the values that only a trial's program gets. `args` replace arguments of
+    `array`, `sweep`, the times and the values that only a trial's program gets. `args` replace arguments of
     the same name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
@@ -304,7 +328,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     with connect() as client:
         job = client.get(read_job(client, reference))
         values = _trial_values(client, job)
-    left_out = ("array", "sweep", "after")
+    left_out = ("array", "sweep", "after", "begin_at", "deadline")
     document = {name: value for name, value in job.spec.items() if name not in left_out}
     script = document.get("script")
     if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):

@@ -175,6 +175,8 @@ def show_job(job: views.Job) -> None:
         ("reason", f"{job.reason.message} ({job.reason.code})"),
         *(("warning", warning.message) for warning in job.warnings),
         ("queue", _queue_position(job)),
+        *([] if job.begin_at is None else [("begins", job.begin_at)]),
+        *([] if job.deadline is None else [("deadline", job.deadline)]),
         ("attempt", job.attempt),
         ("workers", job.world_size),
         *([("ranks", ranks)] if ranks else []),

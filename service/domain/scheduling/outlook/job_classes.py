@@ -39,7 +39,8 @@ class JobClasses:
         self._positions: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
         self._classes: dict[ClassKey, list[tuple[int, str]]] = {}
-        """(position, id) of the jobs without open dependencies, in order of their positions."""
+        """(position, id) of the jobs without open dependencies whose begin time has passed, in order
+        of their positions."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
         """Numbers of jobs that `heads` left out, keyed by the id of the job just before them in
@@ -55,7 +56,7 @@ class JobClasses:
     def add(self, job: WaitingJob, position: int = 0) -> None:
         self._jobs[job.job_id] = job
         self._positions[job.job_id] = position
-        if not job.after:
+        if not job.after and job.begins_at is None:
             bisect.insort(self._classes.setdefault(self._key_of(job), []), (position, job.job_id))
 
     def remove(self, job_id: str) -> WaitingJob:
@@ -70,6 +71,19 @@ class JobClasses:
             left = tuple(one for one in job.after if one.id not in ended)
             if len(left) < len(job.after):
                 self.add(replace(job, after=left), self._positions[job.job_id])
+
+    def begin(self, since: datetime, now: datetime) -> None:
+        """Let jobs start whose begin time has passed. They have not waited between `since` and
+        their begin time."""
+        for job in [job for job in self._jobs.values() if job.begins_at is not None]:
+            if job.begins_at is not None and job.begins_at <= now:
+                waited_s = job.waited_s - (job.begins_at - since).total_seconds()
+                begun = replace(job, begins_at=None, waited_s=waited_s)
+                self.add(begun, self._positions[job.job_id])
+
+    def begins_at(self, job_id: str) -> datetime | None:
+        """Return the begin time of a waiting job, if it has not passed."""
+        return self._jobs[job_id].begins_at if job_id in self._jobs else None
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
         """Return the first jobs of each class: all jobs that could start on the free resources, and
@@ -101,7 +115,9 @@ class JobClasses:
                 return
 
     def not_before(self) -> list[datetime]:
-        return [job.not_before for job in self._jobs.values() if job.not_before is not None]
+        """Return the times before which some of the jobs do not start."""
+        times = (time for job in self._jobs.values() for time in (job.not_before, job.begins_at))
+        return [time for time in times if time is not None]
 
     def _largest_of(self, sort: _Sort) -> int:
         """Return how many workers of this kind fit on the largest node."""

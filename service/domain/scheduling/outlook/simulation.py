@@ -36,6 +36,7 @@ from service.domain.scheduling.placement.slots import (
     free_again,
 )
 from service.domain.scheduling.policy import WaitingJob
+from service.domain.scheduling.rules import times
 from service.domain.scheduling.rules.dependencies import waits_for
 from service.domain.scheduling.rules.eviction import RunningJob, leftover
 from service.domain.scheduling.rules.limits import HELD, held_message
@@ -331,6 +332,7 @@ class Simulation:
         over.update(array for array in arrays if not self._unfinished[array])
         if over:
             self._classes.resolve(over)
+        self._classes.begin(self._began, moment)
 
     def _leaves(self, active: _Active) -> bool:
         """Release the job's slots. Returns whether the job has ended."""
@@ -383,6 +385,10 @@ class Simulation:
         held = self._held.get(job_id)
         if held is not None:
             return Expected(None, Reason(HELD, held_message(held, job_id)))
+        begins_at = self._classes.begins_at(job_id)
+        if begins_at is not None:
+            reason = Reason(times.BEGINS_AT, times.begins(begins_at))
+            return Expected(None, reason, not_before=begins_at)
         if is_cut_off:
             passed_s = (self._now - self._began).total_seconds()
             message = f"the forecast covers only the next {passed_s / 3600:.3g} hours"

@@ -14,6 +14,7 @@ from service.domain.scheduling.outlook.job_classes import JobClasses
 from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import WaitingJob
+from service.domain.scheduling.policy.ranking import is_kept_back
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Tier, UserStanding
@@ -114,7 +115,7 @@ class Situation:
         return replace(self, snapshot=replace(self.snapshot, queue=queue))
 
     def _accounts(self) -> frozenset[Account]:
-        could = (job for job in self.snapshot.queue if not job.held and not job.after)
+        could = (job for job in self.snapshot.queue if not is_kept_back(job, ()))
         there: tuple[WaitingJob | RunningJob, ...] = (*self.snapshot.running, *could)
         return self.accounts | {(job.queue, job.owner) for job in there}
 
