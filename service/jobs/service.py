@@ -39,7 +39,7 @@ from service.domain.scheduling.placement import slots
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
-from service.lifecycle import dependencies
+from service.lifecycle import deadlines, dependencies
 from service.lifecycle.transitions import move
 from service.nodes.node_table import refuse_missing_precision
 from service.outlook.answers import Answers
@@ -207,6 +207,7 @@ class Jobs:
         request = new_jobs.with_pinned_nodes(slots.request_of_job(spec), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
+        deadlines.refuse_missed(spec, now)
         new_jobs.refuse_impossible(session, spec, request, self._settings)
         for one in submitting.with_each_precision(spec):
             refuse_missing_precision(session, one)

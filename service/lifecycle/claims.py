@@ -40,6 +40,7 @@ from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
+from service.domain.scheduling.rules.times import latest_start
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots, moves, resizing
 from service.lifecycle.transitions import announce, changes_of, move, runtime_left_s, state_event
@@ -94,7 +95,8 @@ def claim(
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
             continue
-        if row.begin_at is not None and row.begin_at > now:
+        start_by = latest_start(row)
+        if (row.begin_at and row.begin_at > now) or (start_by and start_by <= now):
             continue
         if parameters.get(row.id, {}) is None:
             continue

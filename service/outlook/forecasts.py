@@ -70,7 +70,7 @@ class Facts:
             return TimeLeft(*((at - now).total_seconds() for at in (end.earliest, end.latest)))
         earlier_s = self.earlier.get(Kind(job.owner, job.name, job.num_workers), ())
         found = ranges.by_earlier_runs(earlier_s, job.runtime_used_s + ran_s)
-        limit_s = limit_left_s(job, job.runtime_used_s + ran_s)
+        limit_s = limit_left_s(job, job.runtime_used_s + ran_s, now)
         return TimeLeft(0.0, limit_s) if found is None and limit_s is not None else found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.rules.times import latest_start
 from service.lifecycle import resizing
 from service.outlook.resubmitting import NEWEST_SEQ
 from service.outlook.step_times import Kind, RunTimes
@@ -33,13 +34,14 @@ def waiting_job(
         guess_s=guess_s(job, job.runtime_used_s, runs),
         waited_s=waited_s(job, now),
         yields=job.yields,
-        ends_within_s=limit_left_s(job, job.runtime_used_s),
+        ends_within_s=limit_left_s(job, job.runtime_used_s, now),
         queue=job.queue,
         owner=job.owner,
         held=job.held_by,
         place=job.rank or 0,
         after=after,
         array=None if limit is None else ArrayLimit(job.array_id, limit),
+        start_by=latest_start(job),
         begins_at=job.begin_at if job.begin_at and job.begin_at > now else None,
     )
 
@@ -65,10 +67,12 @@ def left_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:
     return forecast.seconds_left(share_done, ran_s, earlier_s)
 
 
-def limit_left_s(job: Any, ran_s: float) -> float | None:
-    """Return the seconds until a job that has run for `ran_s` reaches its limit; None if it has no
-    limit."""
-    return None if job.max_runtime_s is None else max(0.0, job.max_runtime_s - ran_s)
+def limit_left_s(job: Any, ran_s: float, now: datetime) -> float | None:
+    """Return the seconds until a job that has run for `ran_s` reaches its limit or its deadline if
+    it continues now; None if it has neither."""
+    left = [] if job.max_runtime_s is None else [job.max_runtime_s - ran_s]
+    left += [] if job.deadline is None else [(job.deadline - now).total_seconds()]
+    return max(0.0, min(left)) if left else None
 
 
 def guess_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:

@@ -85,6 +85,12 @@ def submit(
             help="Don't start before this time, such as 'tomorrow 08:00' or now+2hours.",
         ),
     ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Cancel the job if it has not ended at this time; like --begin."
+        ),
+    ] = None,
     array: Annotated[
         int | None,
         typer.Option(min=1, help="Submit an array of this many jobs."),
@@ -163,6 +169,7 @@ def submit(
         "array.size": array,
         "array.max_running": max_running,
         "begin_at": _moment(begin, "--begin"),
+        "deadline": _moment(deadline, "--deadline"),
     }
     given = [(field, value) for field, value in shortcuts.items() if value is not None]
     document = apply_settings(with_fields(document, given), settings or [])

@@ -38,6 +38,8 @@ class JobClasses:
         self._nodes = list(nodes)
         self._positions: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
+        self._timed: dict[str, WaitingJob] = {}
+        """The jobs that can't start before a time, or after it."""
         self._classes: dict[ClassKey, list[tuple[int, str]]] = {}
         """(position, id) of the jobs without open dependencies whose begin time has passed, in order
         of their positions."""
@@ -55,12 +57,18 @@ class JobClasses:
 
     def add(self, job: WaitingJob, position: int = 0) -> None:
         self._jobs[job.job_id] = job
+        self._timed.pop(job.job_id, None)
+        if job.not_before or job.begins_at or job.start_by:
+            self._timed[job.job_id] = job
         self._positions[job.job_id] = position
         if not job.after and job.begins_at is None:
             bisect.insort(self._classes.setdefault(self._key_of(job), []), (position, job.job_id))
 
     def remove(self, job_id: str) -> WaitingJob:
         job = self._jobs.pop(job_id)
+        self._timed.pop(job_id, None)
+        if job.after or job.begins_at is not None:
+            return job
         job_class = self._classes[self._key_of(job)]
         del job_class[bisect.bisect_left(job_class, (self._positions[job_id], job_id))]
         return job
@@ -75,11 +83,16 @@ class JobClasses:
     def begin(self, since: datetime, now: datetime) -> None:
         """Let jobs start whose begin time has passed. They have not waited between `since` and
         their begin time."""
-        for job in [job for job in self._jobs.values() if job.begins_at is not None]:
+        for job in list(self._timed.values()):
             if job.begins_at is not None and job.begins_at <= now:
                 waited_s = job.waited_s - (job.begins_at - since).total_seconds()
                 begun = replace(job, begins_at=None, waited_s=waited_s)
                 self.add(begun, self._positions[job.job_id])
+
+    def expired(self, now: datetime) -> list[WaitingJob]:
+        """Return the jobs that can no longer start because of their deadlines."""
+        timed = self._timed.values()
+        return [job for job in timed if job.start_by is not None and job.start_by <= now]
 
     def begins_at(self, job_id: str) -> datetime | None:
         """Return the begin time of a waiting job, if it has not passed."""
@@ -116,7 +129,7 @@ class JobClasses:
 
     def not_before(self) -> list[datetime]:
         """Return the times before which some of the jobs do not start."""
-        times = (time for job in self._jobs.values() for time in (job.not_before, job.begins_at))
+        times = (time for job in self._timed.values() for time in (job.not_before, job.begins_at))
         return [time for time in times if time is not None]
 
     def _largest_of(self, sort: _Sort) -> int:

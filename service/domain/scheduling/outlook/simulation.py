@@ -41,6 +41,7 @@ from service.domain.scheduling.rules.dependencies import waits_for
 from service.domain.scheduling.rules.eviction import RunningJob, leftover
 from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.states import DEADLINE_PASSED
 
 LEAVING_S = 15.0
 """Seconds that a job takes to release its slots after it was asked to do so."""
@@ -333,6 +334,11 @@ class Simulation:
         if over:
             self._classes.resolve(over)
         self._classes.begin(self._began, moment)
+        for job in self._classes.expired(moment):
+            self._classes.remove(job.job_id)
+            if job.start_by is not None:
+                reason = Reason(DEADLINE_PASSED, times.missed(job.start_by))
+                self._record(job.job_id, Expected(None, reason))
 
     def _leaves(self, active: _Active) -> bool:
         """Release the job's slots. Returns whether the job has ended."""

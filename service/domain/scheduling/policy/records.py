@@ -52,6 +52,8 @@ class WaitingJob:
     """Jobs and arrays that must end before the job starts. Until these jobs and arrays end, the job
     neither takes nor reserves slots."""
     array: ArrayLimit | None = None
+    start_by: datetime | None = None
+    """The time at which the job is cancelled if it has not started, because of its deadline."""
     begins_at: datetime | None = None
     """The time, in the future, before which the job neither takes nor reserves slots."""
 
