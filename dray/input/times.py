@@ -83,7 +83,8 @@ def localised(local: datetime, zone: tzinfo, where: str) -> datetime:
     """
     early, late = (_with_offset(local.replace(tzinfo=zone, fold=fold)) for fold in (0, 1))
     before, after = early.utcoffset(), late.utcoffset()
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     if before == after:
         return early
     shown = local.isoformat()

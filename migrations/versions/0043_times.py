@@ -1,4 +1,4 @@
-"""Times at which jobs begin and end: begin times, deadlines, singletons, and run times of queues."""
+"""Begin times and deadlines of jobs, singletons, and the running times that queues allow."""
 
 from __future__ import annotations
 

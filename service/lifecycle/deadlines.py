@@ -1,5 +1,5 @@
-"""Enforces the deadlines of jobs: cancels waiting jobs that can't end in time, and asks running jobs
-to save their state and leave."""
+"""Enforces the deadlines of jobs: cancels waiting jobs that can't end in time, and asks running
+jobs to save their state and leave."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def preempt_for(
     *,
     code: str = "makes_room",
 ) -> bool:
-    """Ask an attempt to release its slots, by default for another job; return False if it no longer holds
-    slots."""
+    """Ask an attempt to release its slots, by default for another job; return False if it no
+    longer holds slots or was already asked."""
     touch(session)
     seen = attempts_repository.get(session, job_id, attempt)
     if seen is None:

@@ -326,8 +326,8 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     """Return the document for running the job `reference` again, and a display name. Omits `after`,
-    `array`, `sweep`, the times and the values that only a trial's program gets. `args` replace arguments of
-    the same name."""
+    `array`, `sweep`, the times, and the values that only a trial's program gets. `args` replace
+    arguments of the same name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
     from dray.spec.sweep import as_text, variable

@@ -41,8 +41,8 @@ class JobClasses:
         self._timed: dict[str, WaitingJob] = {}
         """The jobs that can't start before a time, or after it."""
         self._classes: dict[ClassKey, list[tuple[int, str]]] = {}
-        """(position, id) of the jobs without open dependencies whose begin time has passed, in order
-        of their positions."""
+        """(position, id) of the jobs that wait neither for other jobs nor for their begin times, in
+        order of their positions."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
         """Numbers of jobs that `heads` left out, keyed by the id of the job just before them in

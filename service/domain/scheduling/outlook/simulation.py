@@ -334,11 +334,18 @@ class Simulation:
         if over:
             self._classes.resolve(over)
         self._classes.begin(self._began, moment)
-        for job in self._classes.expired(moment):
+        self._expire()
+
+    def _expire(self) -> None:
+        """Cancel the jobs that can no longer end before their deadlines."""
+        expired = self._classes.expired(self._now)
+        for job in expired:
             self._classes.remove(job.job_id)
             if job.start_by is not None:
                 reason = Reason(DEADLINE_PASSED, times.missed(job.start_by))
                 self._record(job.job_id, Expected(None, reason))
+        if expired:
+            self._classes.resolve({job.job_id for job in expired})
 
     def _leaves(self, active: _Active) -> bool:
         """Release the job's slots. Returns whether the job has ended."""

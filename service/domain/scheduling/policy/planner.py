@@ -31,7 +31,8 @@ will be retried soon, which keeps its position, because it did not cause its fai
 node was lost).
 
 A job reserves nothing if it is held, is blocked by the limits of its queue (`limits`), waits for
-its begin time or for other jobs to end, or belongs to an array that already runs its maximum number of jobs.
+its begin time or for other jobs to end, or belongs to an array that already runs its maximum number
+of jobs.
 """
 
 from __future__ import annotations
