@@ -47,6 +47,8 @@ JOB: Mapping[str, Any] = {
     "held_by": None,
     "begin_at": None,
     "deadline": "2026-11-21T18:00:00Z",
+    "max_runtime_s": 7200,
+    "max_runtime_from": "queue",
     "spec": {"version": 1, **DOCUMENT},
     "array_id": None,
     "array_index": None,
@@ -250,6 +252,8 @@ RULES: Mapping[str, Any] = {
     "max_queued": 1000,
     "max_queued_per_user": 50,
     "max_priority": 70,
+    "default_max_runtime_s": 7200,
+    "max_runtime_s": 86400,
     "budget": None,
     "monthly_budget": 5000.0,
 }

@@ -78,6 +78,7 @@ class SubmitQuery(Query):
         "unknown_queue",
         "queue_full",
         "priority_too_high",
+        "runtime_too_long",
         "unsatisfiable",
         "out_of_memory",
         "code_unfit",
@@ -181,6 +182,7 @@ async def list_jobs(
         "unknown_queue",
         "queue_full",
         "priority_too_high",
+        "runtime_too_long",
         "unsatisfiable",
     ),
 )

@@ -19,6 +19,7 @@ from service.db.session import Database, notify
 from service.domain.errors import JobFinished, JobNotWaiting
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.scheduling.rules.limits import HELD, held_message
+from service.domain.scheduling.rules.queues import Queue
 from service.jobs import serializers
 from service.jobs.service import found
 from service.lifecycle import resizing
@@ -48,16 +49,16 @@ class JobChanges:
 
         Raises JobFinished if the job has ended, and JobNotWaiting if the change would hold or move
         a job that is not waiting. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable,
-        and, except for admins, PriorityTooHigh.
+        RuntimeTooLong and, except for admins, PriorityTooHigh.
         """
         now = self._clock()
 
         def work(session: Session) -> views.Job:
             row = found(session, job_id, lock=True)
             _refuse_state(row, wanted)
-            _check_rules(session, row, wanted, is_admin=is_admin)
+            queue = _check_rules(session, row, wanted, is_admin=is_admin)
             change = _JobChange(session, row, actor, now)
-            change.move(wanted)
+            change.move(wanted, queue)
             change.hold(wanted.held)
             if change.is_any:
                 notify(session, QUEUE)
@@ -81,11 +82,12 @@ def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
 
 def _check_rules(
     session: Session, row: JobRow, wanted: JobChangeRequest, *, is_admin: bool
-) -> None:
-    """Refuse a priority or a move that the queue does not allow."""
+) -> Queue | None:
+    """Refuse a priority or a move that the queue does not allow. Returns the queue, if the job is
+    moved or its priority is changed."""
     moves = wanted.queue is not None and wanted.queue != row.queue
     if not moves and wanted.priority is None:
-        return
+        return None
     name = wanted.queue or row.queue
     if moves:
         queue = admission.admit(session, name, row.owner, resizing.request_of(row))
@@ -95,6 +97,7 @@ def _check_rules(
         admission.refuse_priority(
             queue, row.priority if wanted.priority is None else wanted.priority
         )
+    return queue
 
 
 class _JobChange:
@@ -107,12 +110,20 @@ class _JobChange:
         self._now = now
         self.is_any = False
 
-    def move(self, wanted: JobChangeRequest) -> None:
+    def move(self, wanted: JobChangeRequest, queue: Queue | None) -> None:
+        """`queue` is the queue of the changed job."""
         row = self._row
-        if wanted.queue is not None and wanted.queue != row.queue:
-            data = {"from": row.queue, "to": wanted.queue}
-            row.queue, row.rank = wanted.queue, 0
+        if queue is not None and queue.name != row.queue:
+            data = {"from": row.queue, "to": queue.name}
+            row.queue, row.rank = queue.name, 0
             message = f"moved to the queue {row.queue!r}"
+            own_s = None if row.is_runtime_of_queue else row.max_runtime_s
+            row.max_runtime_s = admission.limit_in(
+                queue, own_s, row.runtime_used_s, pointer="/queue"
+            )
+            row.is_runtime_of_queue = own_s is None and row.max_runtime_s is not None
+            if row.is_runtime_of_queue:
+                message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"
             if row.held_by is None:  # the previous queue may have kept the job back
                 row.position, row.blocked_by = None, []
                 self._explain("moved", NEXT_LOOK, message, data)

@@ -153,7 +153,6 @@ def new_row(
         begin_at=spec.begin_at if spec.begin_at and spec.begin_at > now else None,
         deadline=spec.deadline,
         singleton=spec.singleton,
-        max_runtime_s=spec.max_runtime_s,
         runtime_used_s=0.0,
         recoveries=0,
         summary={},
@@ -168,6 +167,8 @@ def new_row(
 def first_event(row: JobRow, resolved: Resolved, actor: str, now: datetime) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
     data: dict[str, Any] = {ACTOR: actor}
+    if row.is_runtime_of_queue:
+        message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"
     if resolved.explanation is not None:
         message = f"{message}; {resolved.explanation}"
         data["planned"] = row.spec["parallel"]

@@ -115,9 +115,10 @@ class Jobs:
 
         Raises:
             DataSourceForbidden: The job names data that jobs may not read.
-            UnknownQueue, QueueFull, PriorityTooHigh: The queue does not exist, has too many waiting
-                jobs, or does not allow the priority.
-            Unsatisfiable: The queue's limits or the known cluster could never let the job run.
+            UnknownQueue, QueueFull, PriorityTooHigh, RuntimeTooLong: The queue does not exist, has
+                too many waiting jobs, or does not allow the priority or the running time.
+            Unsatisfiable: The queue's limits or the known cluster could never let the job run, or
+                the job can't end before its deadline.
             OutOfMemory: The job needs more memory than its workers have.
             InitFromNotFound, InitFromDiffers: The checkpoint from which the job starts does not
                 exist, or is from a different model or, if it is restored completely, from a
@@ -207,6 +208,7 @@ class Jobs:
         request = new_jobs.with_pinned_nodes(slots.request_of_job(spec), spec)
         queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
         admission.refuse_priority(queue, spec.priority)
+        limit_s = admission.limit_in(queue, spec.max_runtime_s)
         deadlines.refuse_missed(spec, now)
         new_jobs.refuse_impossible(session, spec, request, self._settings)
         for one in submitting.with_each_precision(spec):
@@ -218,6 +220,8 @@ class Jobs:
         origin = init_from.resolve(session, spec)
         after = dependencies.hold(session, spec)
         row = new_jobs.new_row(job_id, spec, request, origin, owner, project, self._settings, now)
+        row.max_runtime_s = limit_s
+        row.is_runtime_of_queue = limit_s is not None and spec.max_runtime_s is None
         if prepared.trials is not None:
             row.spec = prepared.trials.document(0)
         row.silo_sources = prepared.silo_sources

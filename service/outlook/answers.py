@@ -32,6 +32,7 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
+from service.lifecycle import singletons
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
@@ -110,13 +111,15 @@ class Answers:
         if newest is None or newest.situation is None:
             return views.Explanation(state=row.state, reason=NO_FORECAST, queue_length=queue_length)
         waits_for = tuple(Dependency(each, on, "has not ended") for each, on in after)
+        if row.singleton:
+            waits_for += singletons.of_new_job(session, row.owner, row.name)
         job = waiting_job(row, waits_for, self._earlier.get(session, now), now)
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision
         waits = decision if isinstance(decision, policy.Wait) else None
         start = forecasts.view(questions.expected(), now)
         found: list[Counterfactual] = []
-        if isinstance(decision, policy.Wait | policy.Impossible) and not after:
+        if isinstance(decision, policy.Wait | policy.Impossible) and not waits_for:
             choices = _choices(session, row, self._earlier.get(session, now))
             found = questions.answers(choices, decision.reason)
         return views.Explanation(
@@ -202,14 +205,17 @@ def _choices(session: Session, row: JobRow, earlier: RunTimes) -> Choices:
     others = (queue for queue in queues if queue is not here)
     return Choices(
         resubmit=Resubmission(row, earlier),
-        queues=tuple(queue for queue in others if _has_capacity(session, queue, row.owner)),
+        queues=tuple(queue for queue in others if _would_accept(session, queue, row)),
         max_priority=here.max_priority,
     )
 
 
-def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would accept one more job from this owner."""
-    bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
+def _would_accept(session: Session, queue: Queue, row: JobRow) -> bool:
+    """Whether the job could be moved to the queue."""
+    own_s = None if row.is_runtime_of_queue else row.max_runtime_s
+    if own_s is not None and queue.max_runtime_s is not None and own_s > queue.max_runtime_s:
+        return False
+    bounds = ((queue.max_queued, None), (queue.max_queued_per_user, row.owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most
         for most, of in bounds

@@ -91,6 +91,12 @@ def submit(
             metavar="TIME", help="Cancel the job if it has not ended at this time; like --begin."
         ),
     ] = None,
+    singleton: Annotated[
+        bool,
+        typer.Option(
+            "--singleton", help="Start once your earlier jobs with the same name have ended."
+        ),
+    ] = False,
     array: Annotated[
         int | None,
         typer.Option(min=1, help="Submit an array of this many jobs."),
@@ -168,6 +174,7 @@ def submit(
         "script.guesses": False if no_guesses else None,
         "array.size": array,
         "array.max_running": max_running,
+        "singleton": True if singleton else None,
         "begin_at": _moment(begin, "--begin"),
         "deadline": _moment(deadline, "--deadline"),
     }

@@ -26,7 +26,7 @@ from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.dependencies import Dependency
-from service.lifecycle import resizing
+from service.lifecycle import resizing, singletons
 from service.lifecycle.preemption import HOLDING
 from service.outlook.step_times import RunTimes
 from service.outlook.waiting_jobs import guess_s, left_s, limit_left_s, waited_s, waiting_job
@@ -98,7 +98,7 @@ def snapshot(
     """
     jobs = planned_jobs.in_state(session, UNFINISHED)
     runs = RunTimes() if earlier is None else earlier
-    after = _dependencies(session, jobs)
+    after = singletons.with_earlier(_dependencies(session, jobs), jobs)
     waiting = tuple(
         waiting_job(job, after.get(job.array_id or job.id, ()), runs, now)
         for job in jobs

@@ -98,6 +98,15 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
     )
 
 
+def unfinished_named(session: Session, owner: str, name: str) -> Sequence[Row[Any]]:
+    """Return the id and state of the owner's unfinished jobs with this name, in the order of their
+    submission."""
+    query: Select[Any] = select(JobRow.id, JobRow.state).where(
+        JobRow.owner == owner, JobRow.name == name, JobRow.finished_at.is_(None)
+    )
+    return session.execute(query.order_by(JobRow.number)).all()
+
+
 _NOTED = (
     *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
     *("kept_back_s", "kept_back_since"),
