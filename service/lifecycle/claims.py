@@ -149,7 +149,8 @@ def _begin(
         changes.append({"job_id": row.id, **change})
         events.append(state_event(row, change, now))
         if row.attempt == 0:
-            waited_s = max(0.0, (now - row.created_at).total_seconds())
+            since = row.begin_at or row.created_at
+            waited_s = max(0.0, (now - since).total_seconds())
             measure(session, meter.JOB_WAIT, waited_s)
         attempts.append(
             {
