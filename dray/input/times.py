@@ -10,6 +10,7 @@ from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from dray.input import units
+from dray.input.names import nearest
 
 TIME: Final = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
@@ -64,8 +65,6 @@ def zone_named(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        from dray.input.validation import nearest  # imports the job document, which needs times
-
         hint = nearest(name, _zone_names())
         known = hint or "use a name such as Europe/Berlin or UTC"
         raise ValueError(f"{name!r} is not a known time zone: {known}") from None

@@ -39,7 +39,7 @@ def refuse_missed(spec: JobSpec, now: datetime) -> None:
 
 
 def cancel_waiting(session: Session, job_ids: Collection[str], now: datetime) -> int:
-    """Cancel those of the jobs that wait and can no longer end before their deadlines; return the
+    """Cancel each of these jobs that waits and can no longer end before its deadline; return the
     number of cancelled jobs."""
     ends, number = Ends(), 0
     for job in repository.lock_all(session, job_ids).values():

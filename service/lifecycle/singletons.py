@@ -19,7 +19,7 @@ Afters = Mapping[str, tuple[Dependency, ...]]
 
 
 def with_earlier(after: Afters, jobs: Sequence[Any]) -> Afters:
-    """Return the dependencies of each job, including those of singletons on other jobs.
+    """Return the dependencies of each job, including the dependencies of singletons.
 
     `after` contains the other dependencies, and `jobs` all unfinished jobs.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.input.validation import nearest
+from dray.input.names import nearest
 from service.db.repositories.scheduling import queues as repository
 from service.domain.errors import (
     PriorityTooHigh,

@@ -98,10 +98,10 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
     )
 
 
-def unfinished_named(session: Session, owner: str, name: str) -> Sequence[Row[Any]]:
+def unfinished_named(session: Session, owner: str, name: str) -> Sequence[Row[str, JobState]]:
     """Return the id and state of the owner's unfinished jobs with this name, in the order of their
     submission."""
-    query: Select[Any] = select(JobRow.id, JobRow.state).where(
+    query = select(JobRow.id, JobRow.state).where(
         JobRow.owner == owner, JobRow.name == name, JobRow.finished_at.is_(None)
     )
     return session.execute(query.order_by(JobRow.number)).all()
