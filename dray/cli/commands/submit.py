@@ -220,7 +220,9 @@ def _moment(text: str | None, option: str) -> str | None:
         return None
     try:
         found = from_words(text, datetime.now().astimezone(), SystemZone(), "this time zone")
-    except (ValueError, OverflowError) as error:
+    except OverflowError:
+        raise typer.BadParameter("is too far in the future", param_hint=option) from None
+    except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
     return found.replace(microsecond=0).isoformat()
 

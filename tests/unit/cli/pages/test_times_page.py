@@ -14,10 +14,11 @@ TOUR_TAKES_S = 200
 def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as server:
         said = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
-    submitted, local, clocks, refused, singleton, of_queue = said
+    submitted, local, in_python, clocks, refused, singleton, of_queue = said
     assert submitted.count("QUEUED") == 2
     assert "begins     2030-07-01 06:00:00Z\n" in local
     assert "deadline   2030-07-01 16:00:00Z\n" in local
+    assert in_python.startswith("20")
     assert "clocks are set forward from 2030-03-31T02:00:00 to 2030-03-31T03:00:00" in clocks
     assert "2029-10-28T02:30:00 occurs twice in Europe/Berlin" in clocks
     assert "job.yaml describes a job: image_classification on 1 worker" in clocks
