@@ -116,7 +116,15 @@ NO_END = Expected(None, NO_SPEED)
 def ends(known: Facts, now: datetime) -> dict[str, Expected]:
     """Return the expected end of each running job."""
     running = (job for job in known.jobs if job.state is JobState.RUNNING)
-    return {job.id: end_of(job.progress, now) for job in running}
+    return {job.id: _by(job.deadline, end_of(job.progress, now)) for job in running}
+
+
+def _by(deadline: datetime | None, expected: Expected) -> Expected:
+    """Return the expected end of a job that is stopped at its deadline."""
+    if deadline is None or expected.at is None:
+        return expected
+    earliest, latest = (at and min(at, deadline) for at in (expected.earliest, expected.latest))
+    return replace(expected, at=min(expected.at, deadline), earliest=earliest, latest=latest)
 
 
 def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:

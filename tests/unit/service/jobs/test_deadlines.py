@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,10 @@ from service.domain.scheduling.outlook.simulation import Simulation
 from service.domain.scheduling.outlook.situation import Situation
 from service.lifecycle import deadlines
 from service.loops.shared import queue_view
+from service.outlook import forecasts
+from service.outlook.step_times import RunTimes
 from tests.marks import RULES
-from tests.unit.service.helpers import Service, events_of, spec
+from tests.unit.service.helpers import START, Service, events_of, spec
 
 pytestmark = RULES
 HOUR = 3600.0
@@ -200,3 +203,17 @@ async def test_forecasts_end_jobs_at_their_deadlines(service: Service) -> None:
     why = found[late].why
     assert why is not None
     assert (why.code, found[late].at) == ("deadline_passed", None)
+
+
+def test_a_running_job_is_expected_to_end_at_its_deadline() -> None:
+    times = {"earliest_end_at": 1 * HOUR, "latest_end_at": 3 * HOUR}
+    progress = {name: (START + timedelta(seconds=s)).isoformat() for name, s in times.items()}
+    progress |= {"total_steps": 100}
+    for hours, expected in ((0.5, (0.5, 0.5, 0.5)), (2.5, (1, 2, 2.5)), (None, (1, 2, 3))):
+        deadline = None if hours is None else START + timedelta(hours=hours)
+        job = SimpleNamespace(id="j", state=JobState.RUNNING, progress=progress, deadline=deadline)
+        end = forecasts.ends(forecasts.Facts([job], [], RunTimes()), START)["j"]  # type: ignore[list-item]
+        found = [
+            at and (at - START) / timedelta(hours=1) for at in (end.earliest, end.at, end.latest)
+        ]
+        assert tuple(found) == expected

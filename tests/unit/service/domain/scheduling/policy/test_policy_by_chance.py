@@ -156,7 +156,10 @@ class Cluster(RuleBasedStateMachine):
         for submit in submits:
             self.submit({**submit, "after": None, "array": None, "priority": priority})
 
-    @rule(number=NUMBERS, how=st.sampled_from(["held", "preparing", "backs off", "first", "free"]))
+    @rule(
+        number=NUMBERS,
+        how=st.sampled_from(["held", "preparing", "backs off", "begins later", "first", "free"]),
+    )
     def change(self, number: int, how: str) -> None:
         if (job := self.one_of(number, runs=False)) is None:
             return
@@ -164,8 +167,9 @@ class Cluster(RuleBasedStateMachine):
             "held": {"held": "ann"},
             "preparing": {"preparing": "its environment is being prepared"},
             "backs off": {"not_before": NOW + timedelta(seconds=30)},
+            "begins later": {"begins_at": NOW + timedelta(hours=1)},
             "first": {"place": -self.num_submitted},
-            "free": {"held": None, "preparing": None, "not_before": None},
+            "free": dict.fromkeys(("held", "preparing", "not_before", "begins_at")),
         }[how]
         job.waiting = replace(job.waiting, **changes)
 
