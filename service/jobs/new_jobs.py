@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -117,6 +117,7 @@ def new_row(
     now: datetime,
 ) -> JobRow:
     document: dict[str, Any] = spec.model_dump(mode="json")
+    begin_at, deadline = spec.begin_at, spec.deadline
     return repository.unstored(
         id=job_id,
         name=spec.name,
@@ -150,8 +151,8 @@ def new_row(
         preemptions=0,
         max_user_retries=spec.max_retries,
         max_infra_retries=settings.infra_retries,
-        begin_at=spec.begin_at if spec.begin_at and spec.begin_at > now else None,
-        deadline=spec.deadline,
+        begin_at=begin_at.astimezone(UTC) if begin_at and begin_at > now else None,
+        deadline=deadline and deadline.astimezone(UTC),
         singleton=spec.singleton,
         runtime_used_s=0.0,
         recoveries=0,

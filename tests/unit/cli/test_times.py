@@ -112,5 +112,7 @@ def test_the_sdk_sends_datetimes(server: LiveServer) -> None:
             client.submit({**document, "name": {1}})
         client.set_queue("sdk-short", max_runtime_s="1h")
         with pytest.raises(RuntimeTooLong):
-            client.submit({"recipe": "tabular", "queue": "sdk-short", "max_runtime_s": "2h"})
+            client.submit(
+                {"recipe": "image_classification", "queue": "sdk-short", "max_runtime_s": "2h"}
+            )
         client.delete_queue("sdk-short")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 BEGINS_AT = "begins_at"
@@ -10,7 +10,7 @@ BEGINS_AT = "begins_at"
 
 def shown(at: datetime) -> str:
     """Format a time in UTC, such as `2026-12-01 07:00:00 UTC`."""
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def begins(at: datetime) -> str:

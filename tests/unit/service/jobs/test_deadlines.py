@@ -61,6 +61,11 @@ async def test_a_deadline_that_can_not_be_met_is_refused(
     assert not (await service.jobs.list()).items
 
 
+async def test_a_refusal_shows_the_deadline_in_utc(service: Service) -> None:
+    with pytest.raises(Unsatisfiable, match="its deadline, 2020-06-30 22:00:00 UTC, has passed"):
+        await service.submit(deadline="2020-07-01T00:00:00+02:00")
+
+
 async def test_the_limit_is_counted_from_the_begin_time(service: Service) -> None:
     fields = {"max_runtime_s": 3600, "begin_at": after(service, HOUR)}
     with pytest.raises(Unsatisfiable):
