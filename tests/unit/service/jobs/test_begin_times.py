@@ -140,12 +140,6 @@ async def test_a_begin_time_beyond_the_forecast_is_its_reason(service: Service) 
     assert expected.not_before == service.now + timedelta(days=60)
 
 
-async def test_an_unsubmitted_job_is_explained(service: Service) -> None:
-    before = len((await service.jobs.list()).items)
-    await service.jobs.dry_run(spec(begin_at=after(service, HOUR)))
-    assert len((await service.jobs.list()).items) == before
-
-
 async def test_a_user_whose_jobs_all_begin_later_is_not_active(service: Service) -> None:
     """Otherwise, the user's unused share would put the other users ahead of theirs."""
     await service.submit(begin_at=after(service, HOUR))

@@ -173,12 +173,14 @@ async def test_jobs_after_a_late_job_are_cancelled_or_start(service: Service) ->
     array_id = (await service.jobs.get(late)).array_id
     of_success = await service.submit(after=[array_id])
     of_end = await service.submit(after=[{"job": array_id, "on": "end"}])
+    both = await service.submit(after=[of_end], deadline=after(service, 10))
     held = await service.submit(deadline=after(service, 10))
     await service.change(held, held=True)
     service.advance(10)
     enforce(service)
     assert await state_of(service, late) == CANCELLED
     assert await state_of(service, held) == CANCELLED
+    assert await state_of(service, both) == CANCELLED
     assert (await state_of(service, of_success))[1] == "dependency_never_satisfied"
     waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
     assert [(job.job_id, job.after) for job in waiting] == [(of_end, ())]

@@ -35,6 +35,7 @@ from service.domain.scheduling.policy import (
     Shrink,
     Snapshot,
     Start,
+    Wait,
     WaitingJob,
     plan,
 )
@@ -236,6 +237,12 @@ class Cluster(RuleBasedStateMachine):
         Oracle(seen, NOW).check(decisions)
         with_silos = plan(replace(seen, nodes=(*seen.nodes, *SILOS)), NOW)
         assert list(map(without_words, with_silos)) == list(map(without_words, decisions))
+        later = {job.job_id for job in seen.queue if job.begins_at and not job.held}
+        if later:
+            kept = tuple(job for job in seen.queue if job.job_id not in later)
+            without = plan(replace(seen, queue=kept), NOW)
+            others = [each for each in decisions if each.job_id not in later]
+            assert list(map(without_position, without)) == list(map(without_position, others))
         return decisions
 
     def follow(self, decision: Decision) -> None:
@@ -345,6 +352,13 @@ def without_words(decision: Decision) -> Decision:
     if isinstance(decision, Start | Grow):
         return decision
     return replace(decision, reason=replace(decision.reason, message=""))
+
+
+def without_position(decision: Decision) -> Decision:
+    """Return a decision without the job's position in the queue, and with only the reason's
+    code."""
+    bare = without_words(decision)
+    return replace(bare, position=None) if isinstance(bare, Wait) else bare
 
 
 @pytest.mark.timeout(900)  # the long one, on a machine with other work
