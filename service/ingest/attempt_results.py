@@ -42,13 +42,7 @@ from service.domain.attempts.retries import (
 from service.domain.costs.prices import Prices
 from service.domain.scheduling.rules.times import shown
 from service.domain.series import Points
-from service.domain.states import (
-    CANCELLED_BY_USER,
-    DEADLINE_PASSED,
-    STOPPED_EARLY,
-    Trigger,
-    once_stopped,
-)
+from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger, once_stopped
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
 from service.ingest.decoding import within
 from service.ingest.rank_frames import RankFrames
@@ -304,7 +298,7 @@ class _Recorder:
         if isinstance(decision, Retry) and job.deadline is not None and job.deadline <= now:
             stopped = f"was stopped at its deadline, {shown(job.deadline)}"
             stopped += "" if cause is Cause.PREEMPTED else f"; its last attempt: {message}"
-            self._move(Trigger.EXPIRE, DEADLINE_PASSED, stopped, outcome)
+            self._move(Trigger.EXPIRE, "deadline_passed", stopped, outcome)
             return
         _charge(job, cause, decision.budget)
         if isinstance(decision, GiveUp):
