@@ -233,6 +233,10 @@ class PriorityTooHigh(BadRequest, code="priority_too_high"):
     """The job's priority is above its queue's `max_priority`."""
 
 
+class RuntimeTooLong(BadRequest, code="runtime_too_long"):
+    """The job's `max_runtime_s` is above its queue's `max_runtime_s`."""
+
+
 class InvalidQueue(BadRequest, code="invalid_queue"):
     """The rules of a queue contradict each other; `pointer` names the invalid rule."""
 

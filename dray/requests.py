@@ -239,6 +239,11 @@ class QueueRequest(Document):
     max_priority: Priority = 100
     """Highest priority with which jobs can be submitted. Admins can later raise a job's priority
     above this limit."""
+    default_max_runtime_s: Seconds | None = None
+    """`max_runtime_s` of jobs whose documents don't set it. The default is the queue's
+    `max_runtime_s`. A change does not affect jobs that are already in the queue."""
+    max_runtime_s: Seconds | None = None
+    """Highest `max_runtime_s` with which a job can be submitted or moved to the queue."""
     budget: Money | None = None
     """Maximum cost of all jobs in the queue, in the currency of the server's prices. Once the
     budget is spent, no more jobs start, but running jobs continue."""
@@ -260,6 +265,8 @@ class QueueChangeRequest(Document):
     max_queued: Count | None = None
     max_queued_per_user: Count | None = None
     max_priority: Priority | None = None
+    default_max_runtime_s: Seconds | None = None
+    max_runtime_s: Seconds | None = None
     budget: Money | None = None
     monthly_budget: Money | None = None
 

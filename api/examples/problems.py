@@ -170,6 +170,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/priority",
         "hint": "an admin can raise the job's priority after its submission",
     },
+    "runtime_too_long": {
+        "detail": "is 172800 s, but the maximum of the queue 'night' is 86400 s",
+        "pointer": "/max_runtime_s",
+        "hint": "set max_runtime_s to at most 86400, or choose another queue",
+    },
     "invalid_queue": {
         "detail": "is 4 GPU, which is less than the quota of 8 GPU",
         "pointer": "/limit/GPU",

@@ -154,8 +154,9 @@ class JobCalls(Calls):
         self, job_id: str, queue: str | None = None, *, first: bool = False
     ) -> views.Job:
         """Move a waiting job to another queue or, with `first`, ahead of all other jobs of its
-        priority. The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull or
-        PriorityTooHigh, and Forbidden if `first` is used by a caller who is not an admin."""
+        priority. The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull,
+        PriorityTooHigh or RuntimeTooLong, and Forbidden if `first` is used by a caller who is not
+        an admin."""
         return await self._change(job_id, queue=queue, first=first or None)
 
     async def change(self, job_id: str, document: Mapping[str, Any]) -> views.Job:

@@ -61,10 +61,12 @@ class Call:
         params: Parameters = (),
         headers: Mapping[str, str] | None = None,
     ) -> Call:
-        """Return a call with a document as its body. Raises SpecError if the document can't be
-        encoded as JSON."""
+        """Return a call with a document as its body. Datetimes are written in ISO 8601. Raises
+        SpecError if the document can't be encoded as JSON."""
         try:
-            content = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+            content = json.dumps(
+                document, allow_nan=False, separators=(",", ":"), default=_as_json
+            ).encode()
         except (TypeError, ValueError, RecursionError) as error:
             why = f"the request can't be written as JSON: {error}"
             raise errors.SpecError(why, pointer=_not_finite(document)) from None
@@ -79,6 +81,12 @@ class Call:
             or "Idempotency-Key" in self.headers
             or self.path.endswith(("/cancel", "/preempt", "/code", "/code/parts", "/update"))
         )
+
+
+def _as_json(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} is not a type of JSON")
 
 
 def _not_finite(value: Any) -> str | None:

@@ -24,12 +24,13 @@ class ClusterCalls(Calls):
         """Change the given rules of a queue, or create the queue with these rules. Only for admins.
 
         These rules are numbers: `weight`, `max_running`, `max_running_per_user`, `max_queued`,
-        `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`. `quota`, `limit` and
-        `user_limit` map Ray's resource names to amounts, for example `limit={"GPU": 8, "memory":
-        "64GiB"}`. `user_weights` maps users to weights, for example `user_weights={"ann": 2}`.
-        Resources and users that are not given remain unchanged. Pass None to restore the default of
-        a rule, or to remove a resource or a user's weight. Raises InvalidQueue if the rules
-        contradict each other.
+        `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`.
+        `default_max_runtime_s` and `max_runtime_s` are seconds, or durations such as `"2h"`.
+        `quota`, `limit` and `user_limit` map Ray's resource names to amounts, for example
+        `limit={"GPU": 8, "memory": "64GiB"}`. `user_weights` maps users to weights, for example
+        `user_weights={"ann": 2}`. Resources and users that are not given remain unchanged. Pass
+        None to restore the default of a rule, or to remove a resource or a user's weight. Raises
+        InvalidQueue if the rules contradict each other.
         """
         path = f"/v1/queues/{segment(name)}"
         call = Call.with_json("PATCH", path, rules, params(create=True))

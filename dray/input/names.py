@@ -1,8 +1,10 @@
-"""Characters that names must not contain, and that output must escape."""
+"""Characters that names must not contain and that output must escape, and similar names."""
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Sequence
 
 _REFUSED = {
     "Cc": "control character",
@@ -29,3 +31,11 @@ def unfit(name: str) -> str | None:
         if kind is not None and character not in _JOINERS:
             return f"the {kind} U+{ord(character):04X}"
     return None
+
+
+def nearest(name: str, candidates: Sequence[str]) -> str | None:
+    """Suggest the candidate that is most similar to the name. Return None if no candidate is
+    similar."""
+    # A long name is unlikely to match, and comparing it would be slow.
+    close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
+    return f"did you mean {close[0]!r}?" if close else None

@@ -7,7 +7,6 @@ connection.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from dray.input.names import nearest
 from dray.spec import JobSpec, Sweep
 from dray.spec.authoring.synonyms import MEANT, MEANT_VALUES, as_ours
 from dray.spec.fields import TAG_FIELDS
@@ -254,14 +254,6 @@ def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
 
 def _quoted(text: str) -> list[str]:
     return re.findall(r"'([^']*)'", text)
-
-
-def nearest(name: str, candidates: Sequence[str]) -> str | None:
-    """Suggest the candidate that is most similar to the name. Return None if no candidate is
-    similar."""
-    # A long name is unlikely to match, and comparing it would be slow.
-    close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
-    return f"did you mean {close[0]!r}?" if close else None
 
 
 def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -> str | None:

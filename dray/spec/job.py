@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from dray.spec.checkpoint import Checkpoint, InitFrom
 from dray.spec.checks import copies, division, group, training
@@ -35,6 +35,7 @@ from dray.spec.program.recipes import RECIPES, RecipeName
 from dray.spec.program.script import Script
 from dray.spec.resources import Elastic, Resources, RoleRanks
 from dray.spec.sweep import Sweep, Values, with_values
+from dray.spec.times import Time, check_order, with_offsets
 from dray.spec.training.data import Data
 from dray.spec.training.parallel import Parallel, written_out
 from dray.spec.training.sync import (
@@ -115,7 +116,19 @@ class JobSpec(Document):
     and preemptions are not counted."""
     max_runtime_s: Seconds | None = None
     """Maximum total running time of all attempts, after which the job fails. A number of seconds,
-    or a duration such as `2h`."""
+    or a duration such as `2h`. If unset, the queue's default applies, if it has one."""
+    begin_at: Time | None = None
+    """The job does not start before this time. A time in RFC 3339, such as
+    `2026-12-01T08:00:00+01:00`. A time in the past has no effect."""
+    deadline: Time | None = None
+    """The job is cancelled at this time, or earlier if it has not started and its own
+    `max_runtime_s` would end later. A running job saves its state first."""
+    time_zone: str | None = None
+    """Name of the time zone of those times in `begin_at` and `deadline` that have no offset from
+    UTC, such as `Europe/Berlin`. The document is stored with offsets instead."""
+    singleton: StrictBool = False
+    """Whether the job waits until no other job of its owner with the same name runs or was
+    submitted before it and still waits."""
 
     @property
     def num_jobs(self) -> int:
@@ -249,6 +262,11 @@ class JobSpec(Document):
 
     @model_validator(mode="before")
     @classmethod
+    def _times_with_offsets(cls, document: Any) -> Any:
+        return with_offsets(document)
+
+    @model_validator(mode="before")
+    @classmethod
     def _the_workers_of_all_roles(cls, document: Any) -> Any:
         """Fill in `resources.num_workers` for scripts with roles and for silos."""
         return job_checks.with_num_workers(roles.with_num_workers(document))
@@ -275,6 +293,8 @@ class JobSpec(Document):
         group.check_profile(self)
         group.check_metrics(self)
         self._check_sweep()
+        check_order(self.begin_at, self.deadline)
+        self._check_singleton()
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is only for recipes: a script loads its own checkpoints")
@@ -289,6 +309,15 @@ class JobSpec(Document):
         division.check_sent_types(self)
         training.check_batch(self)
         return self
+
+    def _check_singleton(self) -> None:
+        if self.singleton and (self.array is not None or self.sweep is not None):
+            many = "array" if self.sweep is None else "sweep"
+            raise wrong(
+                "/singleton",
+                f"can't be combined with {many}, whose jobs have the same name: set "
+                f"{many}.max_running to 1 instead",
+            )
 
     def _check_sweep(self) -> None:
         if self.sweep is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from dray.views.base import MetricValue, Reason, View
 
@@ -101,6 +101,14 @@ class Job(View):
     priority: int
     held_by: str | None = None
     """Name of the user who put the waiting job on hold. A held job does not start."""
+    begin_at: datetime | None = None
+    """The time before which the job does not start; unset if it had passed at submission."""
+    deadline: datetime | None = None
+    """The time at which the job is cancelled if it has not ended."""
+    max_runtime_s: int | None = None
+    """Maximum total running time of all attempts."""
+    max_runtime_from: Literal["job", "queue"] | None = None
+    """Whether `max_runtime_s` is from the job's document, or the default of its queue."""
     spec: dict[str, Any]
     array_id: str | None = None
     """Id of the job's array. Unset, like `array_index`, if the job is not part of an array."""

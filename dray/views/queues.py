@@ -38,6 +38,10 @@ class Queue(View):
     max_queued: int | None = None
     max_queued_per_user: int | None = None
     max_priority: int
+    default_max_runtime_s: int | None = None
+    """`max_runtime_s` of jobs whose documents don't set it."""
+    max_runtime_s: int | None = None
+    """Highest `max_runtime_s` of a job."""
     budget: float | None = None
     """Maximum cost of all jobs in the queue; once it is spent, no more jobs start."""
     monthly_budget: float | None = None

@@ -37,6 +37,8 @@ class Trigger(StrEnum):
     """A job on whose success this job depends did not succeed."""
     STOPPED = "stopped"
     """The attempt ended after a request to stop."""
+    EXPIRE = "expire"
+    """The job's deadline has passed, or can no longer be met."""
     IMPOSSIBLE = "impossible"
     """The job would not fit in the cluster even if the cluster were idle."""
 
@@ -46,6 +48,7 @@ STOPPED_EARLY = "stopped_early"
 """Other trials of the sweep were better at the same step."""
 TOO_MANY_FAILED = "too_many_failed"
 """The sweep exceeded its limit of failed trials before this trial started."""
+DEADLINE_PASSED = "deadline_passed"
 STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY})
 """Reasons for cancelling a job that has slots."""
 
@@ -107,11 +110,14 @@ def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
         (s.CANCELLING, t.SUCCEED): Transition(s.SUCCEEDED, frozenset({"succeeded"})),
         (s.CANCELLING, t.STOPPED): Transition(s.CANCELLED, STOP_CODES),
     }
+    expired = Transition(s.CANCELLED, frozenset({DEADLINE_PASSED}))
+    table[s.QUEUED, t.EXPIRE] = expired
     for live in (s.STARTING, s.RUNNING, s.RECOVERING):
         table[live, t.SUCCEED] = Transition(s.SUCCEEDED, frozenset({"succeeded"}))
         table[live, t.FAIL] = Transition(s.FAILED, GIVE_UP_CODES)
         table[live, t.RETRY] = Transition(s.QUEUED, RETRY_CODES)
         table[live, t.CANCEL] = Transition(s.CANCELLING, STOP_CODES)
+        table[live, t.EXPIRE] = expired
     return MappingProxyType(table)
 
 

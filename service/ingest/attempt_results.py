@@ -41,6 +41,7 @@ from service.domain.attempts.retries import (
 )
 from service.domain.costs.prices import Prices
 from service.domain.scheduling.rules.limits import held_message
+from service.domain.scheduling.rules.times import shown
 from service.domain.series import Points
 from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger, once_stopped
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
@@ -295,6 +296,11 @@ class _Recorder:
             by_drill=by_drill,
             by_overload=outcome.slowness > 1.0,
         )
+        if isinstance(decision, Retry) and job.deadline is not None and job.deadline <= now:
+            stopped = f"was stopped at its deadline, {shown(job.deadline)}"
+            stopped += "" if cause is Cause.PREEMPTED else f"; its last attempt: {message}"
+            self._move(Trigger.EXPIRE, "deadline_passed", stopped, outcome)
+            return
         _charge(job, cause, decision.budget)
         if isinstance(decision, GiveUp):
             self._move(Trigger.FAIL, decision.code, f"{message} ({decision.because})", outcome)

@@ -23,6 +23,7 @@ from service.db.session import Database, notify
 from service.domain.errors import DomainError, JobFinished, JobNotWaiting
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.scheduling.rules.limits import HELD, held_message
+from service.domain.scheduling.rules.queues import Queue
 from service.jobs import document_changes, serializers
 from service.jobs.document_changes import NewDocument
 from service.jobs.service import found
@@ -63,8 +64,8 @@ class JobChanges:
 
         Raises JobFinished if the job has ended, and JobNotWaiting if the change would hold or move
         a job that is not waiting. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable,
-        and, except for admins, PriorityTooHigh. For a change of the document, also raises
-        InvalidDocument and the errors of dependencies.
+        RuntimeTooLong and, except for admins, PriorityTooHigh. For a change of the document, also
+        raises InvalidDocument and the errors of dependencies.
         """
 
         def seen(session: Session) -> dict[str, Any]:
@@ -109,8 +110,9 @@ class JobChanges:
         _refuse_state(session, row, wanted)
         now = self._clock()
         change = _JobChange(session, row, actor, now)
+        queue = None
         if new is None:
-            _check_rules(session, row, wanted, is_admin=is_admin)
+            queue = _check_rules(session, row, wanted, is_admin=is_admin)
         elif new.before != document_changes.current(row):
             return None
         else:
@@ -120,8 +122,8 @@ class JobChanges:
                         session, row, new, now, is_admin=is_admin
                     )
                 else:
-                    fields = document_changes.apply(
-                        session, row, new, self._settings, is_admin=is_admin
+                    fields, queue = document_changes.apply(
+                        session, row, new, self._settings, now, is_admin=is_admin
                     )
             except DomainError as error:
                 error.pointer = _in_body(error.pointer, wanted)
@@ -130,7 +132,7 @@ class JobChanges:
             wanted = wanted.model_copy(
                 update={"queue": new.spec.queue, "priority": new.spec.priority}
             )
-        change.move(wanted)
+        change.move(wanted, queue)
         change.hold(wanted.held)
         if change.is_any:
             notify(session, QUEUE)
@@ -172,11 +174,12 @@ def _in_body(pointer: str | None, wanted: JobChangeRequest) -> str | None:
 
 def _check_rules(
     session: Session, row: JobRow, wanted: JobChangeRequest, *, is_admin: bool
-) -> None:
-    """Refuse a priority or a move that the queue does not allow."""
+) -> Queue | None:
+    """Refuse a priority or a move that the queue does not allow. Returns the queue, if the job is
+    moved or its priority is changed."""
     moves = wanted.queue is not None and wanted.queue != row.queue
     if not moves and wanted.priority is None:
-        return
+        return None
     name = wanted.queue or row.queue
     if moves:
         queue = admission.admit(session, name, row.owner, resizing.request_of(row))
@@ -186,6 +189,7 @@ def _check_rules(
         admission.refuse_priority(
             queue, row.priority if wanted.priority is None else wanted.priority
         )
+    return queue
 
 
 class _JobChange:
@@ -210,12 +214,20 @@ class _JobChange:
             row.reason_code, row.reason_message = document_changes.CHANGED, NEXT_LOOK
         self._add_event(document_changes.CHANGED, message, data, type_="changed")
 
-    def move(self, wanted: JobChangeRequest) -> None:
+    def move(self, wanted: JobChangeRequest, queue: Queue | None) -> None:
+        """`queue` is the queue of the changed job."""
         row = self._row
-        if wanted.queue is not None and wanted.queue != row.queue:
-            data = {"from": row.queue, "to": wanted.queue}
-            row.queue, row.rank = wanted.queue, 0
+        if queue is not None and queue.name != row.queue:
+            data = {"from": row.queue, "to": queue.name}
+            row.queue, row.rank = queue.name, 0
             message = f"moved to the queue {row.queue!r}"
+            own_s = None if row.is_runtime_of_queue else row.max_runtime_s
+            row.max_runtime_s = admission.limit_in(
+                queue, own_s, row.runtime_used_s, pointer="/queue"
+            )
+            row.is_runtime_of_queue = own_s is None and row.max_runtime_s is not None
+            if row.is_runtime_of_queue:
+                message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"
             if row.held_by is None:  # the previous queue may have kept the job back
                 row.position, row.blocked_by = None, []
                 self._explain("moved", NEXT_LOOK, message, data)

@@ -28,6 +28,7 @@ from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import notify
 from service.domain.documents import upcast
 from service.domain.errors import InvalidDocument, JobNotWaiting, LimitRaised, Unsatisfiable
+from service.domain.scheduling.rules.queues import Queue
 from service.domain.tracking.document_values import differing
 from service.jobs import new_jobs
 from service.lifecycle import dependencies
@@ -91,11 +92,12 @@ def apply(
     row: JobRow,
     new: NewDocument,
     settings: Settings,
+    now: datetime,
     *,
     is_admin: bool,
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], Queue]:
     """Store the new document of a locked, waiting job, except for its queue and priority. Returns
-    the changed fields, each with its JSON pointer, old value and new value.
+    the changed fields, each with its JSON pointer, old value and new value, and the queue.
 
     Raises the errors of a submission, and JobNotWaiting if only a job that has never started can be
     changed like this.
@@ -103,15 +105,17 @@ def apply(
     spec = new.spec
     _refuse_late(session, row, new)
     moves = spec.queue != row.queue
-    request = new_jobs.admit(
+    admitted = new_jobs.admit(
         session,
         new.resolved,
         row.owner,
         settings,
+        now,
         num_jobs=1 if moves else 0,
+        used_s=row.runtime_used_s,
         may_exceed_priority=is_admin or not (moves or "priority" in new.patch),
     )
-    columns = new_jobs.columns_of(spec, request)
+    columns = new_jobs.columns_of(spec, admitted)
     changed = list(_changed(new.before, columns["spec"]))
     if "after" in new.patch:
         dependencies.change(session, row.id, spec)
@@ -119,11 +123,11 @@ def apply(
         repository.replace_labels(session, row.id, spec.labels)
     document_values.change(session, row.id, differing(columns["spec"], new.before))
     if row.attempt == 0:
-        columns["world_size"] = request.num_workers
+        columns["world_size"] = admitted.request.num_workers
     if columns["bundle"] != row.bundle:
         columns["step_times"] = None  # they were measured with other resources
     change(row, **columns)
-    return changed
+    return changed, admitted.queue
 
 
 def _refuse_late(session: Session, row: JobRow, new: NewDocument) -> None:
@@ -174,7 +178,7 @@ def limit_running(
     attempt.limits += 1
     spec = {**row.spec, "max_runtime_s": limit_s}
     document_values.change(session, row.id, differing(spec, row.spec))
-    change(row, spec=spec, max_runtime_s=limit_s)
+    change(row, spec=spec, max_runtime_s=limit_s, is_runtime_of_queue=False)
     notify(session, ATTEMPTS)
     return changed
 

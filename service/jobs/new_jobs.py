@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,8 @@ from service.domain.events import ACTOR, SYNC_PLAN
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.topology import Topology
-from service.lifecycle import resizing
+from service.domain.scheduling.rules.queues import Queue
+from service.lifecycle import deadlines, resizing
 from service.nodes import node_table
 from service.nodes.node_table import refuse_missing_precision
 from service.planning.service import Resolved
@@ -57,20 +58,32 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
         raise entrypoints.code_unfit(code, pointer)
 
 
+class Admitted(NamedTuple):
+    """What a document requests from the queue that accepts it."""
+
+    request: policy.Request
+    queue: Queue
+    limit_s: int | None
+    """The limit of the running time: the job's own limit, or the queue's default."""
+
+
 def admit(
     session: Session,
     resolved: Resolved,
     owner: str,
     settings: Settings,
+    now: datetime,
     *,
     num_jobs: int,
+    used_s: float = 0.0,
     may_exceed_priority: bool = False,
-) -> policy.Request:
-    """Return the slots that the document's job requests. `num_jobs` is the number of jobs that the
-    queue must accept. Submissions and changes of documents use the same checks.
+) -> Admitted:
+    """Check the document of a job against its queue and the cluster. `num_jobs` is the number of
+    jobs that the queue must accept, and `used_s` the time for which the job has already run.
+    Submissions and changes of documents use the same checks.
 
-    Raises OutOfMemory, UnknownQueue, QueueFull, Unsatisfiable, and PriorityTooHigh unless
-    `may_exceed_priority` is set.
+    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the errors of
+    `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
     """
     spec = resolved.spec
     if resolved.refusal is not None:
@@ -79,10 +92,12 @@ def admit(
     queue = admission.admit(session, spec.queue, owner, request, num_jobs)
     if not may_exceed_priority:
         admission.refuse_priority(queue, spec.priority)
+    limit_s = admission.limit_in(queue, spec.max_runtime_s, used_s)
+    deadlines.refuse_missed(spec, now)
     refuse_impossible(session, spec, request, settings)
     for one in submitting.with_each_precision(spec):
         refuse_missing_precision(session, one)
-    return request
+    return Admitted(request, queue, limit_s)
 
 
 def refuse_impossible(
@@ -138,9 +153,10 @@ def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[po
     return pointers.get(lacking, other)
 
 
-def columns_of(spec: JobSpec, request: policy.Request) -> dict[str, Any]:
+def columns_of(spec: JobSpec, admitted: Admitted) -> dict[str, Any]:
     """Return the columns of a job that are derived from those fields of the document that can be
     changed while the job waits. `queue` and `priority` are not included."""
+    request, limit_s = admitted.request, admitted.limit_s
     return {
         "name": spec.name,
         "spec": spec.model_dump(mode="json"),
@@ -151,14 +167,15 @@ def columns_of(spec: JobSpec, request: policy.Request) -> dict[str, Any]:
         "homes": [list(labels) for labels in request.homes] or None,
         "roles": resizing.role_rows(request.roles),
         "max_user_retries": spec.max_retries,
-        "max_runtime_s": spec.max_runtime_s,
+        "max_runtime_s": limit_s,
+        "is_runtime_of_queue": limit_s is not None and spec.max_runtime_s is None,
     }
 
 
 def new_row(
     job_id: str,
     spec: JobSpec,
-    request: policy.Request,
+    admitted: Admitted,
     origin: init_from.InitFromCheckpoint | None,
     owner: str,
     project: str,
@@ -166,7 +183,7 @@ def new_row(
     now: datetime,
 ) -> JobRow:
     return repository.unstored(
-        **columns_of(spec, request),
+        **columns_of(spec, admitted),
         id=job_id,
         owner=owner,
         project=project,
@@ -182,7 +199,7 @@ def new_row(
         blocked_by=[],
         kept_back_s=0.0,
         attempt=0,
-        world_size=request.num_workers,
+        world_size=admitted.request.num_workers,
         yields=spec.script is None,
         event_seq=1,
         user_failures=0,
@@ -190,6 +207,9 @@ def new_row(
         free_requeues=0,
         preemptions=0,
         max_infra_retries=settings.infra_retries,
+        begin_at=spec.begin_at.astimezone(UTC) if spec.begin_at and spec.begin_at > now else None,
+        deadline=spec.deadline and spec.deadline.astimezone(UTC),
+        singleton=spec.singleton,
         runtime_used_s=0.0,
         recoveries=0,
         summary={},
@@ -204,6 +224,8 @@ def new_row(
 def first_event(row: JobRow, resolved: Resolved, actor: str, now: datetime) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
     data: dict[str, Any] = {ACTOR: actor}
+    if row.is_runtime_of_queue:
+        message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"
     if resolved.explanation is not None:
         message = f"{message}; {resolved.explanation}"
         data["planned"] = row.spec["parallel"]

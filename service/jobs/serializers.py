@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
@@ -78,6 +78,10 @@ def _job(
         queue=row.queue,
         priority=row.priority,
         held_by=row.held_by,
+        begin_at=row.begin_at,
+        deadline=row.deadline,
+        max_runtime_s=row.max_runtime_s,
+        max_runtime_from=_source_of_limit(row),
         spec=shown(row.spec),
         array_id=row.array_id,
         array_index=row.array_index,
@@ -103,6 +107,12 @@ def _job(
             ray_dashboard=dashboard,
         ),
     )
+
+
+def _source_of_limit(row: JobRow | Row[Any]) -> Literal["job", "queue"] | None:
+    if row.max_runtime_s is None:
+        return None
+    return "queue" if row.is_runtime_of_queue else "job"
 
 
 def progress(session: Session, row: JobRow) -> Mapping[str, Any] | None:

@@ -112,9 +112,10 @@ class Jobs:
 
         Raises:
             DataSourceForbidden: The job names data that jobs may not read.
-            UnknownQueue, QueueFull, PriorityTooHigh: The queue does not exist, has too many waiting
-                jobs, or does not allow the priority.
-            Unsatisfiable: The queue's limits or the known cluster could never let the job run.
+            UnknownQueue, QueueFull, PriorityTooHigh, RuntimeTooLong: The queue does not exist, has
+                too many waiting jobs, or does not allow the priority or the running time.
+            Unsatisfiable: The queue's limits or the known cluster could never let the job run, or
+                the job can't end before its deadline.
             OutOfMemory: The job needs more memory than its workers have.
             InitFromNotFound, InitFromDiffers: The checkpoint from which the job starts does not
                 exist, or is from a different model or, if it is restored completely, from a
@@ -199,8 +200,8 @@ class Jobs:
         """Return the job's row, which is not stored yet, and its dependencies. Raises the errors of
         `submit`."""
         spec = prepared.resolved.spec
-        request = new_jobs.admit(
-            session, prepared.resolved, owner, self._settings, num_jobs=spec.num_jobs
+        admitted = new_jobs.admit(
+            session, prepared.resolved, owner, self._settings, now, num_jobs=spec.num_jobs
         )
         refuse_if_full(session)
         if prepared.unfit is not None:
@@ -208,7 +209,7 @@ class Jobs:
         new_jobs.use_code(session, spec, owner, now)
         origin = init_from.resolve(session, spec)
         after = dependencies.hold(session, spec)
-        row = new_jobs.new_row(job_id, spec, request, origin, owner, project, self._settings, now)
+        row = new_jobs.new_row(job_id, spec, admitted, origin, owner, project, self._settings, now)
         if prepared.trials is not None:
             row.spec = prepared.trials.document(0)
         row.silo_sources = prepared.silo_sources

@@ -42,6 +42,7 @@ from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement.slots import workers
+from service.domain.scheduling.rules.times import latest_start
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots, moves, resizing
 from service.lifecycle.transitions import announce, changes_of, move, runtime_left_s, state_event
@@ -104,6 +105,9 @@ def claim(
             continue
         if (row.array_id or row.id) in waiters:  # `after` was changed
             continue
+        start_by = latest_start(row)
+        if (row.begin_at and row.begin_at > now) or (start_by and start_by <= now):
+            continue
         if parameters.get(row.id, {}) is None:
             continue
         found = _check(row)
@@ -155,7 +159,8 @@ def _begin(
         changes.append({"job_id": row.id, **change})
         events.append(state_event(row, change, now))
         if row.attempt == 0:
-            waited_s = max(0.0, (now - row.created_at).total_seconds())
+            since = row.begin_at or row.created_at
+            waited_s = max(0.0, (now - since).total_seconds())
             measure(session, meter.JOB_WAIT, waited_s)
         attempts.append(
             {

@@ -1,5 +1,5 @@
 """Asks attempts to save their state and release their slots, because a user requested it, a node is
-being drained, or the service is stopping its cluster.
+being drained, the job's deadline has passed, or the service is stopping its cluster.
 
 The request is stored in the attempt's row, and the reconciler sends it as a command. When the
 attempt ends, its job returns to the queue, and no retry is charged.
@@ -116,15 +116,22 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
 
 
 def preempt_for(
-    session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
+    session: Session,
+    job_id: str,
+    attempt: int,
+    because: str,
+    grace_s: float,
+    now: datetime,
+    *,
+    code: str = "makes_room",
 ) -> bool:
-    """Ask an attempt to release its slots for another job; return False if it no longer holds
-    slots."""
+    """Ask an attempt to release its slots, by default for another job; return False if it no
+    longer holds slots or was already asked."""
     touch(session)
     seen = attempts_repository.get(session, job_id, attempt)
     if seen is None:
         return False
-    return _ask_live(session, seen, grace_s, now, "makes_room", f": it {because}")
+    return _ask_live(session, seen, grace_s, now, code, f": it {because}")
 
 
 def _ask_live(

@@ -33,6 +33,7 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
 from service.domain.scheduling.rules.queues import Queue
+from service.lifecycle import singletons
 from service.lifecycle.resizing import request_of
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
@@ -116,6 +117,8 @@ class Answers:
             for one in after
             if not one.each or dependencies.is_unfinished(session, one.id, index=0)
         )
+        if row.singleton:
+            waits_for += singletons.of_new_job(session, row.owner, row.name)
         job = waiting_job(row, waits_for, self._earlier.get(session, now), now)
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision
@@ -189,7 +192,7 @@ class Answers:
             queue=row.queue,
             place=row.rank,
             request=request_of(row),
-            ends_within_s=limit_left_s(row, row.runtime_used_s),
+            ends_within_s=limit_left_s(row, row.runtime_used_s, now),
         )
 
 
@@ -241,14 +244,17 @@ def _choices(session: Session, row: JobRow, earlier: RunTimes) -> Choices:
     others = (queue for queue in queues if queue is not here)
     return Choices(
         resubmit=Resubmission(row, earlier),
-        queues=tuple(queue for queue in others if _has_capacity(session, queue, row.owner)),
+        queues=tuple(queue for queue in others if _would_accept(session, queue, row)),
         max_priority=here.max_priority,
     )
 
 
-def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would accept one more job from this owner."""
-    bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
+def _would_accept(session: Session, queue: Queue, row: JobRow) -> bool:
+    """Whether the job could be moved to the queue."""
+    own_s = None if row.is_runtime_of_queue else row.max_runtime_s
+    if own_s is not None and queue.max_runtime_s is not None and own_s > queue.max_runtime_s:
+        return False
+    bounds = ((queue.max_queued, None), (queue.max_queued_per_user, row.owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most
         for most, of in bounds

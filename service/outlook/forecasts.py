@@ -70,7 +70,7 @@ class Facts:
             return TimeLeft(*((at - now).total_seconds() for at in (end.earliest, end.latest)))
         earlier_s = self.earlier.get(Kind(job.owner, job.name, job.num_workers), ())
         found = ranges.by_earlier_runs(earlier_s, job.runtime_used_s + ran_s)
-        limit_s = limit_left_s(job, job.runtime_used_s + ran_s)
+        limit_s = limit_left_s(job, job.runtime_used_s + ran_s, now)
         return TimeLeft(0.0, limit_s) if found is None and limit_s is not None else found
 
 
@@ -116,7 +116,15 @@ NO_END = Expected(None, NO_SPEED)
 def ends(known: Facts, now: datetime) -> dict[str, Expected]:
     """Return the expected end of each running job."""
     running = (job for job in known.jobs if job.state is JobState.RUNNING)
-    return {job.id: end_of(job.progress, now) for job in running}
+    return {job.id: _by(job.deadline, end_of(job.progress, now)) for job in running}
+
+
+def _by(deadline: datetime | None, expected: Expected) -> Expected:
+    """Return the expected end of a job that is stopped at its deadline."""
+    if deadline is None or expected.at is None:
+        return expected
+    earliest, latest = (at and min(at, deadline) for at in (expected.earliest, expected.latest))
+    return replace(expected, at=min(expected.at, deadline), earliest=earliest, latest=latest)
 
 
 def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:

@@ -16,7 +16,8 @@ from service.db.repositories.submission import dependencies as dependencies_repo
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency, Prerequisite
-from service.lifecycle import resizing
+from service.domain.scheduling.rules.times import latest_start
+from service.lifecycle import resizing, singletons
 from service.outlook.resubmitting import NEWEST_SEQ
 from service.outlook.step_times import Kind, RunTimes
 
@@ -25,9 +26,11 @@ def waiting_jobs(
     session: Session, jobs: Sequence[Row[Any]], runs: RunTimes, now: datetime
 ) -> tuple[policy.WaitingJob, ...]:
     """Return the waiting jobs of these rows. `jobs` contains all unfinished jobs."""
-    after = _dependencies(session, jobs)
+    after, earlier = _dependencies(session, jobs), singletons.earlier(jobs)
     return tuple(
-        waiting_job(job, after.of(job), runs, now) for job in jobs if job.state is JobState.QUEUED
+        waiting_job(job, (*after.of(job), *earlier.get(job.id, ())), runs, now)
+        for job in jobs
+        if job.state is JobState.QUEUED
     )
 
 
@@ -51,13 +54,15 @@ def waiting_job(
         guess_s=guess_s(job, job.runtime_used_s, runs),
         waited_s=waited_s(job, now),
         yields=job.yields,
-        ends_within_s=limit_left_s(job, job.runtime_used_s),
+        ends_within_s=limit_left_s(job, job.runtime_used_s, now),
         queue=job.queue,
         owner=job.owner,
         held=job.held_by,
         place=job.rank or 0,
         after=after,
         array=None if limit is None else ArrayLimit(job.array_id, limit),
+        start_by=latest_start(job),
+        begins_at=job.begin_at if job.begin_at and job.begin_at > now else None,
     )
 
 
@@ -82,10 +87,12 @@ def left_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:
     return forecast.seconds_left(share_done, ran_s, earlier_s)
 
 
-def limit_left_s(job: Any, ran_s: float) -> float | None:
-    """Return the seconds until a job that has run for `ran_s` reaches its limit; None if it has no
-    limit."""
-    return None if job.max_runtime_s is None else max(0.0, job.max_runtime_s - ran_s)
+def limit_left_s(job: Any, ran_s: float, now: datetime) -> float | None:
+    """Return the seconds until a job that has run for `ran_s` reaches its limit or its deadline if
+    it continues now; None if it has neither."""
+    left = [] if job.max_runtime_s is None else [job.max_runtime_s - ran_s]
+    left += [] if job.deadline is None else [(job.deadline - now).total_seconds()]
+    return max(0.0, min(left)) if left else None
 
 
 def guess_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:

@@ -8,9 +8,15 @@ from collections.abc import Iterable, Mapping
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.input.validation import nearest
+from dray.input.names import nearest
 from service.db.repositories.scheduling import queues as repository
-from service.domain.errors import PriorityTooHigh, QueueFull, UnknownQueue, Unsatisfiable
+from service.domain.errors import (
+    PriorityTooHigh,
+    QueueFull,
+    RuntimeTooLong,
+    UnknownQueue,
+    Unsatisfiable,
+)
 from service.domain.scheduling.placement.slots import Request, amounts_of
 from service.domain.scheduling.rules.limits import why_never
 from service.domain.scheduling.rules.queues import Queue
@@ -101,6 +107,30 @@ def refuse_priority(queue: Queue, priority: int) -> None:
             pointer="/priority",
             hint="an admin can raise the job's priority after its submission",
         )
+
+
+def limit_in(
+    queue: Queue, own_s: int | None, used_s: float = 0.0, *, pointer: str = "/max_runtime_s"
+) -> int | None:
+    """Return the limit of a job's running time in this queue: its own limit `own_s`, or the queue's
+    default. Raises RuntimeTooLong if the queue does not allow the limit, or if the job, which has
+    run for `used_s`, has already reached the default."""
+    most_s = queue.max_runtime_s
+    if own_s is not None and most_s is not None and own_s > most_s:
+        raise RuntimeTooLong(
+            f"is {own_s} s, but the maximum of the queue {queue.name!r} is {most_s} s",
+            pointer=pointer,
+            hint=f"set max_runtime_s to at most {most_s}, or choose another queue",
+        )
+    limit_s = queue.default_limit_s if own_s is None else own_s
+    if own_s is None and limit_s is not None and used_s >= limit_s:
+        raise RuntimeTooLong(
+            f"the job has already run for {used_s:.0f} s, but jobs without max_runtime_s can run "
+            f"for {limit_s} s in the queue {queue.name!r}",
+            pointer=pointer,
+            hint="choose another queue",
+        )
+    return limit_s
 
 
 def of_users(

@@ -67,6 +67,10 @@ def _number_option(help_: str) -> Any:
     return typer.Option(metavar="N", help=help_, show_default=False)
 
 
+def _duration_option(help_: str) -> Any:
+    return typer.Option(metavar="DURATION", help=help_, show_default=False)
+
+
 @group.command("set")
 def set_queue(
     name: Name,
@@ -98,6 +102,12 @@ def set_queue(
     ] = None,
     max_priority: Annotated[
         str | None, _number_option("Highest priority that a job can have.")
+    ] = None,
+    default_max_runtime: Annotated[
+        str | None, _duration_option("Running time of jobs without max_runtime_s.")
+    ] = None,
+    max_runtime: Annotated[
+        str | None, _duration_option("Highest max_runtime_s that a job can have.")
     ] = None,
     budget: Annotated[
         str | None,
@@ -131,6 +141,9 @@ def set_queue(
     for rule, text in counts.items():
         if text is not None:
             rules[rule] = _number(text, int, f"--{rule.replace('_', '-')}")
+    for rule, text in (("default_max_runtime", default_max_runtime), ("max_runtime", max_runtime)):
+        if text is not None:
+            rules[f"{rule}_s"] = _duration(text, f"--{rule.replace('_', '-')}")
     amounts = {"weight": weight, "budget": budget, "monthly_budget": monthly_budget}
     for rule, text in amounts.items():
         if text is not None:
@@ -170,6 +183,16 @@ def _number(text: str, kind: Callable[[str], float], option: str) -> float | Non
     except ValueError:
         what = "whole number" if kind is int else "number"
         message = f"{text!r} is neither a {what} nor {NONE!r}"
+        raise typer.BadParameter(message, param_hint=option) from None
+
+
+def _duration(text: str, option: str) -> int | None:
+    from dray.input.units import seconds
+
+    try:
+        return None if text == NONE else int(text) if text.isdecimal() else seconds(text)
+    except ValueError as error:
+        message = f"{text!r} {error}, or {NONE!r}"
         raise typer.BadParameter(message, param_hint=option) from None
 
 
@@ -286,6 +309,7 @@ def _show(queue: Queue) -> None:
             _limits(queue.user_limit, queue.max_running_per_user, queue.max_queued_per_user),
         ),
         ("priority", f"up to {queue.max_priority}"),
+        *_run_times(queue),
         *_costs(queue),
         ("waiting", _waiting(queue)),
         ("running", queue.num_running),
@@ -311,6 +335,16 @@ def _user_weights(queue: Queue) -> list[tuple[str, object]]:
 
     shown = ", ".join(f"{user} {cell(weight)}" for user, weight in queue.user_weights.items())
     return [("weights", f"{shown}; other users 1")] if shown else []
+
+
+def _run_times(queue: Queue) -> list[tuple[str, object]]:
+    """Return `2h00m by default, at most 1d00h`, or nothing if running times are not limited."""
+    from dray.cli.display.output import duration
+
+    default_s, most_s = queue.default_max_runtime_s, queue.max_runtime_s
+    parts = [] if default_s is None else [f"{duration(default_s)} by default"]
+    parts += [] if most_s is None else [f"at most {duration(most_s)}"]
+    return [("run time", ", ".join(parts))] if parts else []
 
 
 def _costs(queue: Queue) -> list[tuple[str, object]]:

@@ -13,6 +13,7 @@ from dray.cli.choosing import read_job
 from dray.cli.code_upload import MODULE, is_program, name_code, packed_folder, upload
 from dray.cli.commands.jobs import report, watch_job
 from dray.cli.completion import job_ids
+from dray.cli.document_options import with_environment, with_found_packages, with_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,6 +92,25 @@ def submit(
             help="Start each job of the new array once the job with the same index has succeeded.",
         ),
     ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Don't start before this time, such as 'tomorrow 08:00' or now+2hours.",
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Cancel the job if it has not ended at this time; like --begin."
+        ),
+    ] = None,
+    singleton: Annotated[
+        bool,
+        typer.Option(
+            "--singleton", help="Start once your earlier jobs with the same name have ended."
+        ),
+    ] = False,
     array: Annotated[
         int | None,
         typer.Option(min=1, help="Submit an array of this many jobs."),
@@ -168,15 +188,18 @@ def submit(
         "script.guesses": False if no_guesses else None,
         "array.size": array,
         "array.max_running": max_running,
+        "singleton": True if singleton else None,
+        "begin_at": _moment(begin, "--begin"),
+        "deadline": _moment(deadline, "--deadline"),
     }
     given = [(field, value) for field, value in shortcuts.items() if value is not None]
     document = apply_settings(with_fields(document, given), settings or [])
-    document = _with_environment(document, requirements, env or [])
-    document = _with_metrics(document, metric or [])
+    document = with_environment(document, requirements, env or [])
+    document = with_metrics(document, metric or [])
     if git is None and commit is None:
         packed = packed_folder(document, source, code, include or [])
         if packed is not None and is_program(source) and not no_packages:
-            document = _with_found_packages(document, packed)
+            document = with_found_packages(document, packed)
     else:
         packed = None
         document = _with_git(document, git, commit, uploads=bool(code or include))
@@ -200,6 +223,24 @@ def submit(
             watch_job(client, job.id, as_json)
         else:
             write_json(job) if as_json else _report(client, job)
+
+
+def _moment(text: str | None, option: str) -> str | None:
+    """Return the time that an option specifies, in the form of the job document. Times without an
+    offset are local times of this machine."""
+    from datetime import datetime
+
+    from dray.input.times import SystemZone, from_words
+
+    if text is None:
+        return None
+    try:
+        found = from_words(text, datetime.now().astimezone(), SystemZone(), "this time zone")
+    except OverflowError:
+        raise typer.BadParameter("is too far in the future", param_hint=option) from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    return found.replace(microsecond=0).isoformat()
 
 
 def send(
@@ -227,91 +268,10 @@ def _report(client: Client, job: Job) -> None:
     report(job if job.array_id is None else client.array(job.array_id))
 
 
-def _with_environment(
-    document: dict[str, Any], requirements: Path | None, variables: list[str]
-) -> dict[str, Any]:
-    """Return the document with the packages and environment variables from the options."""
-    from dray.code.packages import read_requirements
-
-    found: dict[str, Any] = dict(document.get("environment") or {})
-    if requirements is not None:
-        try:
-            found["requirements"] = read_requirements(requirements)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise typer.BadParameter(f"{requirements} can't be read: {reason}") from None
-    for given in variables:
-        name, equals, value = given.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--env must have the form NAME=VALUE, but {given!r} has no =")
-        found["env"] = {**found.get("env", {}), name: value}
-    return {**document, "environment": found} if found else document
-
-
-def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[str, Any]:
-    """Return the document with the packages that the uploaded folder lists, unless the document or
-    an option already names packages."""
-    from dray.cli.display.output import warn
-    from dray.code.packages import PackagesUnreadable, find_packages
-
-    environment = dict(document.get("environment") or {})
-    if environment.get("requirements") is not None or environment.get("python_packages"):
-        return document
-    try:
-        found = find_packages(packed.root, {file.path for file in packed.files})
-        if found is None:
-            return document
-        _check_requirements(found.source, found.requirements)
-    except PackagesUnreadable as error:
-        warn(
-            f"no packages will be installed for the job: {error}; use --requirements FILE to "
-            "list the packages"
-        )
-        return document
-    if found.without is not None:
-        warn(
-            f"{found.without}: installing the packages listed in {found.source}, but not in the "
-            "versions that the lock file pins"
-        )
-    count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
-    warn(f"{count} from {found.source} will be installed, unless --no-packages is given")
-    return {**document, "environment": {**environment, "requirements": found.requirements}}
-
-
-def _check_requirements(source: str, text: str) -> None:
-    """Raise PackagesUnreadable if these requirements are not allowed in a job."""
-    from pydantic import ValidationError
-
-    from dray.code.packages import PackagesUnreadable
-    from dray.spec import Environment
-
-    try:
-        Environment(requirements=text)
-    except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise PackagesUnreadable(f"{source}: {why}") from None
-
-
-def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
-    """Return the document with the metrics from the options, which replace metrics of the same
-    name."""
-    found = {}
-    for given in metrics:
-        name, equals, pattern = given.partition("=")
-        if not (name and equals and pattern):
-            raise typer.BadParameter(
-                "--metric must have the form NAME=PATTERN, such as 'train/loss=loss: "
-                f"([0-9.]+)', not {given!r}"
-            )
-        found[name] = {"name": name, "pattern": pattern}
-    others = [each for each in document.get("metrics") or [] if each.get("name") not in found]
-    return {**document, "metrics": [*others, *found.values()]} if found else document
-
-
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     """Return the document for running the job `reference` again, and a display name. Omits `after`,
-    `array`, `sweep` and the values that only a trial's program gets. `args` replace arguments of
-    the same name."""
+    `array`, `sweep`, the times, and the values that only a trial's program gets. `args` replace
+    arguments of the same name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
     from dray.spec.sweep import as_text, variable
@@ -319,7 +279,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     with connect() as client:
         job = client.get(read_job(client, reference))
         values = _trial_values(client, job)
-    left_out = ("array", "sweep", "after")
+    left_out = ("array", "sweep", "after", "begin_at", "deadline")
     document = {name: value for name, value in job.spec.items() if name not in left_out}
     script = document.get("script")
     if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):

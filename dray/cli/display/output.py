@@ -175,6 +175,9 @@ def show_job(job: views.Job) -> None:
         ("reason", f"{job.reason.message} ({job.reason.code})"),
         *(("warning", warning.message) for warning in job.warnings),
         ("queue", _queue_position(job)),
+        *([] if job.begin_at is None else [("begins", job.begin_at)]),
+        *([] if job.max_runtime_s is None else [("run time", _limit(job, job.max_runtime_s))]),
+        *([] if job.deadline is None else [("deadline", job.deadline)]),
         ("attempt", job.attempt),
         ("workers", job.world_size),
         *([("ranks", ranks)] if ranks else []),
@@ -207,6 +210,11 @@ def show_array(array: views.JobArray) -> None:
     ]
     for name, value in lines:
         write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
+
+
+def _limit(job: views.Job, limit_s: int) -> str:
+    of_queue = ", the default of its queue" if job.max_runtime_from == "queue" else ""
+    return f"at most {duration(limit_s)}{of_queue}"
 
 
 def _queue_position(job: views.Job) -> str:

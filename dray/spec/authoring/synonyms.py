@@ -99,8 +99,11 @@ MEANT: Final = _all(
     max_retries="retries retry num_retries restarts max_restarts backoff_limit",
     max_runtime_s=(
         "timeout timeout_s max_runtime time_limit max_time max_duration runtime walltime "
-        "deadline max_runtime_seconds"
+        "max_runtime_seconds"
     ),
+    begin_at="begin start_time start_at not_before eligible_time",
+    deadline="deadline_at end_by",
+    time_zone="timezone tz",
 )
 """Maps field names in other programs to the pointers of dray's fields."""
 

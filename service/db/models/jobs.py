@@ -137,6 +137,13 @@ class JobRow(Base):
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
+    """The time before which the job is not retried."""
+    begin_at: Mapped[datetime | None]
+    """The time before which the job does not start; unset if it had passed at submission."""
+    deadline: Mapped[datetime | None]
+    """The time at which the job is cancelled."""
+    singleton: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether the job waits for its owner's other jobs with the same name."""
     yields: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the job saves its state when asked to release its slots, and later resumes from this
     state."""
@@ -152,6 +159,8 @@ class JobRow(Base):
     """The value of the service's setting when the job was submitted. The same applies to
     `log_limit_bytes`."""
     max_runtime_s: Mapped[int | None]
+    is_runtime_of_queue: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether `max_runtime_s` is the queue's default, because the document has no limit."""
     runtime_used_s: Mapped[float]
     recoveries: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of times that the job recovered in place."""

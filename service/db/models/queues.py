@@ -27,6 +27,8 @@ class QueueRow(Base):
     max_queued: Mapped[int | None]
     max_queued_per_user: Mapped[int | None]
     max_priority: Mapped[int] = mapped_column(server_default=text("100"))
+    default_max_runtime_s: Mapped[int | None]
+    max_runtime_s: Mapped[int | None]
     budget: Mapped[float | None]
     monthly_budget: Mapped[float | None]
 

@@ -29,6 +29,7 @@ from service.loops.scheduling.carrying_out import (
     UnansweredRecalls,
 )
 from service.loops.scheduling.cluster_watcher import ClusterWatcher
+from service.loops.scheduling.deadlines import Deadlines
 from service.loops.scheduling.decision_recorder import DecisionRecorder
 from service.loops.scheduling.environment_gate import EnvironmentGate
 from service.loops.scheduling.forecaster import Forecaster
@@ -67,6 +68,7 @@ class Scheduler:
         trial_values, used = TrialValues(context.database, context.signals), UsedShares()
         self._stages: tuple[Stage, ...] = (
             UnansweredRecalls(context),
+            Deadlines(context),
             SeenNodes(),
             QueuesAndBudgets(context.prices),
             used,

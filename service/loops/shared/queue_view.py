@@ -81,6 +81,8 @@ class LiveAttempt:
     running: policy.RunningJob | None = None
     """Set while the job could be asked to release its slots, or has been asked."""
     array_id: str | None = None
+    is_past_deadline: bool = False
+    """Whether the job's deadline has passed, and the attempt has not been asked to leave."""
 
 
 def snapshot(
@@ -154,6 +156,7 @@ def _live(
             growing=resizing.growing(by_id[row.job_id], row, now),
             running=_running(by_id[row.job_id], row, runs, now),
             array_id=by_id[row.job_id].array_id,
+            is_past_deadline=_is_past_deadline(by_id[row.job_id], row, now),
         )
         for row in attempts
     )
@@ -179,7 +182,7 @@ def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.Ru
         held_s=_held_s(job, attempt, now),
         left_s=left_s(job, used_s + ran_s, runs),
         guess_s=guess_s(job, used_s + ran_s, runs),
-        ends_within_s=limit_left_s(job, used_s + ran_s),
+        ends_within_s=limit_left_s(job, used_s + ran_s, now),
         waited_s=waited_s(job, now) - ran_s,
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,
@@ -194,6 +197,12 @@ def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.Ru
         grown_s=_since(attempt.grown_at, now),
         shrunk_s=_since(attempt.shrunk_at, now),
     )
+
+
+def _is_past_deadline(job: Any, attempt: Any, now: datetime) -> bool:
+    if job.deadline is None or job.deadline > now or attempt.preempt_asked_at is not None:
+        return False
+    return job.state in HOLDING
 
 
 def _since(at: datetime | None, now: datetime) -> float:

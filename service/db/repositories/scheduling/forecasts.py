@@ -51,7 +51,7 @@ def facts(session: Session) -> Sequence[Row[Any]]:
     c = JobRow.__table__.c
     names = (
         *("id", "name", "owner", "state", "attempt", "num_workers", "position", "array_id"),
-        *("max_runtime_s", "runtime_used_s", "progress"),
+        *("max_runtime_s", "runtime_used_s", "deadline", "progress"),
     )
     query: Select[Any] = select(*(c[name] for name in names)).where(c.state.in_(UNFINISHED))
     return session.connection().execute(query).all()

@@ -18,6 +18,7 @@ _CLAIMED = (
     *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
     *("created_at", "silo_sources", "bundle", "roles", "required_topology", "homes"),
+    *("begin_at", "deadline", "is_runtime_of_queue"),
 )
 """The columns of a job that are read when it claims slots."""
 
@@ -74,7 +75,7 @@ def _change_waiting(names: tuple[str, ...]) -> Update:
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
     *("num_workers", "min_workers", "bundle", "roles", "required_topology", "homes"),
-    "not_before",
+    *("not_before", "begin_at", "deadline", "singleton", "is_runtime_of_queue"),
     *("max_runtime_s", "runtime_used_s"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     "array_index",
@@ -104,6 +105,15 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
         .where(c.state.in_(states), c.deleted_at.is_(None))
         .order_by(c.priority.desc(), c.rank, c.number)
     )
+
+
+def unfinished_named(session: Session, owner: str, name: str) -> Sequence[Row[str, JobState]]:
+    """Return the id and state of the owner's unfinished jobs with this name, in the order of their
+    submission."""
+    query = select(JobRow.id, JobRow.state).where(
+        JobRow.owner == owner, JobRow.name == name, JobRow.finished_at.is_(None)
+    )
+    return session.execute(query.order_by(JobRow.number)).all()
 
 
 _NOTED = (

@@ -39,10 +39,10 @@ def every(session: Session) -> dict[Cell, float]:
 
 
 def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
-    """Return (queue, state, num_jobs, first_at) of unfinished jobs. `first_at` is the submission
-    time of the oldest job that is waiting only for free slots."""
+    """Return (queue, state, num_jobs, first_at) of unfinished jobs. `first_at` is the time from
+    which the oldest job that is waiting only for free slots could start."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
-    first = func.min(JobRow.created_at).filter(can_start)
+    first = func.min(func.coalesce(JobRow.begin_at, JobRow.created_at)).filter(can_start)
     query = (
         select(JobRow.queue, JobRow.state, func.count().label("num_jobs"), first.label("first_at"))
         .where(JobRow.finished_at.is_(None), JobRow.state.in_(_UNFINISHED))

@@ -38,8 +38,11 @@ class JobClasses:
         self._nodes = list(nodes)
         self._positions: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
+        self._timed: dict[str, WaitingJob] = {}
+        """The jobs that can't start before a time, or after it."""
         self._classes: dict[ClassKey, list[tuple[int, str]]] = {}
-        """(position, id) of the jobs without open dependencies, in order of their positions."""
+        """(position, id) of the jobs that wait neither for other jobs nor for their begin times, in
+        order of their positions."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
         """Numbers of jobs that `heads` left out, keyed by the id of the job just before them in
@@ -54,12 +57,18 @@ class JobClasses:
 
     def add(self, job: WaitingJob, position: int = 0) -> None:
         self._jobs[job.job_id] = job
+        self._timed.pop(job.job_id, None)
+        if job.not_before or job.begins_at or job.start_by:
+            self._timed[job.job_id] = job
         self._positions[job.job_id] = position
-        if not job.after:
+        if not job.after and job.begins_at is None:
             bisect.insort(self._classes.setdefault(self._key_of(job), []), (position, job.job_id))
 
     def remove(self, job_id: str) -> WaitingJob:
         job = self._jobs.pop(job_id)
+        self._timed.pop(job_id, None)
+        if job.after or job.begins_at is not None:
+            return job
         job_class = self._classes[self._key_of(job)]
         del job_class[bisect.bisect_left(job_class, (self._positions[job_id], job_id))]
         return job
@@ -71,6 +80,24 @@ class JobClasses:
             left = tuple(one for one in job.after if one.id not in ended or one.on == "failure")
             if len(left) < len(job.after):
                 self.add(replace(job, after=left), self._positions[job.job_id])
+
+    def begin(self, since: datetime, now: datetime) -> None:
+        """Let jobs start whose begin time has passed. They have not waited between `since` and
+        their begin time."""
+        for job in list(self._timed.values()):
+            if job.begins_at is not None and job.begins_at <= now:
+                waited_s = job.waited_s - (job.begins_at - since).total_seconds()
+                begun = replace(job, begins_at=None, waited_s=waited_s)
+                self.add(begun, self._positions[job.job_id])
+
+    def expired(self, now: datetime) -> list[WaitingJob]:
+        """Return the jobs that can no longer start because of their deadlines."""
+        timed = self._timed.values()
+        return [job for job in timed if job.start_by is not None and job.start_by <= now]
+
+    def begins_at(self, job_id: str) -> datetime | None:
+        """Return the begin time of a waiting job, if it has not passed."""
+        return self._jobs[job_id].begins_at if job_id in self._jobs else None
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
         """Return the first jobs of each class: all jobs that could start on the free resources, and
@@ -102,7 +129,9 @@ class JobClasses:
                 return
 
     def not_before(self) -> list[datetime]:
-        return [job.not_before for job in self._jobs.values() if job.not_before is not None]
+        """Return the times before which some of the jobs do not start."""
+        times = (time for job in self._timed.values() for time in (job.not_before, job.begins_at))
+        return [time for time in times if time is not None]
 
     def _largest_of(self, sort: _Sort) -> int:
         """Return how many workers of this kind fit on the largest node."""

@@ -36,10 +36,12 @@ from service.domain.scheduling.placement.slots import (
     free_again,
 )
 from service.domain.scheduling.policy import WaitingJob
+from service.domain.scheduling.rules import times
 from service.domain.scheduling.rules.dependencies import waits_for
 from service.domain.scheduling.rules.eviction import RunningJob, leftover
 from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
+from service.domain.states import DEADLINE_PASSED
 
 LEAVING_S = 15.0
 """Seconds that a job takes to release its slots after it was asked to do so."""
@@ -331,6 +333,19 @@ class Simulation:
         over.update(array for array in arrays if not self._unfinished[array])
         if over:
             self._classes.resolve(over)
+        self._classes.begin(self._began, moment)
+        self._expire()
+
+    def _expire(self) -> None:
+        """Cancel the jobs that can no longer end before their deadlines."""
+        expired = self._classes.expired(self._now)
+        for job in expired:
+            self._classes.remove(job.job_id)
+            if job.start_by is not None:
+                reason = Reason(DEADLINE_PASSED, times.missed(job.start_by))
+                self._record(job.job_id, Expected(None, reason))
+        if expired:
+            self._classes.resolve({job.job_id for job in expired})
 
     def _leaves(self, active: _Active) -> bool:
         """Release the job's slots. Returns whether the job has ended."""
@@ -383,6 +398,10 @@ class Simulation:
         held = self._held.get(job_id)
         if held is not None:
             return Expected(None, Reason(HELD, held_message(held, job_id)))
+        begins_at = self._classes.begins_at(job_id)
+        if begins_at is not None:
+            reason = Reason(times.BEGINS_AT, times.begins(begins_at))
+            return Expected(None, reason, not_before=begins_at)
         if is_cut_off:
             passed_s = (self._now - self._began).total_seconds()
             message = f"the forecast covers only the next {passed_s / 3600:.3g} hours"

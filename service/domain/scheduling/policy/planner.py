@@ -31,7 +31,8 @@ will be retried soon, which keeps its position, because it did not cause its fai
 node was lost).
 
 A job reserves nothing if it is held, is blocked by the limits of its queue (`limits`), waits for
-other jobs to end, or belongs to an array that already runs its maximum number of jobs.
+its begin time or for other jobs to end, or belongs to an array that already runs its maximum number
+of jobs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.policy.ordering import OnError, in_order, not_planned_reason
 from service.domain.scheduling.policy.records import Decision, Growing, Snapshot, Stay, Wait
-from service.domain.scheduling.policy.round import Round, waits_for_jobs
+from service.domain.scheduling.policy.round import Round, too_early
 from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
@@ -92,7 +93,7 @@ def plan(
     if obstacle is not None:
         round_.explain(not_planned)
         waits = [
-            waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
+            too_early(job, position) or Wait(job.job_id, obstacle, position)
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
         others = [Stay(g.job_id, obstacle) for g in groups if not g.lacking]

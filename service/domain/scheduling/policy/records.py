@@ -36,7 +36,7 @@ class WaitingJob:
     for a job that releases its slots on request, because running it shows how long it takes."""
     waited_s: float = 0.0
     """Seconds since the job was submitted, excluding the time in which it ran, was held, or waited
-    for its array or for the end of other jobs."""
+    for its begin time, for its array, or for the end of other jobs."""
     yields: bool = False
     """Whether the job saves its state when asked to release its slots, and later resumes from this
     state."""
@@ -52,6 +52,10 @@ class WaitingJob:
     """Jobs and arrays that must end before the job starts. Until these jobs and arrays end, the job
     neither takes nor reserves slots."""
     array: ArrayLimit | None = None
+    start_by: datetime | None = None
+    """The time at which the job is cancelled if it has not started, because of its deadline."""
+    begins_at: datetime | None = None
+    """The time, in the future, before which the job neither takes nor reserves slots."""
 
 
 @dataclass(frozen=True)

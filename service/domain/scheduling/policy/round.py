@@ -31,7 +31,7 @@ from service.domain.scheduling.policy.records import (
     Wait,
     WaitingJob,
 )
-from service.domain.scheduling.rules import order
+from service.domain.scheduling.rules import order, times
 from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
 from service.domain.scheduling.rules.obstacles import (
     PREPARING,
@@ -123,8 +123,8 @@ class Round:
 
     def _kept_back(self, job: WaitingJob, gang: Gang, position: int) -> Decision | None:
         """Return a decision if the job can't start even if slots are free; None if it can."""
-        if job.after:
-            return waits_for_jobs(job, position)
+        if (early := too_early(job, position)) is not None:
+            return early
         if self._is_closed and not gang.request.homes:
             return Wait(job.job_id, Reason("no_nodes", self._closed_because), position)
         if gang not in self._possible and (impossible := self._never_fits(gang)) is not None:
@@ -390,6 +390,11 @@ class Round:
             self._passable.reserved.set_aside(gang.kind, most)
 
 
-def waits_for_jobs(job: WaitingJob, position: int) -> Wait:
-    reason = Reason("waiting_for_jobs", waits_for(job.after))
-    return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
+def too_early(job: WaitingJob, position: int) -> Wait | None:
+    """Return a decision if the job waits for other jobs to end, or for its begin time."""
+    if job.after:
+        reason = Reason("waiting_for_jobs", waits_for(job.after))
+        return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
+    if job.begins_at is not None:
+        return Wait(job.job_id, Reason(times.BEGINS_AT, times.begins(job.begins_at)), position)
+    return None

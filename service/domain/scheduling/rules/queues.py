@@ -48,11 +48,21 @@ class Queue:
     max_queued_per_user: int | None = None
     max_priority: int = 100
     """The highest priority that users can set."""
+    default_max_runtime_s: int | None = None
+    """The limit in seconds of jobs whose documents have no limit. See `default_limit_s`."""
+    max_runtime_s: int | None = None
+    """The highest limit in seconds that a job can have."""
     budget: float | None = None
     """Maximum total cost of the queue's jobs, in the currency of the prices. Once the budget is
     used up, no job starts."""
     monthly_budget: float | None = None
     """Maximum cost of the queue's jobs per month (UTC)."""
+
+    @property
+    def default_limit_s(self) -> int | None:
+        """The limit in seconds of jobs whose documents have no limit."""
+        default = self.default_max_runtime_s
+        return self.max_runtime_s if default is None else default
 
     def weight_of(self, owner: str) -> float:
         return self.user_weights.get(owner, 1.0)
@@ -99,6 +109,11 @@ def unfit(queue: Queue) -> Unfit | None:
             of_quota = f"which is less than the quota of {spoken(name, amount)}"
             message = f"is {spoken(name, most)}, {of_quota}"
             return Unfit(f"/limit/{name}", message, "raise the limit or lower the quota")
+    default_s, most_s = queue.default_max_runtime_s, queue.max_runtime_s
+    if default_s is not None and most_s is not None and default_s > most_s:
+        message = f"is {default_s} s, which is more than max_runtime_s, {most_s} s"
+        hint = "lower default_max_runtime_s or raise max_runtime_s"
+        return Unfit("/default_max_runtime_s", message, hint)
     return None
 
 

@@ -37,7 +37,14 @@ Asks = Preempt | Shrink
 Free = dict[str, dict[str, float]]
 """Amounts by node and resource."""
 
-STARTS_NEVER = {"held", "waiting_for_jobs", "backing_off", "array_limit", "preparing_environment"}
+STARTS_NEVER = {
+    "held",
+    "waiting_for_jobs",
+    "begins_at",
+    "backing_off",
+    "array_limit",
+    "preparing_environment",
+}
 WITHOUT_SLOTS = {"waiting_for_slots", "waiting_for_domain", "behind_in_queue"}
 
 
@@ -107,7 +114,7 @@ class Oracle:
             if (other.queue, other.priority) == (job.queue, job.priority)
             and (other.job_id not in self.guaranteed) == first
             and other.place > job.place
-            and not (other.held or other.after)
+            and not (other.held or other.after or other.begins_at)
         ]
         leader = min([job, *passed], key=lambda one: (self.work(one), one.seq))
         return first, -job.priority, self.work(leader), leader.seq, job.place
@@ -135,7 +142,7 @@ class Oracle:
 
     def could_start(self, job: WaitingJob, arrays: Counter[str]) -> bool:
         """Whether the job waits for slots only. If so, it is counted against its limits."""
-        if job.after or job.held or job.preparing or job.not_before:
+        if job.after or job.held or job.preparing or job.not_before or job.begins_at:
             return False
         if job.array is not None:
             arrays[job.array.array_id] += 1
@@ -381,7 +388,14 @@ class Oracle:
     def decided(self, job: WaitingJob, decision: Decision, asked: Sequence[Asks]) -> None:
         request = job.request
         code = decision.reason.code if isinstance(decision, Wait) else ""
-        never = job.held or job.after or job.not_before or self.is_full(job) or job.preparing
+        never = (
+            job.held
+            or job.after
+            or job.begins_at
+            or job.not_before
+            or self.is_full(job)
+            or job.preparing
+        )
         fits_ever = self.capacity(request, self.empty()) >= request.least
         if isinstance(decision, Impossible):
             assert not fits_ever

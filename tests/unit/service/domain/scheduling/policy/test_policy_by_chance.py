@@ -35,6 +35,7 @@ from service.domain.scheduling.policy import (
     Shrink,
     Snapshot,
     Start,
+    Wait,
     WaitingJob,
     plan,
 )
@@ -156,7 +157,10 @@ class Cluster(RuleBasedStateMachine):
         for submit in submits:
             self.submit({**submit, "after": None, "array": None, "priority": priority})
 
-    @rule(number=NUMBERS, how=st.sampled_from(["held", "preparing", "backs off", "first", "free"]))
+    @rule(
+        number=NUMBERS,
+        how=st.sampled_from(["held", "preparing", "backs off", "begins later", "first", "free"]),
+    )
     def change(self, number: int, how: str) -> None:
         if (job := self.one_of(number, runs=False)) is None:
             return
@@ -164,8 +168,9 @@ class Cluster(RuleBasedStateMachine):
             "held": {"held": "ann"},
             "preparing": {"preparing": "its environment is being prepared"},
             "backs off": {"not_before": NOW + timedelta(seconds=30)},
+            "begins later": {"begins_at": NOW + timedelta(hours=1)},
             "first": {"place": -self.num_submitted},
-            "free": {"held": None, "preparing": None, "not_before": None},
+            "free": dict.fromkeys(("held", "preparing", "not_before", "begins_at")),
         }[how]
         job.waiting = replace(job.waiting, **changes)
 
@@ -232,6 +237,12 @@ class Cluster(RuleBasedStateMachine):
         Oracle(seen, NOW).check(decisions)
         with_silos = plan(replace(seen, nodes=(*seen.nodes, *SILOS)), NOW)
         assert list(map(without_words, with_silos)) == list(map(without_words, decisions))
+        later = {job.job_id for job in seen.queue if job.begins_at and not job.held}
+        if later:
+            kept = tuple(job for job in seen.queue if job.job_id not in later)
+            without = plan(replace(seen, queue=kept), NOW)
+            others = [each for each in decisions if each.job_id not in later]
+            assert list(map(without_position, without)) == list(map(without_position, others))
         return decisions
 
     def follow(self, decision: Decision) -> None:
@@ -341,6 +352,13 @@ def without_words(decision: Decision) -> Decision:
     if isinstance(decision, Start | Grow):
         return decision
     return replace(decision, reason=replace(decision.reason, message=""))
+
+
+def without_position(decision: Decision) -> Decision:
+    """Return a decision without the job's position in the queue, and with only the reason's
+    code."""
+    bare = without_words(decision)
+    return replace(bare, position=None) if isinstance(bare, Wait) else bare
 
 
 @pytest.mark.timeout(900)  # the long one, on a machine with other work
