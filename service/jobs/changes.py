@@ -54,19 +54,34 @@ class JobChanges:
 
         def work(session: Session) -> views.Job:
             row = found(session, job_id, lock=True)
-            _refuse_state(row, wanted)
-            _check_rules(session, row, wanted, is_admin=is_admin)
-            change = _JobChange(session, row, actor, now)
-            change.move(wanted)
-            change.hold(wanted.held)
-            if change.is_any:
-                notify(session, QUEUE)
+            change_row(session, row, wanted, actor=actor, is_admin=is_admin, now=now)
             return serializers.job(session, row)
 
         return await self._database.write(work)
 
 
-def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
+def change_row(
+    session: Session,
+    row: JobRow,
+    wanted: JobChangeRequest,
+    *,
+    actor: str,
+    is_admin: bool,
+    now: datetime,
+) -> bool:
+    """Change a locked job, and return whether anything differs. Raises the errors of
+    `JobChanges.change`."""
+    refuse_state(row, wanted)
+    check_rules(session, row, wanted, is_admin=is_admin)
+    change = JobChange(session, row, actor, now)
+    change.move(wanted)
+    change.hold(wanted.held)
+    if change.is_any:
+        notify(session, QUEUE)
+    return change.is_any
+
+
+def refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
     if row.state.is_terminal:
         raise JobFinished(f"the job {row.id} is {row.state}: it has ended")
     if row.state is JobState.CANCELLING:
@@ -79,16 +94,22 @@ def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
         )
 
 
-def _check_rules(
-    session: Session, row: JobRow, wanted: JobChangeRequest, *, is_admin: bool
+def check_rules(
+    session: Session,
+    row: JobRow,
+    wanted: JobChangeRequest,
+    *,
+    is_admin: bool,
+    num_jobs: int = 1,
 ) -> None:
-    """Refuse a priority or a move that the queue does not allow."""
+    """Refuse a priority or a move that the queue does not allow. `num_jobs` is the number of jobs
+    that move together."""
     moves = wanted.queue is not None and wanted.queue != row.queue
     if not moves and wanted.priority is None:
         return
     name = wanted.queue or row.queue
     if moves:
-        queue = admission.admit(session, name, row.owner, resizing.request_of(row))
+        queue = admission.admit(session, name, row.owner, resizing.request_of(row), num_jobs)
     else:
         queue = admission.locked(session, name)
     if not is_admin:
@@ -97,7 +118,7 @@ def _check_rules(
         )
 
 
-class _JobChange:
+class JobChange:
     """Applies the changes to one locked job."""
 
     def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:

@@ -62,8 +62,7 @@ class FaultService:
 
         def work(session: Session) -> views.Job:
             row = found(session, job_id, lock=True)
-            attempt = _live_attempt(session, row, preemption.HOLDING, "it holds no slots")
-            preemption.ask(session, row, attempt, grace, now, actor=actor)
+            preempt_row(session, row, grace, actor=actor, now=now)
             return serializers.job(session, row)
 
         return await self._database.write(work)
@@ -145,6 +144,15 @@ class FaultService:
     async def slot_seconds(self) -> dict[str, float]:
         """Return the slot-seconds of all jobs, including deleted jobs, keyed by category."""
         return await self._database.read(repository.slot_seconds)
+
+
+def preempt_row(
+    session: Session, row: JobRow, grace_s: float, *, actor: str, now: datetime
+) -> bool:
+    """Ask a locked job to release its slots. Returns False if it was already asked. Raises
+    JobNotRunning if it holds no slots."""
+    attempt = _live_attempt(session, row, preemption.HOLDING, "it holds no slots")
+    return preemption.ask(session, row, attempt, grace_s, now, actor=actor)
 
 
 def _live_attempt(
