@@ -91,6 +91,25 @@ class JobChangeRequest(Document):
         return self
 
 
+class ArrayChangeRequest(JobChangeRequest):
+    """Change the waiting jobs of an array together. Omitted fields remain unchanged."""
+
+    max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
+    """Maximum number of jobs of the array that run at the same time; null removes the limit. Jobs
+    that run already are not stopped."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if "max_running" not in self.model_fields_set and not self.changes_jobs:
+            raise ValueError(f"specify at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+    @property
+    def changes_jobs(self) -> bool:
+        """Whether fields other than `max_running` are given."""
+        return bool(self.model_dump(exclude_none=True, exclude={"max_running"}))
+
+
 Tag = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
 ]

@@ -124,6 +124,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "a request with this Idempotency-Key is being processed",
         "hint": "repeat the request in a moment to get the response to the first request",
     },
+    "not_confirmed": {
+        "detail": "all 120 jobs in these states match, so their number must be confirmed",
+        "pointer": "/max",
+        "hint": "if all of them are meant, repeat the request with max: 120",
+    },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
         "detail": f"the job {JOB_ID} is RUNNING, and only a finished job can be deleted",

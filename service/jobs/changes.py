@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 
 from sqlalchemy.orm import Session
@@ -121,11 +122,22 @@ def check_rules(
 class JobChange:
     """Applies the changes to one locked job."""
 
-    def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:
+    def __init__(
+        self,
+        session: Session,
+        row: JobRow,
+        actor: str,
+        now: datetime,
+        *,
+        first_rank: Callable[[str, int], int | None] | None = None,
+    ) -> None:
+        """`first_rank` returns the lowest rank in a queue with a priority; by default, among all
+        jobs except this one."""
         self._session = session
         self._row = row
         self._actor = actor
         self._now = now
+        self._first_rank = first_rank or partial(queues_repository.first_rank, session, but=row.id)
         self.is_any = False
 
     def move(self, wanted: JobChangeRequest) -> None:
@@ -150,7 +162,7 @@ class JobChange:
         row = self._row
         # The new rank must be lower than all others, because jobs with the same rank are ordered by
         # their remaining work as well as by submission.
-        first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
+        first = self._first_rank(row.queue, row.priority)
         if first is not None and first <= row.rank:
             row.rank = first - 1
             where = f"of priority {row.priority} in the queue {row.queue!r}"
@@ -164,6 +176,13 @@ class JobChange:
         elif held is False and row.held_by is not None:
             row.held_by = None
             self._explain("released", NEXT_LOOK, "was released")
+
+    def limit_array(self, max_running: int | None) -> None:
+        """Add the event of a changed `max_running`, which is stored for all jobs of the array."""
+        message = f"its array now runs at most {max_running} jobs at the same time"
+        if max_running is None:
+            message = "its array can now run any number of jobs at the same time"
+        self._add_event("array_limit", message, {"max_running": max_running})
 
     def _explain(
         self, code: str, reason: str, message: str, data: Mapping[str, object] = NOTHING

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, JobIds, app, connect
+from dray.cli.base import AsJson, AsJsonLines, app, connect
+from dray.cli.bulk import (
+    DryRun,
+    Expect,
+    Where,
+    array_line,
+    change_matching,
+    change_named,
+    searched,
+)
+from dray.cli.choosing import Owner, References, Yes
 
 if TYPE_CHECKING:
-    from dray.client import Client
     from dray.views import Job, Queue
 
 group = typer.Typer(name="queue", help="List, show, configure and delete queues.")
@@ -186,20 +195,56 @@ def delete_queue(name: Name, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def hold(jobs: JobIds, as_json: AsJsonLines = False) -> None:
+def hold(
+    jobs: References = None,
+    where: Where = None,
+    owner: Owner = "@me",
+    dry_run: DryRun = False,
+    expect: Expect = None,
+    yes: Yes = False,
+    as_json: AsJsonLines = False,
+) -> None:
     """Keep waiting jobs from starting until they are released."""
-    _each(jobs, as_json, lambda client, job_id: client.hold(job_id))
+    search = searched(jobs, where, owner, dry_run=dry_run, expect=expect, yes=yes)
+    if search is not None:
+        change_matching("hold", search, as_json)
+        return
+    change_named(
+        jobs or (),
+        as_json,
+        lambda client, job_id: client.hold(job_id),
+        lambda client, array_id: client.hold_array(array_id),
+        _state_line,
+    )
 
 
 @app.command()
-def release(jobs: JobIds, as_json: AsJsonLines = False) -> None:
+def release(
+    jobs: References = None,
+    where: Where = None,
+    owner: Owner = "@me",
+    dry_run: DryRun = False,
+    expect: Expect = None,
+    yes: Yes = False,
+    as_json: AsJsonLines = False,
+) -> None:
     """Allow held jobs to start."""
-    _each(jobs, as_json, lambda client, job_id: client.release(job_id))
+    search = searched(jobs, where, owner, dry_run=dry_run, expect=expect, yes=yes)
+    if search is not None:
+        change_matching("release", search, as_json)
+        return
+    change_named(
+        jobs or (),
+        as_json,
+        lambda client, job_id: client.release(job_id),
+        lambda client, array_id: client.release_array(array_id),
+        _state_line,
+    )
 
 
 @app.command()
 def move(
-    jobs: JobIds,
+    jobs: References = None,
     queue: Annotated[str | None, typer.Option(help="Move the jobs to this queue.")] = None,
     first: Annotated[
         bool,
@@ -208,6 +253,11 @@ def move(
             help="Move the jobs ahead of all other jobs of the same priority; admins only.",
         ),
     ] = False,
+    where: Where = None,
+    owner: Owner = "@me",
+    dry_run: DryRun = False,
+    expect: Expect = None,
+    yes: Yes = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Move waiting jobs to another queue, or to the front.
@@ -216,31 +266,68 @@ def move(
     """
     if queue is None and not first:
         raise typer.BadParameter("specify a destination: --queue QUEUE, --first, or both")
-    order = jobs[::-1] if first else jobs
-    _each(order, as_json, lambda client, job_id: client.move(job_id, queue, first=first))
+    search = searched(jobs, where, owner, dry_run=dry_run, expect=expect, yes=yes)
+    if search is not None:
+        given = {"queue": queue, "first": first or None}
+        change_matching("move", search, as_json, given)
+        return
+    change_named(
+        jobs or (),
+        as_json,
+        lambda client, job_id: client.move(job_id, queue, first=first),
+        lambda client, array_id: client.move_array(array_id, queue, first=first),
+        _state_line,
+        is_reversed=first,
+    )
 
 
 @app.command()
 def priority(
-    job_id: JobId,
-    number: Annotated[int, typer.Argument(metavar="N", help="From 0 to 100.", min=0, max=100)],
+    jobs: References = None,
+    number: Annotated[
+        int, typer.Argument(metavar="N", help="From 0 to 100.", min=0, max=100)
+    ] = ...,  # type: ignore[assignment]
+    where: Where = None,
+    owner: Owner = "@me",
+    dry_run: DryRun = False,
+    expect: Expect = None,
+    yes: Yes = False,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Change the priority of jobs that have not ended."""
+    search = searched(jobs, where, owner, dry_run=dry_run, expect=expect, yes=yes)
+    if search is not None:
+        change_matching("priority", search, as_json, {"priority": number})
+        return
+    change_named(
+        jobs or (),
+        as_json,
+        lambda client, job_id: client.set_priority(job_id, number),
+        lambda client, array_id: client.set_array_priority(array_id, number),
+        _state_line,
+    )
+
+
+@app.command("max-running")
+def max_running(
+    array: Annotated[
+        str, typer.Argument(metavar="ARRAY", help="An array's id, a prefix of it, or its name.")
+    ],
+    number: Annotated[str, typer.Argument(metavar="N", help="A number of jobs, or none.")],
     as_json: AsJson = False,
 ) -> None:
-    """Change the priority of a job that has not ended."""
-    _each([job_id], as_json, lambda client, found: client.set_priority(found, number))
+    """Change how many jobs of an array or sweep run at the same time.
 
+    Running jobs are not stopped.
+    """
+    from dray.cli.display.output import write_json, write_text
 
-def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]) -> None:
-    """Apply `change` to each job, and write its new position."""
-    from dray.cli.display.output import write_json_line, write_text
-
-    failures = Failures()
+    limit = _number(number, int, "N")
     with connect() as client:
-        for reference in jobs:
-            with failures.noted():
-                job = change(client, client.resolve(reference))
-                write_json_line(job) if as_json else write_text(_state_line(job))
-    failures.end()
+        change = client.set_max_running(
+            client.resolve(array, arrays=True), None if limit is None else int(limit)
+        )
+    write_json(change) if as_json else write_text(array_line(change))
 
 
 def _state_line(job: Job) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, JobId, JobIds, app, connect
-from dray.cli.choosing import read_job
+from dray.cli.choosing import read_job, read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ def compare(
     from dray.cli.display.output import write_json
 
     with connect() as client:
-        found = client.compare([read_job(client, job) for job in jobs])
+        found = client.compare(read_jobs(client, jobs))
     if as_json:
         write_json(found)
         return

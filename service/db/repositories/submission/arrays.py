@@ -66,6 +66,24 @@ def counts(session: Session, array_id: str) -> dict[JobState, int]:
     return {JobState(state): number for state, number in session.execute(query)}
 
 
+def unfinished(session: Session, array_id: str) -> list[str]:
+    """Return the ids of the array's jobs that have not ended."""
+    query = select(JobRow.id).where(
+        JobRow.array_id == array_id, JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
+    )
+    return list(session.scalars(query))
+
+
+def set_max_running(session: Session, array_id: str, max_running: int | None) -> None:
+    """Set the limit in all jobs of the array, including ended jobs."""
+    session.execute(
+        update(JobRow)
+        .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
+        .values(array_max_running=max_running)
+        .execution_options(synchronize_session=False)
+    )
+
+
 def started(session: Session, array_id: str) -> list[str]:
     """Return the ids of the array's unfinished jobs that have had an attempt."""
     query = select(JobRow.id).where(
