@@ -62,8 +62,8 @@ class BulkRequest(Document):
     dry_run: StrictBool = False
     """Only report what would happen, without changing any job."""
     max: Annotated[Int, Field(ge=0, le=10**9)] | None = None
-    """Change nothing if more jobs are selected. Required if the filter selects all jobs in its
-    states."""
+    """Change nothing if more jobs are selected. Required if the filter excludes no job, apart
+    from its states and owner."""
 
     @model_validator(mode="after")
     def _parameters_fit(self) -> Self:

@@ -398,7 +398,7 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
 
 
 class NotConfirmed(Conflict, code="not_confirmed"):
-    """More jobs match than `max`, or all jobs match and `max` is not given. Nothing was changed."""
+    """More jobs match than `max`, or the filter excludes no job and `max` is missing."""
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):

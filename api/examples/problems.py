@@ -125,9 +125,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "repeat the request in a moment to get the response to the first request",
     },
     "not_confirmed": {
-        "detail": "all 120 jobs in these states match, so their number must be confirmed",
+        "detail": "the filter excludes no job, so the number of jobs to change, 120, must be "
+        "confirmed",
         "pointer": "/max",
-        "hint": "if all of them are meant, repeat the request with max: 120",
+        "hint": "if you want to change all of these jobs, repeat the request with max: 120",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {

@@ -42,8 +42,8 @@ async def change_jobs(
 
     Each job is changed as by the call for a single job. Jobs for which that call fails are counted
     by the code of the problem, and don't stop the action. With `dry_run`, nothing is changed, and
-    the response shows what would happen. If the filter selects all jobs in its states, their number
-    must be confirmed with `max`. Repeating a call has no further effect.
+    the response shows what would happen. If the filter excludes no job, apart from its states and
+    owner, the number of jobs must be confirmed with `max`. Repeating a call has no further effect.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(BulkRequest, request, limit_bytes)

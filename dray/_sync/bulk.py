@@ -44,8 +44,8 @@ class BulkCalls(Calls):
         `first`), `priority` (with `priority`), `preempt` (with `grace_s`) or `tag` (with `add_tags`
         or `remove_tags`). owner: change the jobs of this user instead of yours. dry_run: only
         report what would happen. max_jobs: raise NotConfirmed, and change nothing, if more jobs
-        match; required if all jobs in these states match. Jobs that can't be changed don't stop the
-        action; the result counts them, with the reasons.
+        match; required if the arguments other than `state` and `owner` exclude no job. Jobs that
+        can't be changed don't stop the action; the result counts them, with the reasons.
         """
         times = {"created_after": created_after, "created_before": created_before}
         chosen = present(

@@ -268,8 +268,11 @@ class ArrayCalls(Calls):
         return self._read(views.JobArray, Call("POST", f"{_array_path(array_id)}/cancel"))
 
     def hold_array(self, array_id: str) -> views.ArrayChange:
-        """Hold the waiting jobs of an array. Like all changes of arrays, this skips jobs to which the
-        change does not apply, such as ended jobs, and counts them in the result."""
+        """Hold the waiting jobs of an array.
+
+        Like all changes of arrays, this skips jobs to which the change does not apply, such as
+        ended jobs, and counts them in the result.
+        """
         return self._change_array(array_id, held=True)
 
     def release_array(self, array_id: str) -> views.ArrayChange:

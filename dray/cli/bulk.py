@@ -144,6 +144,7 @@ def change_matching(
     for confirmation. Exits with 3 if a job could not be changed."""
     from dray.cli.display.output import warn, write_json
     from dray.cli.exits import Exit
+    from dray.errors import NotConfirmed
 
     selected = {
         "where": search.where,
@@ -156,7 +157,7 @@ def change_matching(
     with connect() as client:
         tried = client.bulk(action, **selected, dry_run=True)
         number = tried.matched - tried.other_owners
-        if search.dry_run or not number:
+        if search.dry_run:
             write_json(tried) if as_json else _report(tried, action)
             return
         if search.expect is not None and number != search.expect:
@@ -164,7 +165,13 @@ def change_matching(
             raise typer.Exit(Exit.REFUSED)
         confirmed = _confirm(tried, action, search)
         most = number if confirmed else search.expect
-        done = client.bulk(action, **selected, max_jobs=most)
+        try:
+            done = client.bulk(action, **selected, max_jobs=most)
+        except NotConfirmed as error:
+            warn(f"error: {error.detail}")
+            if most is None:
+                warn(f"hint: if you want to change all of these jobs, add --expect {number}")
+            raise typer.Exit(Exit.REFUSED) from None
     write_json(done) if as_json else _report(done, action)
     if done.refused:
         raise typer.Exit(Exit.REFUSED)
@@ -178,9 +185,9 @@ def _confirm(tried: BulkChange, action: str, search: Search) -> bool:
     from dray.cli.display.output import warn
     from dray.cli.exits import Exit
 
-    if search.yes:
-        return False
     number = tried.matched - tried.other_owners
+    if search.yes or not number:
+        return False
     question = f"{action.capitalize()} {_jobs(number)}?"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 MAX_JOBS = 100_000
 """Maximum number of jobs that a filter can select."""
+NUM_COMPARED = 1000
+"""Number of the newest jobs of which a filter must exclude at least one, unless the number of
+selected jobs is confirmed."""
 MAX_NAMED = 20
 """Maximum number of ids in each list of a result."""
 AT_ONCE_ON_POSTGRES = 4
@@ -96,8 +99,8 @@ class BulkChanges:
         names an owner, of this owner.
 
         Raises InvalidSearch, and raises NotConfirmed if more jobs are selected than `wanted.max`,
-        or if all jobs are selected without `wanted.max`. Jobs that can't be changed don't stop the
-        action. If `is_stopping` returns true, the remaining jobs are not changed.
+        or if the filter excludes no job and `wanted.max` is not given. Jobs that can't be changed
+        don't stop the action. If `is_stopping` returns true, the remaining jobs are not changed.
         """
         matched = await self._database.read(lambda session: _confirmed(session, wanted, caller))
         whose = wanted.filter.owner or caller
@@ -174,8 +177,8 @@ def _would_delete(session: Session, row: JobRow, _: datetime) -> bool:
 
 
 def _confirmed(session: Session, wanted: BulkRequest, caller: str) -> dict[str, str]:
-    """Return the owners of the selected jobs by id. Raises NotConfirmed if all jobs are selected,
-    unless their number was confirmed."""
+    """Return the owners of the selected jobs by id. Raises NotConfirmed if the filter excludes no
+    job, unless the number of jobs was confirmed."""
     matched = listing.owners(session, wanted.filter, limit=MAX_JOBS + 1)
     if len(matched) > MAX_JOBS:
         raise NotConfirmed(
@@ -183,18 +186,23 @@ def _confirmed(session: Session, wanted: BulkRequest, caller: str) -> dict[str, 
             pointer="/filter",
             hint="narrow the filter, and repeat the request for each part",
         )
-    if wanted.max is None and not wanted.dry_run and len(matched) > 1:
-        every = JobFilter(state=wanted.filter.state)
-        if len(listing.owners(session, every, limit=len(matched) + 1)) == len(matched):
-            whose = wanted.filter.owner or caller
-            own = sum(owner == whose for owner in matched.values())
-            raise NotConfirmed(
-                f"the filter matches all {len(matched):,} jobs in its states, so the number of "
-                "jobs must be confirmed",
-                pointer="/max",
-                hint=f"if you want to change all of your jobs, repeat the request with max: {own}",
-            )
+    whose = wanted.filter.owner or caller
+    own = sum(owner == whose for owner in matched.values())
+    if wanted.max is None and not wanted.dry_run and own > 1 and _excludes_none(session, wanted):
+        raise NotConfirmed(
+            f"the filter excludes no job, so the number of jobs to change, {own:,}, must be "
+            "confirmed",
+            pointer="/max",
+            hint=f"if you want to change all of these jobs, repeat the request with max: {own}",
+        )
     return matched
+
+
+def _excludes_none(session: Session, wanted: BulkRequest) -> bool:
+    """Whether the filter, apart from its states and owner, matches each of the newest jobs."""
+    every = listing.owners(session, JobFilter(), limit=NUM_COMPARED)
+    criteria = wanted.filter.model_copy(update={"state": (), "owner": None})
+    return every == listing.owners(session, criteria, limit=NUM_COMPARED)
 
 
 def _refuse_more(number: int, most: int | None) -> None:
