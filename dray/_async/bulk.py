@@ -37,7 +37,8 @@ class BulkCalls(Calls):
         dry_run: bool = False,
         max_jobs: int | None = None,
     ) -> views.BulkChange:
-        """Apply an action to all of your jobs that match the arguments, which are those of `jobs`.
+        """Apply an action to all of your jobs that match the arguments, which mean the same as in
+        `jobs`.
 
         action: `cancel`, `delete`, `hold`, `release`, `move` (with the parameters `queue` or
         `first`), `priority` (with `priority`), `preempt` (with `grace_s`) or `tag` (with `add_tags`

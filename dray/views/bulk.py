@@ -22,7 +22,7 @@ class BulkChange(View):
     """The result of an action on all jobs that a filter selects."""
 
     dry_run: bool
-    """Whether nothing was changed, and the numbers are those of a dry run."""
+    """Whether nothing was changed, because the request was a dry run."""
     matched: int
     """Number of jobs that the filter selects, including jobs of other users."""
     other_owners: int

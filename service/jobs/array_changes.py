@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache, partial
+from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -15,7 +16,8 @@ from dray import views
 from dray.requests import ArrayChangeRequest
 from service.config.settings import Settings
 from service.db.models import JobRow
-from service.db.notifications import QUEUE
+from service.db.notifications import QUEUE, events_of
+from service.db.repositories import events as events_repository
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.scheduling import queues as queues_repository
 from service.db.repositories.submission import arrays as repository
@@ -28,6 +30,8 @@ from service.jobs.faults import preempt_row
 from service.lifecycle import resizing
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 class ArrayChanges:
@@ -55,31 +59,37 @@ class ArrayChanges:
         is_admin: bool = False,
     ) -> views.ArrayChange:
         """Change all jobs of the array or, if the rules of a queue do not allow it for one of them,
-        none. Raises the errors of `JobChanges.change` except those of skipped jobs."""
+        none. Raises the errors of `JobChanges.change`, except for skipped jobs."""
         now = self._clock()
 
         def work(session: Session) -> views.ArrayChange:
-            before = arrays.view(session, array_id)
+            array = arrays.view(session, array_id)
             limits = "max_running" in wanted.model_fields_set
-            is_limited = limits and wanted.max_running != before.max_running
-            rows, skipped = _locked(session, array_id)
+            is_limited = limits and wanted.max_running != array.max_running
+            rows = repository.lock_unfinished(session, array_id)
+            skipped = Counter({JobFinished.code: sum(array.counts.values()) - len(rows)})
+            rows.sort(key=lambda row: row.array_index)
             if wanted.changes_jobs:
                 rows = _that(partial(refuse_state, wanted=wanted), rows, skipped)
                 _check_rules(session, rows, wanted, is_admin=is_admin)
             if is_limited:
                 repository.set_max_running(session, array_id, wanted.max_running)
             first = cache(partial(queues_repository.first_rank, session, but=array_id))
-            num_changed = 0
+            events: list[Mapping[str, Any]] = []
+            changed = []
             for row in rows:
-                change = JobChange(session, row, actor, now, first_rank=first)
+                change = JobChange(session, row, actor, now, first_rank=first, events=events)
                 change.move(wanted)
                 change.hold(wanted.held)
                 if is_limited:
                     change.limit_array(wanted.max_running)
-                num_changed += change.is_any
-            if num_changed:
-                notify(session, QUEUE)
-            return _answer(session, array_id, rows, num_changed, skipped)
+                if change.is_any:
+                    changed.append(row)
+            repository.store_changes(session, changed)
+            events_repository.add_events(session, events)
+            if changed:
+                notify(session, QUEUE, events_of(array_id))
+            return _answer(session, array_id, len(rows), len(changed), skipped)
 
         changed = await self._database.write(work)
         logger.info("%d jobs of the array %s were changed by %s", changed.changed, array_id, actor)
@@ -93,32 +103,24 @@ class ArrayChanges:
         grace = self._settings.preempt_grace_s if grace_s is None else grace_s
 
         def work(session: Session) -> views.ArrayChange:
-            rows, skipped = _locked(session, array_id)
+            array = arrays.view(session, array_id)
+            rows = jobs_repository.lock_all(session, repository.started(session, array_id))
             asked: list[bool] = []
 
             def ask(row: JobRow) -> None:
                 asked.append(preempt_row(session, row, grace, actor=actor, now=now))
 
-            rows = _that(ask, rows, skipped)
-            return _answer(session, array_id, rows, sum(asked), skipped)
+            by_index = sorted(rows.values(), key=lambda row: row.array_index or 0)
+            holding = _that(ask, by_index, Counter())
+            num_ended = sum(n for state, n in array.counts.items() if state.is_terminal)
+            num_waiting = sum(array.counts.values()) - num_ended - len(holding)
+            skipped = Counter({JobFinished.code: num_ended, JobNotRunning.code: num_waiting})
+            return _answer(session, array_id, len(holding), sum(asked), skipped)
 
         return await self._database.write(work)
 
 
-def _locked(session: Session, array_id: str) -> tuple[list[JobRow], Counter[str]]:
-    """Lock the unfinished jobs of the array, and return them in the order of their indices. Counts
-    the other jobs as skipped."""
-    counts = arrays.view(session, array_id).counts
-    found = jobs_repository.lock_all(session, repository.unfinished(session, array_id))
-    rows = [row for row in found.values() if not row.state.is_terminal and row.deleted_at is None]
-    num_ended = sum(counts.values()) - len(rows)
-    skipped = Counter({JobFinished.code: num_ended} if num_ended else {})
-    return sorted(rows, key=lambda row: row.array_index or 0), skipped
-
-
-def _that(
-    apply: Callable[[JobRow], None], rows: Sequence[JobRow], skipped: Counter[str]
-) -> list[JobRow]:
+def _that(apply: Callable[[Any], object], rows: Sequence[R], skipped: Counter[str]) -> list[R]:
     """Return the rows for which `apply` does not raise. Counts the others by their problems."""
     kept = []
     for row in rows:
@@ -132,12 +134,12 @@ def _that(
 
 
 def _check_rules(
-    session: Session, rows: Sequence[JobRow], wanted: ArrayChangeRequest, *, is_admin: bool
+    session: Session, rows: Sequence[Any], wanted: ArrayChangeRequest, *, is_admin: bool
 ) -> None:
     """Refuse a change that the queues do not allow for one of the jobs. Jobs that differ in nothing
     that the rules depend on are checked together."""
     num_moved = sum(wanted.queue not in (None, row.queue) for row in rows)
-    of_each_kind: dict[object, JobRow] = {}
+    of_each_kind: dict[object, Any] = {}
     for row in rows:
         kind = (row.queue, row.owner, row.priority, repr(resizing.request_of(row)))
         of_each_kind.setdefault(kind, row)
@@ -150,17 +152,13 @@ def _check_rules(
 
 
 def _answer(
-    session: Session,
-    array_id: str,
-    rows: Sequence[JobRow],
-    num_changed: int,
-    skipped: Mapping[str, int],
+    session: Session, array_id: str, num_jobs: int, num_changed: int, skipped: Counter[str]
 ) -> views.ArrayChange:
     session.flush()
-    session.expire_all()  # the limit of running jobs was changed without the rows in memory
+    session.expire_all()  # rows in memory lack the changes
     return views.ArrayChange(
         array=arrays.view(session, array_id),
         changed=num_changed,
-        unchanged=len(rows) - num_changed,
-        skipped=dict(skipped),
+        unchanged=num_jobs - num_changed,
+        skipped=dict(+skipped),
     )

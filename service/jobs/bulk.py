@@ -22,7 +22,7 @@ from dray.requests import AnnotationRequest
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories.bulk import in_chunks
-from service.db.session import MAX_SHARED_WRITES, Database
+from service.db.session import Database
 from service.domain.errors import DomainError, NotConfirmed, Unavailable
 from service.domain.events import ANONYMOUS
 from service.jobs import listing
@@ -41,6 +41,8 @@ MAX_NAMED = 20
 """Maximum number of ids in each list of a result."""
 AT_ONCE_ON_POSTGRES = 4
 """Number of concurrent transactions on PostgreSQL: half of the threads that write."""
+AT_ONCE_ON_SQLITE = 10
+"""Number of writes on SQLite that can share a commit. Other writes wait for all of them."""
 
 RowChange = Callable[[Session, JobRow, datetime], bool]
 """Changes a locked job, and returns whether anything differs."""
@@ -109,7 +111,7 @@ class BulkChanges:
             _refuse_more(len(own), wanted.max)
         outcome = _Outcome()
         change = self._change(wanted, actor, is_admin)
-        chunk = MAX_SHARED_WRITES if self._database.is_sqlite else AT_ONCE_ON_POSTGRES
+        chunk = AT_ONCE_ON_SQLITE if self._database.is_sqlite else AT_ONCE_ON_POSTGRES
         if wanted.parameters.first:
             chunk = 1  # the order in which jobs are moved to the front matters
         for some in in_chunks(own, chunk):
@@ -215,7 +217,7 @@ def _refuse_more(number: int, most: int | None) -> None:
 
 
 class _Outcome:
-    """What became of the jobs so far."""
+    """Counts the jobs by the result of the action."""
 
     def __init__(self) -> None:
         self._changed: list[str] = []

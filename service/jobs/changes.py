@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -130,14 +131,16 @@ class JobChange:
         now: datetime,
         *,
         first_rank: Callable[[str, int], int | None] | None = None,
+        events: list[Mapping[str, Any]] | None = None,
     ) -> None:
         """`first_rank` returns the lowest rank in a queue with a priority; by default, among all
-        jobs except this one."""
+        jobs except this one. `events` is passed to `remark`."""
         self._session = session
         self._row = row
         self._actor = actor
         self._now = now
         self._first_rank = first_rank or partial(queues_repository.first_rank, session, but=row.id)
+        self._events = events
         self.is_any = False
 
     def move(self, wanted: JobChangeRequest) -> None:
@@ -200,4 +203,5 @@ class JobChange:
             message=message,
             now=self._now,
             data={ACTOR: self._actor, **data},
+            events=self._events,
         )
