@@ -146,7 +146,7 @@ def change_matching(
     from dray.cli.exits import Exit
     from dray.errors import NotConfirmed
 
-    selected = {
+    selected: dict[str, Any] = {
         "where": search.where,
         "state": search.states or CANDIDATES.get(action, ()),
         "label": search.labels,

@@ -66,7 +66,7 @@ class ArrayChanges:
             array = arrays.view(session, array_id)
             limits = "max_running" in wanted.model_fields_set
             is_limited = limits and wanted.max_running != array.max_running
-            rows = repository.lock_unfinished(session, array_id)
+            rows: list[Any] = list(repository.lock_unfinished(session, array_id))
             skipped = Counter({JobFinished.code: sum(array.counts.values()) - len(rows)})
             rows.sort(key=lambda row: row.array_index)
             if wanted.changes_jobs:

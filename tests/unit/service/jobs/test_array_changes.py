@@ -119,20 +119,6 @@ def order(service: Service) -> list[str]:
     return [decision.job_id for decision in plan]
 
 
-def started(service: Service, num_slots: int) -> Counter[str]:
-    """Return the number of jobs that start on free slots, and that wait, by the reasons."""
-    waiting, running = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
-    nodes = (policy.Node("n", {"CPU": 64.0}, {"CPU": float(num_slots)}),)
-    in_arrays: Counter[str] = Counter()
-    for job in running:
-        if job.array_id is not None:
-            in_arrays[job.array_id] += 1
-    plan = policy.plan(policy.Snapshot(waiting, nodes, running_of_arrays=in_arrays), service.now)
-    return Counter(
-        one.reason.code if isinstance(one, policy.Wait) else type(one).__name__ for one in plan
-    )
-
-
 async def test_the_limit_of_running_jobs_is_changed_while_jobs_run(service: Service) -> None:
     jobs = await array_of(service, 6, array={"max_running": 3})
     array_id = jobs[0].array_id

@@ -28,7 +28,7 @@ from service.storage.storage import Storage
 from service.tracking.service import Tracking, annotate_row
 from tests.unit.service.helpers import Service, spec
 
-ACTIONS = st.one_of(
+ACTIONS: st.SearchStrategy[tuple[str, dict[str, Any]]] = st.one_of(
     st.sampled_from(["cancel", "delete", "hold", "release", "preempt"]).map(lambda a: (a, {})),
     st.sampled_from(["default", "small", "none"]).map(lambda q: ("move", {"queue": q})),
     st.integers(0, 100).map(lambda n: ("priority", {"priority": n})),
