@@ -154,23 +154,25 @@ def change_matching(
         "owner": None if search.owner == "@me" else search.owner,
         "parameters": parameters,
     }
+    most = search.expect
     with connect() as client:
-        tried = client.bulk(action, **selected, dry_run=True)
-        number = tried.matched - tried.other_owners
-        if search.dry_run:
-            write_json(tried) if as_json else _report(tried, action)
-            return
-        if search.expect is not None and number != search.expect:
-            warn(f"error: {_jobs(number)} match, but --expect is {search.expect}")
-            raise typer.Exit(Exit.REFUSED)
-        confirmed = _confirm(tried, action, search)
-        most = number if confirmed else search.expect
+        # A dry run takes as long as the action, so it is skipped if its result is not needed.
+        if search.dry_run or search.expect is not None or not search.yes:
+            tried = client.bulk(action, **selected, dry_run=True)
+            number = tried.matched - tried.other_owners
+            if search.dry_run:
+                write_json(tried) if as_json else _report(tried, action)
+                return
+            if search.expect is not None and number != search.expect:
+                warn(f"error: {_jobs(number)} match, but --expect is {search.expect}")
+                raise typer.Exit(Exit.REFUSED)
+            most = number if _confirm(tried, action, search) else most
         try:
             done = client.bulk(action, **selected, max_jobs=most)
         except NotConfirmed as error:
             warn(f"error: {error.detail}")
             if most is None:
-                warn(f"hint: if you want to change all of these jobs, add --expect {number}")
+                warn("hint: if you want to change all of these jobs, give their number as --expect")
             raise typer.Exit(Exit.REFUSED) from None
     write_json(done) if as_json else _report(done, action)
     if done.refused:
