@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 
 from dray import functions, views
+from dray._async.bulk import BulkCalls
 from dray._async.cluster import ClusterCalls
 from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
@@ -30,6 +31,7 @@ class AsyncClient(
     ReportCalls,
     JobCalls,
     ArrayCalls,
+    BulkCalls,
     FederationCalls,
     DownloadCalls,
     ClusterCalls,

@@ -12,6 +12,7 @@ import httpx
 
 from dray import functions, views
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
+from dray._sync.bulk import BulkCalls
 from dray._sync.cluster import ClusterCalls
 from dray._sync.downloads import DownloadCalls
 from dray._sync.federation import FederationCalls
@@ -30,6 +31,7 @@ class Client(
     ReportCalls,
     JobCalls,
     ArrayCalls,
+    BulkCalls,
     FederationCalls,
     DownloadCalls,
     ClusterCalls,

@@ -401,6 +401,10 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
     """The job can't be deleted, because an unfinished job starts from one of its checkpoints."""
 
 
+class NotConfirmed(Conflict, code="not_confirmed"):
+    """More jobs match than `max`, or the filter excludes no job and `max` is missing."""
+
+
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
     """The tags or notes have changed since they were last read. Read the current tags and notes."""
 

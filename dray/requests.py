@@ -98,9 +98,8 @@ class DocumentChanges(Document):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class JobChangeRequest(Document):
-    """Change a job's position in the queues, or the document of a waiting job. Omitted fields
-    remain unchanged."""
+class PositionChange(Document):
+    """Change a job's position in the queues."""
 
     queue: QueueName | None = None
     """Move a waiting job to this queue."""
@@ -111,6 +110,12 @@ class JobChangeRequest(Document):
     first: Literal[True] | None = None
     """Move a waiting job ahead of all other jobs with the same priority in its queue; only for
     admins."""
+
+
+class JobChangeRequest(PositionChange):
+    """Change a job's position in the queues, or the document of a waiting job. Omitted fields
+    remain unchanged."""
+
     document: DocumentChanges | None = None
     """Change the document of a waiting job. The new document is checked like a submission."""
 
@@ -137,6 +142,25 @@ class JobChangeRequest(Document):
             if field in (document or {}) and getattr(self, field) is not None:
                 raise wrong(f"/document/{field}", f"is given twice: remove {field} or this field")
         return self
+
+
+class ArrayChangeRequest(PositionChange):
+    """Change the waiting jobs of an array together. Omitted fields remain unchanged."""
+
+    max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
+    """Maximum number of jobs of the array that run at the same time; null removes the limit. Jobs
+    that run already are not stopped."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if "max_running" not in self.model_fields_set and not self.changes_jobs:
+            raise ValueError(f"specify at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+    @property
+    def changes_jobs(self) -> bool:
+        """Whether fields other than `max_running` are given."""
+        return bool(self.model_dump(exclude_none=True, exclude={"max_running"}))
 
 
 Tag = Annotated[

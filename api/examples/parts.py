@@ -371,3 +371,24 @@ FEDERATED_CLIENT: Mapping[str, Any] = {
     "num_sent": 12,
 }
 INVITATION: Mapping[str, Any] = {"client": 0, "token": "dray-join-(a secret)"}
+
+ARRAY: Mapping[str, Any] = {
+    "id": ARRAY_ID,
+    "name": "repeats",
+    "owner": "ann",
+    "project": "default",
+    "queue": "default",
+    "size": 100,
+    "max_running": 4,
+    "counts": {"QUEUED": 90, "RUNNING": 4, "SUCCEEDED": 6},
+    "is_sweep": False,
+    "stopped_early": 0,
+    "created_at": MADE,
+}
+
+BULK_PROBLEM: Mapping[str, Any] = {
+    "code": "job_finished",
+    "count": 1,
+    "message": f"the job {OTHER_ID} is SUCCEEDED: it has ended",
+    "jobs": [OTHER_ID],
+}

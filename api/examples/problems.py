@@ -124,6 +124,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "a request with this Idempotency-Key is being processed",
         "hint": "repeat the request in a moment to get the response to the first request",
     },
+    "not_confirmed": {
+        "detail": "the filter excludes no job, so the number of jobs to change, 120, must be "
+        "confirmed",
+        "pointer": "/max",
+        "hint": "if you want to change all of these jobs, repeat the request with max: 120",
+    },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
         "detail": f"the job {JOB_ID} is RUNNING, and only a finished job can be deleted",

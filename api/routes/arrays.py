@@ -1,4 +1,4 @@
-"""/v1/arrays: shows, cancels and deletes the jobs of a document with `array` as a group."""
+"""/v1/arrays: shows, changes, cancels and deletes the jobs of a document with `array`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,32 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Actor, Caller, NoParameters, Query, TheContext, TheJobs
+from api.context import (
+    Actor,
+    Caller,
+    NoParameters,
+    Query,
+    TheContext,
+    TheJobs,
+    refuse_unless_admin,
+    use_cases,
+)
+from api.http import body
 from api.http.caching import answer, fresh
 from api.http.waiting import MAX_WAIT_S, long_poll
-from api.problems import declare
+from api.openapi import json_body
+from api.problems import BODY, declare
 from dray import views
+from dray.requests import ArrayChangeRequest, PreemptRequest
 from dray.views import JobState
 from service.db.notifications import events_of
+from service.jobs.array_changes import ArrayChanges
 
 router = APIRouter(prefix="/v1/arrays", tags=["jobs"])
+TheArrayChanges = Annotated[
+    ArrayChanges,
+    use_cases(lambda runtime: ArrayChanges(runtime.database, runtime.settings)),
+]
 
 
 class ArrayQuery(Query):
@@ -52,6 +69,64 @@ async def get(
         lambda array: array.is_settled(query.state),
     )
     return answer(request, array)
+
+
+@router.patch(
+    "/{array_id}",
+    operation_id="change_array",
+    response_model=views.ArrayChange,
+    openapi_extra=json_body(ArrayChangeRequest),
+    dependencies=[NoParameters],
+    responses=declare(
+        *BODY,
+        "array_not_found",
+        "unknown_queue",
+        "queue_full",
+        "priority_too_high",
+        "unsatisfiable",
+    ),
+)
+async def change(
+    request: Request, context: TheContext, changes: TheArrayChanges, caller: Caller, array_id: str
+) -> Response:
+    """Hold, release or move the waiting jobs of an array, change the priority of its unfinished
+    jobs, or change the number of jobs that run at the same time.
+
+    Jobs to which the change does not apply are skipped, and are counted in the response. If the
+    rules of a queue do not allow the change for one of the other jobs, no job is changed. Repeating
+    a call has no further effect."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(ArrayChangeRequest, request, limit_bytes)
+    if wanted.first:
+        refuse_unless_admin(context, caller, "move jobs ahead of other users' jobs")
+    changed = await changes.change(
+        array_id,
+        wanted,
+        actor=context.authority.actor(caller),
+        is_admin=context.authority.is_admin(caller),
+    )
+    return fresh(changed, 200)
+
+
+@router.post(
+    "/{array_id}/preempt",
+    operation_id="preempt_array",
+    status_code=202,
+    response_model=views.ArrayChange,
+    openapi_extra=json_body(PreemptRequest, required=False),
+    dependencies=[NoParameters],
+    responses=declare(*BODY, "array_not_found"),
+)
+async def preempt(
+    request: Request, context: TheContext, changes: TheArrayChanges, actor: Actor, array_id: str
+) -> Response:
+    """Make the running jobs of an array save checkpoints and release their slots. The jobs return
+    to their positions in the queue. Waiting and ended jobs are skipped."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
+    return fresh(
+        await changes.preempt(array_id, wanted.grace_s, held=wanted.held, actor=actor), 202
+    )
 
 
 @router.post(

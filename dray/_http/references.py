@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dray import errors, views
 from dray._http.transport import Parameters, params
@@ -21,17 +22,68 @@ _ARRAY = "array-[0-9a-z]{1,26}"
 """Pattern of an array id or its prefix."""
 
 
+_PART = r"[0-9]{1,18}(?:-[0-9]{1,18}(?::[0-9]{1,18})?)?"
+
+
+@dataclass(frozen=True)
+class IndexList:
+    """Several jobs of an array: `ARRAY/1,3,5-9`, or `ARRAY/0-98:2` with a step."""
+
+    array: str
+    """The array's id, a prefix of it, or the name of its jobs."""
+    ranges: tuple[range, ...]
+
+    def among(self, ids: Mapping[int | None, str]) -> list[str]:
+        """Return the ids of the jobs. `ids` contains the jobs of the array by index. Raises
+        JobNotFound for an index that does not exist."""
+        wanted: dict[str, None] = {}
+        for some in self.ranges:
+            for index in some:
+                if index not in ids:
+                    detail = f"{self.array} has no job with the index {index}"
+                    last = max((known for known in ids if known is not None), default=None)
+                    hint = (
+                        "it has no jobs" if last is None else f"its last job has the index {last}"
+                    )
+                    raise _job_not_found(detail, hint)
+                wanted[ids[index]] = None
+        return list(wanted)
+
+
+def index_list(reference: str) -> IndexList | None:
+    """Return the list of indices that a reference contains; None if it contains none, or a single
+    index. Raises JobNotFound for a range that contains no index."""
+    array, _, text = reference.rpartition("/")
+    if not array or text.isdigit() or not re.fullmatch(rf"{_PART}(?:,{_PART})*", text):
+        return None
+    ranges = []
+    for part in text.split(","):
+        first, _, rest = part.partition("-")
+        last, _, step = (rest or first).partition(":")
+        if int(last) < int(first) or (step and not int(step)):
+            detail = f"{part!r} in {reference} contains no index"
+            raise _job_not_found(detail, "write a range as FIRST-LAST or FIRST-LAST:STEP")
+        ranges.append(range(int(first), int(last) + 1, int(step or 1)))
+    return IndexList(array, tuple(ranges))
+
+
 def not_found(reference: str) -> errors.JobNotFound:
     """Return the error that the server would return for an unknown id."""
     what = "you have no jobs" if reference == "@last" else f"there is no job {reference}"
     hint = "`dray ls` lists the jobs"
     if re.fullmatch(_ARRAY, reference):
         hint = f"this is the id of an array; its first job is {reference}/0"
+    if index_list(reference) is not None:
+        hint = "specify a single index, such as ARRAY/3"
+    return _job_not_found(what, hint)
+
+
+def _job_not_found(detail: str, hint: str) -> errors.JobNotFound:
     problem = views.Problem(
         type="about:blank",
         title="Job not found",
         status=404,
-        detail=what,
+        detail=detail,
         code=errors.JobNotFound.code,
         hint=hint,
     )

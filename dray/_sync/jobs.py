@@ -114,6 +114,20 @@ class JobCalls(Calls):
             return one
         raise references.not_found(reference)
 
+    def resolve_all(self, reference: str, *, arrays: bool = False) -> list[str]:
+        """Return the ids of the jobs that `reference` identifies. In addition to the references of
+        `resolve`, this accepts lists of indices, such as `ARRAY/1,3,5-9` and `ARRAY/0-98:2`. Raises
+        JobNotFound if one of the indices does not exist."""
+        listed = references.index_list(reference)
+        named = (*references.query_of(JobFilter.model_construct(name=reference)), *params(limit=1))
+        if listed is None or (self._read(views.JobPage, Call("GET", "/v1/jobs", named))).items:
+            return [self.resolve(reference, arrays=arrays)]
+        array_id = self.resolve(listed.array, arrays=True)
+        ids: dict[int | None, str] = {}
+        for job in self.jobs(array=array_id, brief=True, page_size=500):
+            ids[job.array_index] = job.id
+        return listed.among(ids)
+
     def wait(
         self, job_id: str, timeout_s: float | None = None, states: States | None = None
     ) -> views.Job:
@@ -269,6 +283,52 @@ class ArrayCalls(Calls):
     def cancel_array(self, array_id: str) -> views.JobArray:
         """Cancel all jobs of an array that have not ended."""
         return self._read(views.JobArray, Call("POST", f"{_array_path(array_id)}/cancel"))
+
+    def hold_array(self, array_id: str) -> views.ArrayChange:
+        """Hold the waiting jobs of an array.
+
+        Like all changes of arrays, this skips jobs to which the change does not apply, such as
+        ended jobs, and counts them in the result.
+        """
+        return self._change_array(array_id, held=True)
+
+    def release_array(self, array_id: str) -> views.ArrayChange:
+        """Allow the held jobs of an array to start."""
+        return self._change_array(array_id, held=False)
+
+    def move_array(
+        self, array_id: str, queue: str | None = None, *, first: bool = False
+    ) -> views.ArrayChange:
+        """Move the waiting jobs of an array to another queue or, with `first`, ahead of all other
+        jobs of their priority. Either all of these jobs are moved, or none: raises UnknownQueue,
+        QueueFull or PriorityTooHigh, and Forbidden if `first` is used by a caller who is not an
+        admin."""
+        return self._change_array(array_id, **present(queue=queue, first=first or None))
+
+    def set_array_priority(self, array_id: str, priority: int) -> views.ArrayChange:
+        """Change the priority of the unfinished jobs of an array. Raises PriorityTooHigh if the
+        priority exceeds the queue's `max_priority` and the caller is not an admin."""
+        return self._change_array(array_id, priority=priority)
+
+    def set_max_running(self, array_id: str, max_running: int | None) -> views.ArrayChange:
+        """Change how many jobs of an array run at the same time; None removes the limit. If more
+        jobs are running, they continue, and no further jobs start until enough of them have
+        ended."""
+        return self._change_array(array_id, max_running=max_running)
+
+    def _change_array(self, array_id: str, **changes: Any) -> views.ArrayChange:
+        call = Call.with_json("PATCH", _array_path(array_id), changes)
+        return self._read(views.ArrayChange, call)
+
+    def preempt_array(
+        self, array_id: str, *, grace_s: float | None = None, hold: bool = False
+    ) -> views.ArrayChange:
+        """Ask the running jobs of an array to save checkpoints within `grace_s` seconds, release
+        their slots and, if `hold` is set, wait until they are released. `grace_s` defaults to the
+        server's setting."""
+        given = present(grace_s=grace_s, held=hold or None)
+        call = Call.with_json("POST", f"{_array_path(array_id)}/preempt", given)
+        return self._read(views.ArrayChange, call)
 
     def delete_array(self, array_id: str) -> None:
         """Delete all jobs of an array and their files. Raises JobLive if any job has not ended."""

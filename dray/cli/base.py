@@ -33,7 +33,7 @@ ORDER = (
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
     *("sweep", "plan", "schema", "cluster", "queue", "costs", "shares", "hold", "release", "move"),
-    *("change", "priority", "preempt", "drill", "hangs", "webhook", "federate"),
+    *("change", "priority", "max-running", "preempt", "drill", "hangs", "webhook", "federate"),
 )
 """The order of commands in the help. Commands that are not listed come last."""
 
@@ -67,7 +67,7 @@ JobIds = Annotated[
     list[str],
     typer.Argument(
         metavar="JOB",
-        help="Jobs: ids, prefixes of ids, names, or @last.",
+        help="Jobs: ids, prefixes of ids, names, ARRAY/INDICES, or @last.",
         autocompletion=job_ids,
     ),
 ]

@@ -19,7 +19,8 @@ References = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB",
-        help="Jobs and arrays: ids, prefixes of ids, names, or @last.",
+        help="Jobs and arrays: ids, prefixes of ids, names, ARRAY/INDICES such as "
+        "ARRAY/1,3,5-9 or ARRAY/0-98:2, or @last.",
         autocompletion=job_ids,
         show_default=False,
     ),
@@ -85,9 +86,7 @@ def choose(
     if not choice.is_by_rule:
         found = {}
         for reference in choice.references:
-            with failures.noted():
-                find = read_job if is_reading else type(client).resolve
-                job_id = find(client, reference, arrays=True)
+            for job_id in find_all(client, reference, failures, is_reading=is_reading):
                 found[job_id] = job_id if reference in job_id else f"{job_id} {reference}"
         return found
     jobs = client.jobs(
@@ -100,6 +99,21 @@ def choose(
     if not found:
         warn("no matching jobs")
     return found
+
+
+def find_all(
+    client: Client, reference: str, failures: Failures, *, is_reading: bool = False
+) -> list[str]:
+    """Return the ids of the jobs that `reference` identifies, or the id of an array. If there are
+    none, print a failure. If a list of indices contains an index that does not exist, raise
+    JobNotFound, so that no job of the command is changed."""
+    from dray._http.references import index_list
+
+    if index_list(reference) is not None:
+        return client.resolve_all(reference)
+    with failures.noted():
+        return [(read_job if is_reading else type(client).resolve)(client, reference, arrays=True)]
+    return []
 
 
 def read_job(client: Client, reference: str, *, arrays: bool = False) -> str:
@@ -126,6 +140,22 @@ def read_job(client: Client, reference: str, *, arrays: bool = False) -> str:
             f"{cell(newest.created_at)}"
         )
         return taken
+
+
+def read_jobs(client: Client, given: Sequence[str]) -> list[str]:
+    """Return the ids of the jobs to show. Lists of indices, such as `ARRAY/1-3`, are expanded."""
+    from dray._http.references import index_list
+
+    found = [
+        job_id
+        for reference in given
+        for job_id in (
+            client.resolve_all(reference)
+            if index_list(reference) is not None
+            else [read_job(client, reference)]
+        )
+    ]
+    return list(dict.fromkeys(found))
 
 
 def is_array(one: str) -> bool:

@@ -46,6 +46,19 @@ class JobArray(View):
         return all(state.is_terminal or state in states for state in self.counts)
 
 
+class ArrayChange(View):
+    """The effect of a change on the jobs of an array."""
+
+    array: JobArray
+    changed: int
+    """Number of jobs that were changed."""
+    unchanged: int
+    """Number of jobs that already were as requested."""
+    skipped: dict[str, int]
+    """Number of jobs to which the change does not apply, by the code of the problem: for example,
+    `job_finished` for jobs that have ended."""
+
+
 class Trial(View):
     """A job of a sweep."""
 

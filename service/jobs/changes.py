@@ -3,16 +3,16 @@ changes its document. Also changes the priority of any job that has not ended.""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.requests import JobChangeRequest
+from dray.requests import JobChangeRequest, PositionChange
 from dray.views import JobState
 from service.config.settings import Settings
 from service.db.models import JobRow
@@ -70,7 +70,8 @@ class JobChanges:
 
         def seen(session: Session) -> dict[str, Any]:
             row = found(session, job_id)
-            _refuse_state(session, row, wanted)
+            refuse_state(session, row, wanted)
+            _refuse_document(row, wanted)
             return document_changes.current(row)
 
         patch = {} if wanted.document is None else wanted.document.patch
@@ -81,7 +82,7 @@ class JobChanges:
             if patch:
                 before = await self._database.read(seen)
                 new = await document_changes.merge(self._plans, before, patch)
-            work = functools.partial(
+            work = partial(
                 self._changed,
                 job_id=job_id,
                 wanted=wanted,
@@ -107,12 +108,13 @@ class JobChanges:
         if new is not None and "after" in new.patch:
             dependencies_repository.lock_changes(session)
         row = found(session, job_id, lock=True)
-        _refuse_state(session, row, wanted)
+        refuse_state(session, row, wanted)
+        _refuse_document(row, wanted)
         now = self._clock()
-        change = _JobChange(session, row, actor, now)
+        change = JobChange(session, row, actor, now)
         queue = None
         if new is None:
-            queue = _check_rules(session, row, wanted, is_admin=is_admin)
+            queue = check_rules(session, row, wanted, is_admin=is_admin)
         elif new.before != document_changes.current(row):
             return None
         else:
@@ -132,14 +134,45 @@ class JobChanges:
             wanted = wanted.model_copy(
                 update={"queue": new.spec.queue, "priority": new.spec.priority}
             )
-        change.move(wanted, queue)
-        change.hold(wanted.held)
-        if change.is_any:
-            notify(session, QUEUE)
+        change.position(wanted, queue)
         return serializers.job(session, row)
 
 
-def _refuse_state(session: Session, row: JobRow, wanted: JobChangeRequest) -> None:
+def change_row(
+    session: Session,
+    row: JobRow,
+    wanted: PositionChange,
+    *,
+    actor: str,
+    is_admin: bool,
+    now: datetime,
+) -> bool:
+    """Change the position of a locked job, and return whether anything differs. Raises the errors
+    of `JobChanges.change`."""
+    refuse_state(session, row, wanted)
+    queue = check_rules(session, row, wanted, is_admin=is_admin)
+    change = JobChange(session, row, actor, now)
+    change.position(wanted, queue)
+    return change.is_any
+
+
+def _refuse_document(row: JobRow, wanted: JobChangeRequest) -> None:
+    """Refuse a change of the document that is too late."""
+    if wanted.document is None or row.state is JobState.QUEUED:
+        return
+    is_limit = wanted.document.patch.keys() == {"max_runtime_s"} and wanted.priority is None
+    if row.state not in HOLDING or not is_limit:
+        raise _not_waiting(row, "changed")
+
+
+def _not_waiting(row: JobRow, what: str) -> JobNotWaiting:
+    return JobNotWaiting(
+        f"the job {row.id} is {row.state}: only a waiting job can be {what}",
+        hint=f"`dray preempt {row.id}` makes the job release its slots and wait again",
+    )
+
+
+def refuse_state(session: Session, row: JobRow, wanted: PositionChange) -> None:
     if row.state.is_terminal:
         raise JobFinished(f"the job {row.id} is {row.state}: it has ended")
     if row.state is JobState.CANCELLING:
@@ -147,21 +180,8 @@ def _refuse_state(session: Session, row: JobRow, wanted: JobChangeRequest) -> No
     withdraws = wanted.held is False and preemption.to_be_held(session, row) is not None
     holds = wanted.held is not None and not withdraws
     moves = wanted.queue is not None or wanted.first or holds
-    if row.state in HOLDING and not moves and _is_limit(wanted):
-        return
-    if (moves or wanted.document is not None) and row.state is not JobState.QUEUED:
-        what = "held, released or moved" if moves else "changed"
-        raise JobNotWaiting(
-            f"the job {row.id} is {row.state}: only a waiting job can be {what}",
-            hint=f"`dray preempt {row.id}` makes the job release its slots and wait again",
-        )
-
-
-def _is_limit(wanted: JobChangeRequest) -> bool:
-    """Whether `max_runtime_s` is the only field of the document to change."""
-    if wanted.document is None or wanted.priority is not None:
-        return False
-    return wanted.document.patch.keys() == {"max_runtime_s"}
+    if moves and row.state is not JobState.QUEUED:
+        raise _not_waiting(row, "held, released or moved")
 
 
 def _in_body(pointer: str | None, wanted: JobChangeRequest) -> str | None:
@@ -172,17 +192,22 @@ def _in_body(pointer: str | None, wanted: JobChangeRequest) -> str | None:
     return pointer if getattr(wanted, field, None) is not None else f"/document{pointer}"
 
 
-def _check_rules(
-    session: Session, row: JobRow, wanted: JobChangeRequest, *, is_admin: bool
+def check_rules(
+    session: Session,
+    row: JobRow,
+    wanted: PositionChange,
+    *,
+    is_admin: bool,
+    num_jobs: int = 1,
 ) -> Queue | None:
-    """Refuse a priority or a move that the queue does not allow. Returns the queue, if the job is
-    moved or its priority is changed."""
+    """Refuse a priority or a move that the queue does not allow. `num_jobs` is the number of jobs
+    that move together. Returns the queue, if the job is moved or its priority is changed."""
     moves = wanted.queue is not None and wanted.queue != row.queue
     if not moves and wanted.priority is None:
         return None
     name = wanted.queue or row.queue
     if moves:
-        queue = admission.admit(session, name, row.owner, resizing.request_of(row))
+        queue = admission.admit(session, name, row.owner, resizing.request_of(row), num_jobs)
     else:
         queue = admission.locked(session, name)
     if not is_admin:
@@ -192,14 +217,27 @@ def _check_rules(
     return queue
 
 
-class _JobChange:
+class JobChange:
     """Applies the changes to one locked job."""
 
-    def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:
+    def __init__(
+        self,
+        session: Session,
+        row: JobRow,
+        actor: str,
+        now: datetime,
+        *,
+        first_rank: Callable[[str, int], int | None] | None = None,
+        events: list[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`first_rank` returns the lowest rank in a queue with a priority; by default, among all
+        jobs except this one. `events` is passed to `remark`."""
         self._session = session
         self._row = row
         self._actor = actor
         self._now = now
+        self._first_rank = first_rank or partial(queues_repository.first_rank, session, but=row.id)
+        self._events = events
         self.is_any = False
 
     def document(self, fields: list[dict[str, Any]]) -> None:
@@ -214,8 +252,16 @@ class _JobChange:
             row.reason_code, row.reason_message = document_changes.CHANGED, NEXT_LOOK
         self._add_event(document_changes.CHANGED, message, data, type_="changed")
 
-    def move(self, wanted: JobChangeRequest, queue: Queue | None) -> None:
-        """`queue` is the queue of the changed job."""
+    def position(self, wanted: PositionChange, queue: Queue | None) -> None:
+        """Move and hold or release the job, and wake the scheduler if anything differs. `queue` is
+        the queue of the changed job."""
+        self.move(wanted, queue)
+        self.hold(wanted.held)
+        if self.is_any:
+            notify(self._session, QUEUE)
+
+    def move(self, wanted: PositionChange, queue: Queue | None) -> None:
+        """Move the job, or change its priority."""
         row = self._row
         if queue is not None and queue.name != row.queue:
             data = {"from": row.queue, "to": queue.name}
@@ -244,7 +290,7 @@ class _JobChange:
         row = self._row
         # The new rank must be lower than all others, because jobs with the same rank are ordered by
         # their remaining work as well as by submission.
-        first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
+        first = self._first_rank(row.queue, row.priority)
         if first is not None and first <= row.rank:
             row.rank = first - 1
             where = f"of priority {row.priority} in the queue {row.queue!r}"
@@ -261,6 +307,13 @@ class _JobChange:
         elif held is False and row.held_by is not None:
             row.held_by = None
             self._explain("released", NEXT_LOOK, "was released")
+
+    def limit_array(self, max_running: int | None) -> None:
+        """Add the event of a changed `max_running`, which is stored for all jobs of the array."""
+        message = f"its array now runs at most {max_running} jobs at the same time"
+        if max_running is None:
+            message = "its array can now run any number of jobs at the same time"
+        self._add_event("array_limit", message, {"max_running": max_running})
 
     def _explain(
         self, code: str, reason: str, message: str, data: Mapping[str, object] = NOTHING
@@ -285,4 +338,5 @@ class _JobChange:
             message=message,
             now=self._now,
             data={ACTOR: self._actor, **data},
+            events=self._events,
         )

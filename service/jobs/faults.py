@@ -68,10 +68,7 @@ class FaultService:
 
         def work(session: Session) -> views.Job:
             row = found(session, job_id, lock=True)
-            attempt = _live_attempt(session, row, preemption.HOLDING, "it holds no slots")
-            preemption.ask(session, row, attempt, grace, now, actor=actor)
-            if held:
-                preemption.hold(session, row, attempt, actor, now)
+            preempt_row(session, row, grace, held=held, actor=actor, now=now)
             return serializers.job(session, row)
 
         return await self._database.write(work)
@@ -153,6 +150,18 @@ class FaultService:
     async def slot_seconds(self) -> dict[str, float]:
         """Return the slot-seconds of all jobs, including deleted jobs, keyed by category."""
         return await self._database.read(repository.slot_seconds)
+
+
+def preempt_row(
+    session: Session, row: JobRow, grace_s: float, *, held: bool, actor: str, now: datetime
+) -> bool:
+    """Ask a locked job to release its slots and, if `held` is set, to wait on hold. Returns False
+    if nothing has changed because it was already asked. Raises JobNotRunning if it holds no slots.
+    """
+    attempt = _live_attempt(session, row, preemption.HOLDING, "it holds no slots")
+    asks = preemption.ask(session, row, attempt, grace_s, now, actor=actor)
+    holds = held and preemption.hold(session, row, attempt, actor, now)
+    return asks or holds
 
 
 def _live_attempt(

@@ -64,6 +64,18 @@ def page(
     return views.JobPage(items=serializers.jobs(session, shown), next_cursor=more)
 
 
+def owners(session: Session, wanted: JobFilter, *, limit: int) -> dict[str, str]:
+    """Return the owners of the first `limit` jobs of the list, keyed by the jobs' ids.
+
+    Raises InvalidSearch if the search expression can't be parsed.
+    """
+    if not can_match(wanted):
+        return {}
+    where = None if wanted.where is None else parse_search(wanted.where)
+    rows = repository.owners(session, wanted, where=where, limit=limit)
+    return {row.id: row.owner for row in rows}
+
+
 def position(wanted: JobFilter, cursor: str | None) -> str | None:
     """Return the id in a cursor. Raises BadCursor if the cursor is not from this listing."""
     if cursor is None:

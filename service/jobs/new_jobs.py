@@ -59,7 +59,7 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
 
 
 class Admitted(NamedTuple):
-    """What a document requests from the queue that accepts it."""
+    """The result of the check of a document against its queue."""
 
     request: policy.Request
     queue: Queue

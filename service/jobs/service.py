@@ -263,23 +263,7 @@ class Jobs:
         def work(session: Session) -> views.Job:
             nonlocal moved
             row = found(session, job_id, lock=True)
-            if row.state in (JobState.SUCCEEDED, JobState.FAILED):
-                raise JobFinished(f"the job {job_id} has already {row.state.lower()}")
-            if row.state not in (JobState.CANCELLING, JobState.CANCELLED):
-                by = cancelled_by(actor, row.owner)
-                message = f"{by}{BEING_STOPPED}"
-                if row.state == JobState.QUEUED:
-                    message = cancelled_while_queued(by, row.attempt)
-                code = "cancelled_by_user"
-                moved = move(
-                    session,
-                    row,
-                    Trigger.CANCEL,
-                    code=code,
-                    message=message,
-                    now=now,
-                    data={ACTOR: actor},
-                )
+            moved = cancel_row(session, row, actor=actor, now=now)
             return serializers.job(session, row)
 
         job = await self._database.write(work)
@@ -307,12 +291,7 @@ class Jobs:
                     return  # an earlier try committed, but its answer was lost
                 raise
             begun = True
-            if not row.state.is_terminal:
-                raise JobLive(
-                    f"the job {job_id} is {row.state}, and only a finished job can be deleted",
-                    hint="cancel the job first, and wait until it has ended",
-                )
-            init_from.refuse_if_needed(session, job_id)
+            refuse_to_delete(session, row)
             # Use the database's clock, because another process may have to finish the deletion.
             row.deleted_at = self._database.time(session)
             if row.array_head is not None:
@@ -346,6 +325,39 @@ class Jobs:
     async def _erase(self, job_id: str) -> None:
         await in_storage_thread(self._storage.delete_tree, f"jobs/{job_id}")
         await self._database.write(lambda session: repository.erase(session, [job_id]))
+
+
+def cancel_row(session: Session, row: JobRow, *, actor: str, now: datetime) -> bool:
+    """Ask a locked job to end, and return whether its state has changed. Raises JobFinished if the
+    job succeeded or failed."""
+    if row.state in (JobState.SUCCEEDED, JobState.FAILED):
+        raise JobFinished(f"the job {row.id} has already {row.state.lower()}")
+    if row.state in (JobState.CANCELLING, JobState.CANCELLED):
+        return False
+    by = cancelled_by(actor, row.owner)
+    message = f"{by}{BEING_STOPPED}"
+    if row.state == JobState.QUEUED:
+        message = cancelled_while_queued(by, row.attempt)
+    return move(
+        session,
+        row,
+        Trigger.CANCEL,
+        code="cancelled_by_user",
+        message=message,
+        now=now,
+        data={ACTOR: actor},
+    )
+
+
+def refuse_to_delete(session: Session, row: JobRow) -> None:
+    """Raise JobLive if the job has not ended, and CheckpointInUse if a live job starts from one of
+    its checkpoints."""
+    if not row.state.is_terminal:
+        raise JobLive(
+            f"the job {row.id} is {row.state}, and only a finished job can be deleted",
+            hint="cancel the job first, and wait until it has ended",
+        )
+    init_from.refuse_if_needed(session, row.id)
 
 
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:

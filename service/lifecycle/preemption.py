@@ -62,11 +62,11 @@ def ask(
     return True
 
 
-def hold(session: Session, job: JobRow, attempt: AttemptRow, actor: str, now: datetime) -> None:
+def hold(session: Session, job: JobRow, attempt: AttemptRow, actor: str, now: datetime) -> bool:
     """Hold the job once the attempt, which was asked to release its slots, has returned it to the
-    queue. The job must be locked."""
+    queue. The job must be locked. Returns False if this was already requested."""
     if attempt.hold_asked_by is not None:
-        return
+        return False
     attempt.hold_asked_by = actor
     remark(
         session,
@@ -77,6 +77,7 @@ def hold(session: Session, job: JobRow, attempt: AttemptRow, actor: str, now: da
         now=now,
         data={ACTOR: actor},
     )
+    return True
 
 
 def to_be_held(session: Session, job: JobRow) -> AttemptRow | None:

@@ -176,8 +176,10 @@ def remark(
     message: str,
     now: datetime,
     data: Mapping[str, Any] | None = None,
+    events: list[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Add an event that does not change the state."""
+    """Add an event that does not change the state. If `events` is given, the event is added to this
+    list, so that the caller can store the events of several jobs together."""
     event = {
         "job_id": job.id,
         "seq": events_repository.count_event(session, job),
@@ -190,7 +192,10 @@ def remark(
         "message": message,
         "data": dict(data or {}),
     }
-    events_repository.add_events(session, [event])
+    if events is None:
+        events_repository.add_events(session, [event])
+    else:
+        events.append(event)
     notify(session, job.id, events_of(job.id))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from sqlalchemy.orm import Session
 
@@ -71,24 +72,7 @@ class Tracking:
 
         def work(session: Session) -> views.Annotations:
             row = found(session, job_id, lock=True)
-            touch(session, job_id)
-            before = _annotations(session, row)
-            if revision is not None and before.revision != revision:
-                raise AnnotationsChanged(
-                    f"the tags and notes of {job_id} have changed and are now at revision "
-                    f"{before.revision}",
-                    hint="read the current tags and notes again, and apply your change to them",
-                )
-            tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
-            if len(tags) > MAX_TAGS:
-                message = f"{job_id} would have {len(tags)} tags: at most {MAX_TAGS} are allowed"
-                raise TooManyTags(message, pointer="/add_tags")
-            notes = before.notes if wanted.notes is None else wanted.notes
-            if (tags, notes) == (before.tags, before.notes):
-                return before
-            repository.set_tags(session, job_id, tags)
-            repository.annotate(session, job_id, notes, now, actor)
-            mlflow_exports.reopen(session, job_id)
+            annotate_row(session, row, wanted, revision=revision, actor=actor, now=now)
             return _annotations(session, row)
 
         return await self._database.write(work)
@@ -147,6 +131,38 @@ class Tracking:
         await self._database.write(work)
         logger.info("%s set the baseline of %r to %s", actor, name, job_id)
         return await self.experiment(name)
+
+
+def annotate_row(
+    session: Session,
+    row: JobRow,
+    wanted: AnnotationRequest,
+    *,
+    revision: int | None = None,
+    actor: str,
+    now: datetime,
+) -> bool:
+    """Change the tags and notes of a locked job, and return whether anything differs. Raises the
+    errors of `Tracking.annotate`."""
+    touch(session, row.id)
+    before = _annotations(session, row)
+    if revision is not None and before.revision != revision:
+        raise AnnotationsChanged(
+            f"the tags and notes of {row.id} have changed and are now at revision "
+            f"{before.revision}",
+            hint="read the current tags and notes again, and apply your change to them",
+        )
+    tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
+    if len(tags) > MAX_TAGS:
+        message = f"{row.id} would have {len(tags)} tags: at most {MAX_TAGS} are allowed"
+        raise TooManyTags(message, pointer="/add_tags")
+    notes = before.notes if wanted.notes is None else wanted.notes
+    if (tags, notes) == (before.tags, before.notes):
+        return False
+    repository.set_tags(session, row.id, tags)
+    repository.annotate(session, row.id, notes, now, actor)
+    mlflow_exports.reopen(session, row.id)
+    return True
 
 
 def _annotations(session: Session, row: JobRow) -> views.Annotations:

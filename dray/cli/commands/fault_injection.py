@@ -10,15 +10,14 @@ import typer
 from dray.cli.base import (
     AsJson,
     AsJsonLines,
-    Failures,
     JobId,
-    JobIds,
     app,
     connect,
     interruptible,
     seconds,
 )
-from dray.cli.choosing import read_job
+from dray.cli.bulk import DryRun, Expect, Where, change_matching, change_named, searched
+from dray.cli.choosing import Owner, References, Yes, read_job
 from dray.cli.exits import Exit
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ KINDS = ("kill", "stall", "preempt")
 
 @app.command()
 def preempt(
-    jobs: JobIds,
+    jobs: References = None,
     grace_s: Annotated[
         float | None,
         typer.Option(
@@ -43,22 +42,26 @@ def preempt(
         bool,
         typer.Option("--hold", help="Hold the jobs, so that they resume only after dray release."),
     ] = False,
+    where: Where = None,
+    owner: Owner = "@me",
+    dry_run: DryRun = False,
+    expect: Expect = None,
+    yes: Yes = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Ask jobs to save a checkpoint, release their slots and resume later."""
-    from dray.cli.display.output import write_json_line, write_text
-
-    failures = Failures()
-    with connect() as client:
-        for job_id in jobs:
-            with failures.noted():
-                job = client.preempt(client.resolve(job_id), grace_s=grace_s, hold=hold)
-                if as_json:
-                    write_json_line(job)
-                else:
-                    then = ", and will be held" if hold else ""
-                    write_text(f"{job.id} ({job.state}) was asked to release its slots{then}")
-    failures.end()
+    search = searched(jobs, where, owner, dry_run=dry_run, expect=expect, yes=yes)
+    if search is not None:
+        change_matching("preempt", search, as_json, {"grace_s": grace_s, "held": hold or None})
+        return
+    then = ", and will be held" if hold else ""
+    change_named(
+        jobs or (),
+        as_json,
+        lambda client, job_id: client.preempt(job_id, grace_s=grace_s, hold=hold),
+        lambda client, array_id: client.preempt_array(array_id, grace_s=grace_s, hold=hold),
+        lambda job: f"{job.id} ({job.state}) was asked to release its slots{then}",
+    )
 
 
 @app.command()

@@ -8,6 +8,7 @@ import typer
 
 from dray.cli import completion
 from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, app, connect, interruptible, seconds
+from dray.cli.bulk import DryRun, Expect, Where, change_searched
 from dray.cli.choosing import (
     FINISHED,
     LIVE,
@@ -167,6 +168,9 @@ def cancel(
     state: States = None,
     everything: Everything = False,
     owner: Owner = "@me",
+    where: Where = None,
+    dry_run: DryRun = False,
+    expect: Expect = None,
     yes: Yes = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -177,6 +181,8 @@ def cancel(
     from dray.cli.display.output import write_json_line
 
     choice = Choice(jobs or (), label or (), state or (), everything, owner)
+    if change_searched("cancel", choice, LIVE, where, dry_run, expect, yes, as_json):
+        return
     choice.check()
     failures = Failures()
     with connect() as client:
@@ -196,6 +202,9 @@ def delete(
     state: States = None,
     everything: Everything = False,
     owner: Owner = "@me",
+    where: Where = None,
+    dry_run: DryRun = False,
+    expect: Expect = None,
     yes: Yes = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -208,6 +217,8 @@ def delete(
     from dray.cli.display.output import write
 
     choice = Choice(jobs or (), label or (), state or (), everything, owner)
+    if change_searched("delete", choice, FINISHED, where, dry_run, expect, yes, as_json):
+        return
     choice.check()
     failures = Failures()
     with connect() as client:

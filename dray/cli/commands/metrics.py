@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, Follow, JobIds, Rank, app, connect, interruptible
-from dray.cli.choosing import read_job
+from dray.cli.choosing import read_job, read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -90,7 +90,7 @@ def metrics(
                 names = [] if as_json else role_names(client.get(job_id).spec)
                 _show_system_sample(sample, rank, names, as_json=as_json)
             return
-        ids = list(dict.fromkeys(read_job(client, job) for job in jobs))
+        ids = read_jobs(client, jobs)
         if follow:
             _follow(client, ids[0], key, rank, as_json=as_json, as_csv=as_csv)
             return

@@ -1,19 +1,18 @@
-"""Commands for queues, and for the positions of jobs in them."""
+"""Commands for queues."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, JobIds, app, connect
+from dray.cli.base import AsJson, app, connect
 
 if TYPE_CHECKING:
-    from dray.client import Client
-    from dray.views import Job, Queue
+    from dray.views import Queue
 
 group = typer.Typer(name="queue", help="List, show, configure and delete queues.")
 app.add_typer(group)
@@ -140,14 +139,14 @@ def set_queue(
     }
     for rule, text in counts.items():
         if text is not None:
-            rules[rule] = _number(text, int, f"--{rule.replace('_', '-')}")
+            rules[rule] = number_or_none(text, int, f"--{rule.replace('_', '-')}")
     for rule, text in (("default_max_runtime", default_max_runtime), ("max_runtime", max_runtime)):
         if text is not None:
             rules[f"{rule}_s"] = _duration(text, f"--{rule.replace('_', '-')}")
     amounts = {"weight": weight, "budget": budget, "monthly_budget": monthly_budget}
     for rule, text in amounts.items():
         if text is not None:
-            rules[rule] = _number(text, float, f"--{rule.replace('_', '-')}")
+            rules[rule] = number_or_none(text, float, f"--{rule.replace('_', '-')}")
     with connect() as client:
         queue = client.set_queue(name, **rules)
     write_json(queue) if as_json else _show(queue)
@@ -157,12 +156,12 @@ def _amount(text: str, option: str) -> tuple[str, float | str | None]:
     name, amount = _named(text, AMOUNT, option)
     if name == "memory" and not re.fullmatch(r"[0-9.]+|none", amount):
         return name, amount  # a size with a unit, which the server parses
-    return name, _number(amount, float, option)
+    return name, number_or_none(amount, float, option)
 
 
 def _user_weight(text: str, option: str) -> tuple[str, float | None]:
     name, weight = _named(text, USER_WEIGHT, option)
-    return name, _number(weight, float, option)
+    return name, number_or_none(weight, float, option)
 
 
 def _named(text: str, form: str, option: str) -> tuple[str, str]:
@@ -172,7 +171,7 @@ def _named(text: str, form: str, option: str) -> tuple[str, str]:
     return name, value
 
 
-def _number(text: str, kind: Callable[[str], float], option: str) -> float | None:
+def number_or_none(text: str, kind: Callable[[str], float], option: str) -> float | None:
     if text == NONE:
         return None
     try:
@@ -206,92 +205,6 @@ def delete_queue(name: Name, as_json: AsJson = False) -> None:
     with connect() as client:
         client.delete_queue(name)
     write(json.dumps({"deleted": name}) if as_json else f"{name} deleted")
-
-
-@app.command()
-def hold(jobs: JobIds, as_json: AsJsonLines = False) -> None:
-    """Keep waiting jobs from starting until they are released."""
-    _each(jobs, as_json, lambda client, job_id: client.hold(job_id))
-
-
-@app.command()
-def release(jobs: JobIds, as_json: AsJsonLines = False) -> None:
-    """Allow held jobs to start."""
-    _each(jobs, as_json, lambda client, job_id: client.release(job_id))
-
-
-@app.command()
-def move(
-    jobs: JobIds,
-    queue: Annotated[str | None, typer.Option(help="Move the jobs to this queue.")] = None,
-    first: Annotated[
-        bool,
-        typer.Option(
-            "--first",
-            help="Move the jobs ahead of all other jobs of the same priority; admins only.",
-        ),
-    ] = False,
-    as_json: AsJsonLines = False,
-) -> None:
-    """Move waiting jobs to another queue, or to the front.
-
-    Several jobs are moved to the front in the given order.
-    """
-    if queue is None and not first:
-        raise typer.BadParameter("specify a destination: --queue QUEUE, --first, or both")
-    order = jobs[::-1] if first else jobs
-    _each(order, as_json, lambda client, job_id: client.move(job_id, queue, first=first))
-
-
-@app.command()
-def change(
-    jobs: JobIds,
-    settings: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="Change a field: resources.num_workers=2. null restores its default.",
-        ),
-    ],
-    as_json: AsJsonLines = False,
-) -> None:
-    """Change the documents of waiting jobs.
-
-    Example: dray change JOB --set resources.num_workers=2 --set max_runtime_s=2h
-    """
-    from dray.documents import apply_settings
-
-    patch = apply_settings({}, settings)
-    _each(jobs, as_json, lambda client, job_id: client.change(job_id, patch))
-
-
-@app.command()
-def priority(
-    job_id: JobId,
-    number: Annotated[int, typer.Argument(metavar="N", help="From 0 to 100.", min=0, max=100)],
-    as_json: AsJson = False,
-) -> None:
-    """Change the priority of a job that has not ended."""
-    _each([job_id], as_json, lambda client, found: client.set_priority(found, number))
-
-
-def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]) -> None:
-    """Apply `change` to each job, and write its new position."""
-    from dray.cli.display.output import write_json_line, write_text
-
-    failures = Failures()
-    with connect() as client:
-        for reference in jobs:
-            with failures.noted():
-                job = change(client, client.resolve(reference))
-                write_json_line(job) if as_json else write_text(_state_line(job))
-    failures.end()
-
-
-def _state_line(job: Job) -> str:
-    """Return a line such as `job-1 QUEUED in night, priority 50: is held by ann; ...`."""
-    return f"{job.id} {job.state} in {job.queue}, priority {job.priority}: {job.reason.message}"
 
 
 def _show(queue: Queue) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import JobIds, app, connect, interruptible, server_url
-from dray.cli.choosing import read_job
+from dray.cli.choosing import read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def tensorboard(
     from dray.cli.display.output import flush, warn, write
 
     with connect() as client:
-        job_ids = list(dict.fromkeys(read_job(client, job) for job in jobs))
+        job_ids = read_jobs(client, jobs)
     folder = Path(tempfile.mkdtemp(prefix="dray-tensorboard-")) if logdir is None else logdir
     write(f"event files are in {folder}")
     flush()

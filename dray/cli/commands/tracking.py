@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dray.cli.base import AsJson, JobId, JobIds, app, connect
-from dray.cli.choosing import read_job
+from dray.cli.base import AsJson, JobIds, app, connect
+from dray.cli.bulk import DryRun, Expect, Where, change_matching, searched
+from dray.cli.choosing import Owner, Yes, read_job, read_jobs
+from dray.cli.completion import job_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +52,7 @@ def compare(
     from dray.cli.display.output import write_json
 
     with connect() as client:
-        found = client.compare([read_job(client, job) for job in jobs])
+        found = client.compare(read_jobs(client, jobs))
     if as_json:
         write_json(found)
         return
@@ -264,7 +266,10 @@ def _short(ids: Sequence[str]) -> list[str]:
 
 @app.command()
 def annotate(
-    job_id: JobId,
+    job_id: Annotated[
+        str | None,
+        typer.Argument(metavar="JOB", help="The job.", autocompletion=job_ids, show_default=False),
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Add this tag.")] = None,
     untag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Remove this tag.")] = None,
     notes: Annotated[
@@ -273,11 +278,23 @@ def annotate(
             metavar="TEXT", help="Replace the notes with this Markdown text (- for stdin)."
         ),
     ] = None,
+    where: Where = None,
+    owner: Owner = "@me",
+    dry_run: DryRun = False,
+    expect: Expect = None,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Edit the tags and notes of a job. Without options, show them."""
     from dray.cli.display.output import write_json
 
+    search = searched(job_id, where, owner, dry_run=dry_run, expect=expect, yes=yes)
+    if search is not None:
+        if notes is not None or not (tag or untag):
+            raise typer.BadParameter("--where requires --tag or --untag, and excludes --notes")
+        change_matching("tag", search, as_json, {"add_tags": tag or [], "remove_tags": untag or []})
+        return
+    assert job_id is not None
     text = sys.stdin.read() if notes == "-" else notes
     with connect() as client:
         if tag or untag or text is not None:

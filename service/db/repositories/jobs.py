@@ -54,6 +54,11 @@ def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
     return found
 
 
+def note_locked(session: Session, job_ids: Collection[str]) -> None:
+    """Record that this transaction has locked these jobs."""
+    _locked(session).update(job_ids)
+
+
 def is_locked(session: Session, job_id: str) -> bool:
     """Whether this transaction has locked the row, which is therefore current."""
     return job_id in _locked(session)

@@ -39,7 +39,7 @@ def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: s
     for reference in (array_id, array_id[:16], "sweep-1"):
         assert "states     3 QUEUED" in cli("get", reference).splitlines()
     cli("get", f"{array_id}/3", exits=Exit.REFUSED)
-    cli("hold", array_id, exits=Exit.REFUSED)
+    cli("events", array_id, exits=Exit.REFUSED)
     assert f"this is the id of an array; its first job is {array_id}/0" in cli.err
     for command in (("events",), ("submit", "--dry-run", "--like")):
         cli(*command, "sweep-1", exits=Exit.USAGE)
@@ -146,3 +146,62 @@ def test_the_list_takes_a_pattern_of_names(cli: Cli, server: LiveServer) -> None
     assert [job["id"] for job in cli.json("ls", "--name", "glob-?")] == made[::-1]
     assert [job["id"] for job in cli.json("ls", "--name", "*lob-1")] == [made[1]]
     assert cli.json("ls", "--name", "glob") == []
+
+
+def test_an_array_is_held_moved_and_limited_as_a_whole(
+    cli: Cli, server: LiveServer, document: str
+) -> None:
+    server.queue("cli-arrays")
+    array_id = submitted(cli, document, "--array", "3", "--name", "whole")
+    server.train(cli.json("get", f"{array_id}/0")["id"])
+    cli("cancel", f"{array_id}/2")
+    skipped = "2 skipped (1 job_finished, 1 job_not_waiting)"
+    assert cli("hold", "whole") == f"{array_id}: 1 job changed, {skipped}\n"
+    assert cli("hold", array_id) == (
+        f"{array_id}: 0 jobs changed, 1 already as requested, {skipped}\n"
+    )
+    assert cli.json("get", f"{array_id}/1")["held_by"] == "anonymous"
+    assert cli.json("release", "whole")["changed"] == 1
+    assert cli("move", array_id, "--queue", "cli-arrays").startswith(f"{array_id}: 1 job changed")
+    assert (
+        cli("priority", array_id, "61")
+        == f"{array_id}: 2 jobs changed, 1 skipped (1 job_finished)\n"
+    )
+    assert cli("max-running", "whole", "1").startswith(f"{array_id}: 2 jobs changed")
+    assert cli.json("get", array_id)["max_running"] == 1
+    cli("max-running", array_id, "none")
+    assert cli.json("get", array_id)["max_running"] is None
+    cli("max-running", array_id, "0", exits=Exit.USAGE)
+    cli("max-running", array_id, "few", exits=Exit.USAGE)
+    skipped = "2 skipped (1 job_finished, 1 job_not_running)"
+    assert cli("preempt", array_id, "--grace", "9") == f"{array_id}: 1 job changed, {skipped}\n"
+    cli("hold", "array-missing", exits=Exit.REFUSED)
+
+
+def test_lists_of_indices_are_accepted_by_commands(cli: Cli, document: str) -> None:
+    array_id = submitted(cli, document, "--array", "12", "--name", "listed")
+    ids = {job["array_index"]: job["id"] for job in cli.json("ls", "--array", array_id)}
+
+    def held() -> set[int]:
+        return {job["array_index"] for job in cli.json("ls", "--array", array_id) if job["held_by"]}
+
+    lines = cli("hold", "listed/1,3,5-7").splitlines()
+    assert [line.split()[0] for line in lines] == [ids[index] for index in (1, 3, 5, 6, 7)]
+    cli("release", f"{array_id[:20]}/1,5-6", f"{array_id}/3")
+    assert held() == {7}
+    for wrong in (f"{array_id}/7-12", "listed/0-40:20", f"{array_id}/0-999999999999999999"):
+        cli("hold", f"{array_id}/8", wrong, exits=Exit.REFUSED)
+        assert "has no job with the index " in cli.err
+        assert held() == {7}, "nothing is changed"
+    cli("cancel", "listed/5-3", exits=Exit.REFUSED)
+    assert "'5-3' in listed/5-3 contains no index" in cli.err
+    cli("events", "listed/1,3", exits=Exit.REFUSED)
+    assert "hint: specify a single index, such as ARRAY/3" in cli.err
+    assert len(cli("cancel", "listed/0-10:2").splitlines()) == 6
+    assert len(cli("wait", "listed/0-4:2", exits=Exit.JOB_ENDED_BADLY).splitlines()) == 3
+    assert len(cli("delete", "-y", "listed/0,2").splitlines()) == 2
+    cli("get", "listed/2", exits=Exit.REFUSED)
+    cli("delete", "-y", "listed/0,4", exits=Exit.REFUSED)
+    assert "has no job with the index 0" in cli.err
+    literal = submitted(cli, document, "--name", "listed/1-3")
+    assert cli("hold", "listed/1-3").split()[0] == literal

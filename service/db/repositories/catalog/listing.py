@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import islice
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Row, Select, select
 from sqlalchemy.orm import Session, aliased
 
 from dray.filters import JobFilter
@@ -37,6 +37,32 @@ def page(
     `created_after` is inclusive, and `created_before` is exclusive. `where` is the parsed
     expression of the filter.
     """
+    queries = _queries(session, wanted, where, before_id, limit)
+    with nullcontext() if where is None else search.limited(session):
+        heads = [list(session.scalars(one)) for one in queries]
+    return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
+
+
+def owners(
+    session: Session, wanted: JobFilter, *, where: SearchNode | None, limit: int
+) -> list[Row[str, str]]:
+    """Return (id, owner) of the jobs that `page` lists."""
+    queries = _queries(session, wanted, where, None, limit)
+    with nullcontext() if where is None else search.limited(session):
+        heads = [
+            session.execute(one.with_only_columns(JobRow.id, JobRow.owner)).all() for one in queries
+        ]
+    return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
+
+
+def _queries(
+    session: Session,
+    wanted: JobFilter,
+    where: SearchNode | None,
+    before_id: str | None,
+    limit: int,
+) -> list[Select[JobRow]]:
+    """Return the queries whose merged results are the first `limit` jobs of the list."""
     query, order = _labelled(wanted.labels)
     if where is None:
         query = query.where(JobRow.deleted_at.is_(None))
@@ -81,9 +107,7 @@ def page(
     queries = [alone.where(JobRow.state == state) for state in distinct] or [alone]
     if wanted.collapse_arrays:
         queries.append(_heads(query, distinct))
-    with nullcontext() if where is None else search.limited(session):
-        heads = [list(session.scalars(one)) for one in queries]
-    return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
+    return queries
 
 
 def _matches(session: Session, glob: str) -> ColumnElement[bool]:

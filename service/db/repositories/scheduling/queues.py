@@ -7,12 +7,13 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, select, true
+from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, or_, select, true
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, QueueRow
+from service.domain.ids import is_array_id
 from service.domain.scheduling.rules.queues import BOUNDS_OF_WAITING, Queue
 
 _RULES = tuple(field.name for field in fields(Queue))
@@ -108,8 +109,11 @@ def count_unfinished(session: Session, queue: str) -> int:
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
     """Return the lowest rank among the queue's waiting jobs with this priority, except for the job
-    `but`; None if there are no such jobs."""
-    here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, JobRow.id != but)
+    or the jobs of the array `but`; None if there are no such jobs."""
+    others = JobRow.id != but
+    if is_array_id(but):
+        others = or_(JobRow.array_id.is_(None), JobRow.array_id != but)
+    here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, others)
     return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
 

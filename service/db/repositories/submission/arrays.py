@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import (
@@ -21,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import EventRow, JobLabelRow, JobRow, SweepRow
+from service.db.repositories import jobs
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.domain.ids import is_array_id
 
@@ -75,10 +77,65 @@ def counts(session: Session, array_id: str) -> dict[JobState, int]:
     return {JobState(state): number for state, number in session.execute(query)}
 
 
+CHANGEABLE = (
+    *("queue", "priority", "rank", "held_by", "position", "blocked_by"),
+    *("reason_code", "reason_message", "event_seq", "max_runtime_s", "is_runtime_of_queue"),
+)
+"""The columns that a change of a job's position can set."""
+_READ = (
+    *("id", "array_index", "state", "attempt", "owner", "num_workers", "min_workers", "bundle"),
+    *("roles", "required_topology", "homes", "runtime_used_s"),
+)
+"""The other columns that such a change reads."""
+
+
+def lock_unfinished(session: Session, array_id: str) -> list[SimpleNamespace]:
+    """Lock the array's jobs that have not ended, and return the columns that a change of their
+    positions needs. Creating ORM objects for an array with thousands of jobs would be slow."""
+    c = table_of(JobRow).c
+    query = (
+        select(*(c[name] for name in (*_READ, *CHANGEABLE)))
+        .where(c.array_id == array_id, c.finished_at.is_(None), c.deleted_at.is_(None))
+        .order_by(c.id)
+        .with_for_update()
+    )
+    rows = [SimpleNamespace(**row._mapping) for row in session.connection().execute(query)]
+    jobs.note_locked(session, [row.id for row in rows])
+    return rows
+
+
+def store_changes(session: Session, rows: Sequence[SimpleNamespace]) -> None:
+    """Store the columns `CHANGEABLE` of locked rows."""
+    if not rows:
+        return
+    table = table_of(JobRow)
+    values = {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in CHANGEABLE}
+    session.connection().execute(
+        update(table).where(table.c.id == bindparam("job_id")).values(values),
+        [
+            {"job_id": row.id, **{f"new_{name}": getattr(row, name) for name in CHANGEABLE}}
+            for row in rows
+        ],
+    )
+
+
+def set_max_running(session: Session, array_id: str, max_running: int | None) -> None:
+    """Set the limit in all jobs of the array, including ended jobs."""
+    session.execute(
+        update(JobRow)
+        .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
+        .values(array_max_running=max_running)
+        .execution_options(synchronize_session=False)
+    )
+
+
 def started(session: Session, array_id: str) -> list[str]:
     """Return the ids of the array's unfinished jobs that have had an attempt."""
     query = select(JobRow.id).where(
-        JobRow.array_id == array_id, JobRow.finished_at.is_(None), JobRow.attempt > 0
+        JobRow.array_id == array_id,
+        JobRow.finished_at.is_(None),
+        JobRow.deleted_at.is_(None),
+        JobRow.attempt > 0,
     )
     return list(session.scalars(query.order_by(JobRow.array_index)))
 

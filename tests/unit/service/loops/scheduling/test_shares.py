@@ -43,7 +43,7 @@ async def test_the_factors_give_the_position_that_the_plan_stored(world: World) 
     await comes_to(runtime, first, JobState.RUNNING)
     jobs = [await world.submit(runtime, priority=priority) for priority in (40, 60, 50, 60)]
     change = JobChangeRequest(first=True)
-    await JobChanges(runtime.database).change(jobs[3], change, is_admin=True)
+    await JobChanges(runtime.database, runtime.settings).change(jobs[3], change, is_admin=True)
 
     async def is_planned() -> bool:
         found = [(await runtime.queries.explain(job)).position for job in jobs]

@@ -1,0 +1,259 @@
+"""Applies an action to all jobs that a filter selects.
+
+Each job is changed in a transaction of its own, by the function that changes a single job. Only a
+few of these transactions are requested at a time, so that other writes, such as the scheduler's,
+don't wait for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.bulk_requests import BulkAction, BulkRequest
+from dray.filters import JobFilter
+from dray.requests import AnnotationRequest
+from service.config.settings import Settings
+from service.db.models import JobRow
+from service.db.repositories.bulk import in_chunks
+from service.db.session import Database
+from service.domain.errors import DomainError, NotConfirmed, Unavailable
+from service.domain.events import ANONYMOUS
+from service.jobs import listing
+from service.jobs.changes import change_row
+from service.jobs.faults import preempt_row
+from service.jobs.service import Jobs, cancel_row, found, refuse_to_delete
+
+logger = logging.getLogger(__name__)
+
+MAX_JOBS = 100_000
+"""Maximum number of jobs that a filter can select."""
+NUM_COMPARED = 1000
+"""Number of the newest jobs of which a filter must exclude at least one, unless the number of
+selected jobs is confirmed."""
+MAX_NAMED = 20
+"""Maximum number of ids in each list of a result."""
+AT_ONCE_ON_POSTGRES = 4
+"""Number of concurrent transactions on PostgreSQL: half of the threads that write."""
+AT_ONCE_ON_SQLITE = 10
+"""Number of writes on SQLite that can share a commit. Other writes wait for all of them."""
+
+RowChange = Callable[[Session, JobRow, datetime], bool]
+"""Changes a locked job, and returns whether anything differs."""
+
+
+class Annotate(Protocol):
+    """Changes the tags of a locked job, and returns whether anything differs."""
+
+    def __call__(
+        self,
+        session: Session,
+        row: JobRow,
+        wanted: AnnotationRequest,
+        *,
+        actor: str,
+        now: datetime,
+    ) -> bool: ...
+
+
+class _NothingStored(Exception):
+    """Rolls back the transaction of a dry run."""
+
+    def __init__(self, differs: bool) -> None:
+        super().__init__("a dry run stores nothing")
+        self.differs = differs
+
+
+class BulkChanges:
+    """Actions on many jobs."""
+
+    def __init__(
+        self,
+        database: Database,
+        jobs: Jobs,
+        settings: Settings,
+        annotate: Annotate,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._database = database
+        self._jobs = jobs
+        self._settings = settings
+        self._annotate = annotate
+        self._clock = clock or database.clock
+
+    async def run(
+        self,
+        wanted: BulkRequest,
+        *,
+        caller: str,
+        actor: str = ANONYMOUS,
+        is_admin: bool = False,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> views.BulkChange:
+        """Apply the action on behalf of `actor` to the selected jobs of `caller` or, if the filter
+        names an owner, of this owner.
+
+        Raises InvalidSearch, and raises NotConfirmed if more jobs are selected than `wanted.max`,
+        or if the filter excludes no job and `wanted.max` is not given. Jobs that can't be changed
+        don't stop the action. If `is_stopping` returns true, the remaining jobs are not changed.
+        """
+        matched = await self._database.read(lambda session: _confirmed(session, wanted, caller))
+        whose = wanted.filter.owner or caller
+        own = [job_id for job_id, owner in matched.items() if owner == whose]
+        if not wanted.dry_run:
+            _refuse_more(len(own), wanted.max)
+        outcome = _Outcome()
+        change = self._change(wanted, actor, is_admin)
+        chunk = AT_ONCE_ON_SQLITE if self._database.is_sqlite else AT_ONCE_ON_POSTGRES
+        if wanted.parameters.first:
+            chunk = 1  # the order in which jobs are moved to the front matters
+        for some in in_chunks(own, chunk):
+            if is_stopping():
+                problem = Unavailable("the server was stopped before it reached the job")
+                outcome.add(some, [problem] * len(some))
+                continue
+            done = await asyncio.gather(*map(change, some), return_exceptions=True)
+            outcome.add(some, done)
+        if not wanted.dry_run:
+            logger.info("%d jobs: %s by %s", outcome.num_changed, wanted.action, actor)
+        return outcome.view(wanted, num_matched=len(matched), num_own=len(own))
+
+    def _change(
+        self, wanted: BulkRequest, actor: str, is_admin: bool
+    ) -> Callable[[str], Awaitable[bool]]:
+        """Return the function that changes the job with an id, and returns whether it differs."""
+        of_row = self._of_row(wanted, actor, is_admin)
+
+        async def change(job_id: str) -> bool:
+            def work(session: Session) -> bool:
+                row = found(session, job_id, lock=True)
+                differs = of_row(session, row, self._clock())
+                if wanted.dry_run:
+                    raise _NothingStored(differs)
+                return differs
+
+            try:
+                return await self._database.write(work)
+            except _NothingStored as tried:
+                return tried.differs
+
+        async def delete(job_id: str) -> bool:
+            await self._jobs.delete(job_id, actor=actor)
+            return True
+
+        is_deletion = wanted.action is BulkAction.DELETE and not wanted.dry_run
+        return delete if is_deletion else change
+
+    def _of_row(self, wanted: BulkRequest, actor: str, is_admin: bool) -> RowChange:
+        given = wanted.parameters
+        change = wanted.job_change
+        if change is not None:
+            return lambda session, row, now: change_row(
+                session, row, change, actor=actor, is_admin=is_admin, now=now
+            )
+        if wanted.action is BulkAction.CANCEL:
+            return lambda session, row, now: cancel_row(session, row, actor=actor, now=now)
+        if wanted.action is BulkAction.PREEMPT:
+            grace_s = self._settings.preempt_grace_s if given.grace_s is None else given.grace_s
+            return lambda session, row, now: preempt_row(
+                session, row, grace_s, held=bool(given.held), actor=actor, now=now
+            )
+        if wanted.action is BulkAction.TAG:
+            tags = AnnotationRequest(add_tags=given.add_tags, remove_tags=given.remove_tags)
+            return lambda session, row, now: self._annotate(
+                session, row, tags, actor=actor, now=now
+            )
+        return _would_delete
+
+
+def _would_delete(session: Session, row: JobRow, _: datetime) -> bool:
+    refuse_to_delete(session, row)
+    return True
+
+
+def _confirmed(session: Session, wanted: BulkRequest, caller: str) -> dict[str, str]:
+    """Return the owners of the selected jobs by id. Raises NotConfirmed if the filter excludes no
+    job, unless the number of jobs was confirmed."""
+    matched = listing.owners(session, wanted.filter, limit=MAX_JOBS + 1)
+    if len(matched) > MAX_JOBS:
+        raise NotConfirmed(
+            f"more than {MAX_JOBS:,} jobs match",
+            pointer="/filter",
+            hint="narrow the filter, and repeat the request for each part",
+        )
+    whose = wanted.filter.owner or caller
+    own = sum(owner == whose for owner in matched.values())
+    if wanted.max is None and not wanted.dry_run and own > 1 and _excludes_none(session, wanted):
+        raise NotConfirmed(
+            f"the filter excludes no job, so the number of jobs to change, {own:,}, must be "
+            "confirmed",
+            pointer="/max",
+            hint=f"if you want to change all of these jobs, repeat the request with max: {own}",
+        )
+    return matched
+
+
+def _excludes_none(session: Session, wanted: BulkRequest) -> bool:
+    """Whether the filter, apart from its states and owner, matches each of the newest jobs."""
+    every = listing.owners(session, JobFilter(), limit=NUM_COMPARED)
+    criteria = wanted.filter.model_copy(update={"state": (), "owner": None})
+    return every == listing.owners(session, criteria, limit=NUM_COMPARED)
+
+
+def _refuse_more(number: int, most: int | None) -> None:
+    if most is not None and number > most:
+        raise NotConfirmed(
+            f"{number:,} jobs match, but at most {most:,} were expected",
+            pointer="/max",
+            hint="check the filter with a dry run",
+        )
+
+
+class _Outcome:
+    """Counts the jobs by the result of the action."""
+
+    def __init__(self) -> None:
+        self._changed: list[str] = []
+        self._problems: dict[str, tuple[str, list[str]]] = {}
+        """The message of the first job, and the ids of all jobs, by the code of the problem."""
+
+    @property
+    def num_changed(self) -> int:
+        return len(self._changed)
+
+    def add(self, job_ids: Sequence[str], done: Sequence[bool | BaseException]) -> None:
+        """Record jobs, each with whether it was changed, or with the problem."""
+        for job_id, result in zip(job_ids, done, strict=True):
+            if isinstance(result, DomainError):
+                _, of_code = self._problems.setdefault(result.code, (result.message, []))
+                of_code.append(job_id)
+            elif isinstance(result, BaseException):
+                raise result
+            elif result:
+                self._changed.append(job_id)
+
+    def view(self, wanted: BulkRequest, *, num_matched: int, num_own: int) -> views.BulkChange:
+        problems = [
+            views.BulkProblem(
+                code=code, count=len(job_ids), message=message, jobs=job_ids[:MAX_NAMED]
+            )
+            for code, (message, job_ids) in sorted(self._problems.items())
+        ]
+        refused = sum(problem.count for problem in problems)
+        return views.BulkChange(
+            dry_run=wanted.dry_run,
+            matched=num_matched,
+            other_owners=num_matched - num_own,
+            changed=self.num_changed,
+            unchanged=num_own - self.num_changed - refused,
+            refused=refused,
+            problems=problems,
+            jobs=self._changed[:MAX_NAMED],
+        )

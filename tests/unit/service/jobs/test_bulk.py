@@ -1,0 +1,135 @@
+"""An action on all jobs that a filter selects does to each what the action on a single job does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray import views
+from dray.bulk_requests import BulkRequest
+from dray.filters import JobFilter
+from dray.views import JobState
+from service.domain.errors import InvalidSearch, NotConfirmed
+from service.jobs.bulk import BulkChanges
+from service.tracking.service import annotate_row
+from tests.unit.service.helpers import Service, events_of, spec
+
+
+async def bulk(
+    service: Service, action: str, *, caller: str = "ann", is_admin: bool = False, **fields: Any
+) -> views.BulkChange:
+    changes = BulkChanges(
+        service.database,
+        service.jobs,
+        service.settings,
+        annotate_row,
+        clock=lambda: service.now,
+    )
+    wanted = BulkRequest.model_validate({"action": action, **fields})
+    return await changes.run(wanted, caller=caller, actor=caller, is_admin=is_admin)
+
+
+def counts(done: views.BulkChange) -> tuple[int, int, dict[str, int]]:
+    return done.changed, done.unchanged, {one.code: one.count for one in done.problems}
+
+
+async def test_matching_jobs_are_changed_and_the_others_are_counted(service: Service) -> None:
+    waiting = [await service.submit(name="a") for _ in range(3)]
+    await service.submit(name="b")
+    running = await service.running(name="a")
+    await service.change(waiting[0], held=True)
+    of_bob, _ = await service.jobs.submit(spec(name="a"), owner="bob")
+    tried = await bulk(service, "hold", filter={"where": 'name = "a"'}, dry_run=True)
+    assert (await service.jobs.get(waiting[1])).held_by is None
+    done = await bulk(service, "hold", filter={"where": 'name = "a"'})
+    assert tried == done.model_copy(update={"dry_run": True})
+    assert counts(done) == (2, 1, {"job_not_waiting": 1})
+    assert (done.matched, done.other_owners, done.refused) == (5, 1, 1)
+    assert done.jobs == waiting[:0:-1]
+    assert done.problems[0].jobs == [running]
+    assert done.problems[0].message.startswith(f"the job {running} is RUNNING: only a waiting")
+    assert (await service.jobs.get(of_bob.id)).held_by is None
+    held = {"owner": "bob", "where": 'name = "a"'}
+    assert counts(await bulk(service, "hold", filter=held)) == (1, 0, {})
+
+
+async def test_a_filter_that_matches_all_jobs_must_be_confirmed(service: Service) -> None:
+    jobs = [await service.submit() for _ in range(3)]
+    await service.jobs.submit(spec(), owner="bob")
+    for chosen in ({}, {"where": "priority >= 0"}, {"state": ["QUEUED"]}):
+        with pytest.raises(NotConfirmed, match=r"excludes no job, so the .* 3,") as refused:
+            await bulk(service, "cancel", filter=chosen)
+        assert refused.value.hint is not None
+        assert refused.value.hint.endswith("with max: 3")
+    with pytest.raises(NotConfirmed, match="3 jobs match, but at most 2 were expected"):
+        await bulk(service, "cancel", max=2)
+    with pytest.raises(InvalidSearch):
+        await bulk(service, "cancel", filter={"where": ""})
+    assert counts(await bulk(service, "cancel", dry_run=True)) == (3, 0, {})
+    assert {(await service.jobs.get(job)).state for job in jobs} == {JobState.QUEUED}
+    assert counts(await bulk(service, "cancel", max=3)) == (3, 0, {})
+    assert counts(await bulk(service, "cancel", max=3)) == (0, 3, {})
+
+
+async def test_jobs_are_deleted_with_what_refuses_it_named(service: Service) -> None:
+    ended = [await service.submit(name="old") for _ in range(2)]
+    live = await service.submit(name="old")
+    for job_id in ended:
+        await service.jobs.cancel(job_id)
+    await service.submit()
+    chosen = {"name": "old"}
+    tried = await bulk(service, "delete", filter=chosen, dry_run=True)
+    assert (await service.jobs.get(ended[0])).id
+    done = await bulk(service, "delete", filter=chosen)
+    assert tried == done.model_copy(update={"dry_run": True})
+    assert counts(done) == (2, 0, {"job_live": 1})
+    assert [job.id for job in (await service.jobs.list(JobFilter(name="old"))).items] == [live]
+
+
+async def test_jobs_are_moved_preempted_and_tagged(service: Service) -> None:
+    first = await service.submit()
+    jobs = [await service.submit(name="x") for _ in range(3)]
+    await service.queue("small", max_queued=2)
+    chosen = {"name": "x"}
+    done = await bulk(service, "move", filter=chosen, parameters={"queue": "small"})
+    assert counts(done) == (2, 0, {"queue_full": 1})
+    first_of = await bulk(
+        service,
+        "move",
+        filter=chosen,
+        parameters={"queue": "default", "first": True},
+        is_admin=True,
+    )
+    assert counts(first_of) == (3, 0, {})
+    rank = {job: len(await events_of(service, job, "queue")) for job in (*jobs, first)}
+    assert rank[first] == 0
+    tags = {"add_tags": ["t"]}
+    assert counts(await bulk(service, "tag", filter=chosen, parameters=tags)) == (3, 0, {})
+    assert counts(await bulk(service, "tag", filter=chosen, parameters=tags)) == (0, 3, {})
+    assert counts(await bulk(service, "preempt", filter=chosen)) == (0, 0, {"job_not_running": 3})
+
+
+async def test_a_stop_of_the_server_leaves_the_other_jobs(service: Service) -> None:
+    jobs = [await service.submit(name="x") for _ in range(2)]
+    await service.submit()
+    changes = BulkChanges(service.database, service.jobs, service.settings, annotate_row)
+    wanted = BulkRequest.model_validate({"action": "cancel", "filter": {"name": "x"}})
+    done = await changes.run(wanted, caller="ann", is_stopping=lambda: True)
+    assert counts(done) == (0, 0, {"unavailable": 2})
+    assert (await service.jobs.get(jobs[0])).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"action": "priority"}, "needs priority"),
+        ({"action": "move"}, "needs queue or first"),
+        ({"action": "hold", "parameters": {"priority": 3}}, "does not belong to the action hold"),
+        ({"action": "cancel", "filter": {"collapse_arrays": True}}, "only one job of each array"),
+        ({"action": "stop"}, "cancel"),
+    ],
+)
+def test_an_invalid_request_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BulkRequest.model_validate(fields)
