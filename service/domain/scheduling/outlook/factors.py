@@ -57,7 +57,7 @@ class _Place:
     gang: Gang
     """The gang of `as_job`."""
     is_forgiven: bool
-    """Whether `as_job` ranks as if its owner were behind, because it has waited for 3 days."""
+    """Whether `as_job` ranks as if its owner were behind, because it has waited for 7 days."""
 
     @property
     def is_adopted(self) -> bool:

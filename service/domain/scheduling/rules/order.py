@@ -29,7 +29,7 @@ by their remaining work, the job that has waited longest comes first, and does n
 slots to jobs that yield. Only one job comes first, because otherwise the queue of a cluster with a
 permanent backlog would become first in, first out. A job that was overdue when it started can't be
 evicted by jobs that have less work left."""
-FORGIVING_S = 3 * 86400.0
+FORGIVING_S = 7 * 86400.0
 """Seconds after which a waiting job is forgiven its owner's usage: it ranks as if its owner had
 used less than their share. Within each tier and priority, only the longest-waiting job is
 forgiven."""

@@ -30,9 +30,13 @@ USER_SLACK_S = 4 * 3600.0
 """Maximum number of cluster-seconds by which a user's usage can differ from their share without
 changing the order, in a queue that has the whole cluster. Without this slack, jobs could not be
 ordered by their remaining work."""
-SLACK_OF_SHARE_S = 24 * 3600.0
+SLACK_OF_SHARE_S = 12 * 3600.0
 """The slack is at most the amount to which the smallest share entitles a user in this many seconds,
 so that it is small relative to the usage in a month."""
+
+LEAST_USER_SLACK_S = 120.0
+"""Minimum slack of a user in a queue that has the whole cluster, so that a user's standing doesn't
+change whenever a job starts."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
@@ -179,7 +183,7 @@ def _user_slack_s(weights: Collection[float]) -> float:
     """Return a user's slack in a queue that has the whole cluster. The smaller the
     smallest share, the smaller the slack: one user's small excess can be much of that share."""
     slack_s = min(USER_SLACK_S, SLACK_OF_SHARE_S * min(weights) / sum(weights))
-    return max(QUEUE_SLACK_S, slack_s)
+    return max(LEAST_USER_SLACK_S, slack_s)
 
 
 class Quotas:

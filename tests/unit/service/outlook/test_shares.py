@@ -58,10 +58,10 @@ class Oracle:
         return used * self.part_of(name, owner)
 
     def margin(self, name: str) -> float:
-        """The smallest share of any user during a day, from 10 minutes to 4 hours, multiplied by
+        """The smallest share of any user in 12 hours, from 2 minutes to 4 hours, multiplied by
         the queue's share of the cluster."""
         smallest = min(self.part_of(queue, user) for queue, user in self.active if queue == name)
-        return min(max(smallest * 24 * HOUR, 600.0), 4 * HOUR) * self.part(name)
+        return min(max(smallest * 12 * HOUR, 120.0), 4 * HOUR) * self.part(name)
 
     def beyond(self, name: str, owner: str, after_s: float = 0.0) -> float:
         """The usage beyond the share, after a time in which no job ran."""

@@ -127,10 +127,10 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
     assert (passed.job_id, passed.decided_by) == ("moved", "front")
 
 
-def test_a_job_that_has_waited_for_three_days_tells_why_it_comes_first() -> None:
+def test_a_job_that_has_waited_for_a_week_tells_why_it_comes_first() -> None:
     jobs = [
-        snapshots.waiting("old", seq=1, owner="ann", left_s=HOUR, waited_s=80 * HOUR),
-        snapshots.waiting("older", seq=0, owner="bob", left_s=HOUR, waited_s=90 * HOUR),
+        snapshots.waiting("old", seq=1, owner="ann", left_s=HOUR, waited_s=180 * HOUR),
+        snapshots.waiting("older", seq=0, owner="bob", left_s=HOUR, waited_s=190 * HOUR),
         snapshots.waiting("new", seq=2, owner="ann", left_s=HOUR),
     ]
     used_s = {("default", "ann"): 20 * HOUR, ("default", "bob"): 18 * HOUR}
@@ -140,7 +140,7 @@ def test_a_job_that_has_waited_for_three_days_tells_why_it_comes_first() -> None
         for job_id in ("older", "old", "new")
     ]
     about = "its owner has used about their share"
-    forgiven = "waited for 90 h, so it ranks as if its owner had used less than their share"
+    forgiven = "waited for 190 h, so it ranks as if its owner had used less than their share"
     assert standings == [forgiven, about, about]
     assert factors.ahead("new", 2)[0].message == f"{forgiven}; this job: {about}"
     assert factors.ahead("new", 2)[1].decided_by == "overdue"

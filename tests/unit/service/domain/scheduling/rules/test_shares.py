@@ -18,6 +18,7 @@ from service.domain.scheduling.rules.order import LONGEST_WAIT_S
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import (
     HALF_LIFE_S,
+    LEAST_USER_SLACK_S,
     QUEUE_SLACK_S,
     USER_SLACK_S,
     Standings,
@@ -133,12 +134,12 @@ def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: boo
 @pytest.mark.parametrize(
     ("weight", "ann_s", "bob_s", "ahead"),
     [
-        (1 / 9, 3.6 * HOUR, 9 * HOUR, set()),
-        (1 / 9, 3.8 * HOUR, 9 * HOUR, {"ann"}),
-        (1 / 9, HOUR, 32 * HOUR, set()),
-        (1 / 9, HOUR, 34 * HOUR, {"bob"}),
-        (1e-6, 0.9 * QUEUE_SLACK_S, 9 * HOUR, set()),
-        (1e-6, 1.1 * QUEUE_SLACK_S, 9 * HOUR, {"ann"}),
+        (1 / 9, 2.2 * HOUR, 9 * HOUR, set()),
+        (1 / 9, 2.4 * HOUR, 9 * HOUR, {"ann"}),
+        (1 / 9, HOUR, 20 * HOUR, set()),
+        (1 / 9, HOUR, 22 * HOUR, {"bob"}),
+        (1e-6, 0.9 * LEAST_USER_SLACK_S, 9 * HOUR, set()),
+        (1e-6, 1.1 * LEAST_USER_SLACK_S, 9 * HOUR, {"ann"}),
     ],
 )
 def test_beside_a_user_of_little_weight_less_is_clearly_more_than_a_share(
@@ -300,13 +301,13 @@ def test_a_quota_is_not_used_up_by_jobs_that_could_not_start() -> None:
     }
 
 
-@pytest.mark.parametrize(("waited_s", "first"), [(0.0, "ann"), (4 * DAY, "bob")])
+@pytest.mark.parametrize(("waited_s", "first"), [(0.0, "ann"), (8 * DAY, "bob")])
 def test_usage_is_forgiven_unless_earlier_forgiven_jobs_hold_a_twentieth(
     waited_s: float, first: str
 ) -> None:
     used = Used()
     used.add(("q", "ann"), 90 * DAY, NOW.timestamp())
-    old = dataclasses.replace(waiting("ann", "q", "ann", seq=5), waited_s=4 * DAY, yields=False)
+    old = dataclasses.replace(waiting("ann", "q", "ann", seq=5), waited_s=8 * DAY, yields=False)
     new = dataclasses.replace(waiting("bob", "q", "bob", seq=9), yields=False)
     earlier = running("earlier", "q", "cid", gpus=GPUS - 1, yields=False)
     there = [dataclasses.replace(earlier, waited_s=waited_s)]
