@@ -22,7 +22,10 @@ class Ranking:
         self._guaranteed = _within_quota(snapshot, gangs, now)
         active = active_accounts(snapshot)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._of_accounts: dict[shares.Account, tuple[shares.Tier, shares.UserStanding]] = {}
+        self._of_accounts: dict[
+            tuple[shares.Account, bool], tuple[shares.Tier, shares.UserStanding]
+        ] = {}
+        """Keyed by the account and whether its running jobs are meant."""
         self._overdue = {
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
@@ -48,10 +51,12 @@ class Ranking:
 
     def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tier, shares.UserStanding]:
         account = job.queue, job.owner
-        standing = self._of_accounts.get(account)
+        runs = isinstance(job, RunningJob)
+        standing = self._of_accounts.get((account, runs))
         if standing is None:
-            standing = self._standings.tier(job.queue), self._standings.user(*account)
-            self._of_accounts[account] = standing
+            of = self._standings
+            standing = of.tier(job.queue, is_running=runs), of.user(*account, is_running=runs)
+            self._of_accounts[account, runs] = standing
         tier, user = standing
         if job.job_id in self._forgiven:
             user = shares.UserStanding.BEHIND

@@ -24,13 +24,13 @@ HALF_LIFE_S = 14 * 86400.0
 REMEMBERED_S = 4 * HALF_LIFE_S
 """Maximum age, in seconds, of the usage that a new leader reads. Older usage would have a weight of
 less than one sixteenth."""
-QUEUE_SLACK_S = 600.0
+QUEUE_SLACK_S = 3600.0
 """A queue is ahead once it has used this many cluster-seconds more than its share."""
 USER_SLACK_S = 4 * 3600.0
 """Maximum number of cluster-seconds by which a user's usage can differ from their share without
 changing the order, in a queue that has the whole cluster. Without this slack, jobs could not be
 ordered by their remaining work."""
-SLACK_OF_SHARE_S = 12 * 3600.0
+SLACK_OF_SHARE_S = 10 * 3600.0
 """The slack is at most the amount to which the smallest share entitles a user in this many seconds,
 so that it is small relative to the usage in a month."""
 
@@ -114,6 +114,15 @@ class UsageShare:
         return UserStanding.BEHIND if -self.excess_s > self.slack_s else UserStanding.EVEN
 
     @property
+    def of_running(self) -> UserStanding:
+        """The standing of the account's running jobs. They stay until the account has used clearly
+        more than its waiting jobs may, because otherwise jobs would be preempted whenever an
+        account's usage passes the slack."""
+        standing = self.standing
+        is_ahead = standing is UserStanding.AHEAD
+        return UserStanding.EVEN if is_ahead and self.excess_s <= 2 * self.slack_s else standing
+
+    @property
     def even_in_s(self) -> float | None:
         """Seconds until the usage differs from the share by no more than the slack if no account
         uses slots, so that usage only decays; None if it does not differ by more now."""
@@ -152,15 +161,20 @@ class Standings:
             found = _shares(of_users, of_each, slack_s)
             self.of_users |= {(name, owner): share for owner, share in found.items()}
 
-    def tier(self, queue: str) -> Tier:
+    def tier(self, queue: str, *, is_running: bool = False) -> Tier:
         """Return the tier of the queue's jobs beyond its quota."""
-        share = self.of_queues.get(queue)
-        is_ahead = share is not None and share.standing is UserStanding.AHEAD
-        return Tier.AHEAD if is_ahead else Tier.SHARE
+        ahead = _standing(self.of_queues.get(queue), is_running) is UserStanding.AHEAD
+        return Tier.AHEAD if ahead else Tier.SHARE
 
-    def user(self, queue: str, owner: str) -> UserStanding:
-        share = self.of_users.get((queue, owner))
-        return UserStanding.EVEN if share is None else share.standing
+    def user(self, queue: str, owner: str, *, is_running: bool = False) -> UserStanding:
+        """Return the standing of the user's waiting or running jobs."""
+        return _standing(self.of_users.get((queue, owner)), is_running)
+
+
+def _standing(share: UsageShare | None, is_running: bool) -> UserStanding:
+    if share is None:
+        return UserStanding.EVEN
+    return share.of_running if is_running else share.standing
 
 
 def _shares(

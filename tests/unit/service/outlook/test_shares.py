@@ -58,10 +58,10 @@ class Oracle:
         return used * self.part_of(name, owner)
 
     def margin(self, name: str) -> float:
-        """The smallest share of any user in 12 hours, from 2 minutes to 4 hours, multiplied by
+        """The smallest share of any user in 10 hours, from 2 minutes to 4 hours, multiplied by
         the queue's share of the cluster."""
         smallest = min(self.part_of(queue, user) for queue, user in self.active if queue == name)
-        return min(max(smallest * 12 * HOUR, 120.0), 4 * HOUR) * self.part(name)
+        return min(max(smallest * 10 * HOUR, 120.0), 4 * HOUR) * self.part(name)
 
     def beyond(self, name: str, owner: str, after_s: float = 0.0) -> float:
         """The usage beyond the share, after a time in which no job ran."""
@@ -118,10 +118,10 @@ def _check_queue(queue: views.QueueShare, oracle: Oracle) -> None:
         return
     beyond = oracle.of_queue(name) - oracle.queue_due(name)
     assert (queue.share, queue.due_s) == (near(oracle.part(name)), near(oracle.queue_due(name)))
-    assert (queue.difference_s, queue.margin_s) == (near(beyond), 600.0)
-    assume(abs(beyond - 600) > 1e-3)
-    assert queue.tier == ("ahead" if beyond > 600 else "share")
-    assert (queue.until is not None) == (beyond > 600)
+    assert (queue.difference_s, queue.margin_s) == (near(beyond), HOUR)
+    assume(abs(beyond - HOUR) > 1e-3)
+    assert queue.tier == ("ahead" if beyond > HOUR else "share")
+    assert (queue.until is not None) == (beyond > HOUR)
 
 
 def _check_user(name: str, user: views.UserShare, oracle: Oracle) -> None:

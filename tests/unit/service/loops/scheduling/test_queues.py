@@ -46,7 +46,7 @@ async def test_a_limit_that_is_raised_lets_the_next_job_start(world: World) -> N
 async def test_a_weight_that_is_changed_moves_the_jobs_of_its_user(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for slack in ("QUEUE_SLACK_S", "USER_SLACK_S"):
+    for slack in ("QUEUE_SLACK_S", "USER_SLACK_S", "LEAST_USER_SLACK_S"):
         monkeypatch.setattr(shares, slack, 1e-3)
     runtime = await world.open(scheduler_tick_s=60.0)
     running = await world.submit(runtime, "waits", owner="ann", workers=4)

@@ -107,7 +107,7 @@ def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
     queue: str, owner: str, slack_s: float, why: str
 ) -> None:
     used = Used()
-    used.add(("one", "ann"), 2.1 * slack_s, NOW.timestamp())
+    used.add(("one", "ann"), 4.1 * slack_s, NOW.timestamp())
     there = [running("greedy", "one", gpus=8)]
     # With the same remaining work, so that it does not rank higher because of its work.
     job = dataclasses.replace(waiting("new", queue, owner, gpus=8), left_s=HOUR)
@@ -115,11 +115,11 @@ def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
     assert list(found) == ["greedy"]
     assert found["greedy"] == why
     used = Used()
-    used.add(("one", "ann"), 1.9 * slack_s, NOW.timestamp())
+    used.add(("one", "ann"), 3.9 * slack_s, NOW.timestamp())
     assert leaving(snapshot([job], there, [Queue("one"), Queue("two")], used)) == {}
 
 
-@pytest.mark.parametrize(("weight", "is_ahead"), [(1.0, True), (1.5, True), (2.5, False)])
+@pytest.mark.parametrize(("weight", "is_ahead"), [(1.0, True), (1.3, True), (2.5, False)])
 def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: bool) -> None:
     used = Used()
     used.add(("one", "ann"), 9 * USER_SLACK_S, NOW.timestamp())
@@ -134,10 +134,10 @@ def test_a_user_is_ahead_by_the_weight_in_its_queue(weight: float, is_ahead: boo
 @pytest.mark.parametrize(
     ("weight", "ann_s", "bob_s", "ahead"),
     [
-        (1 / 9, 2.2 * HOUR, 9 * HOUR, set()),
-        (1 / 9, 2.4 * HOUR, 9 * HOUR, {"ann"}),
-        (1 / 9, HOUR, 20 * HOUR, set()),
-        (1 / 9, HOUR, 22 * HOUR, {"bob"}),
+        (1 / 9, 2.0 * HOUR, 9 * HOUR, set()),
+        (1 / 9, 2.2 * HOUR, 9 * HOUR, {"ann"}),
+        (1 / 9, HOUR, 18 * HOUR, set()),
+        (1 / 9, HOUR, 20 * HOUR, {"bob"}),
         (1e-6, 0.9 * LEAST_USER_SLACK_S, 9 * HOUR, set()),
         (1e-6, 1.1 * LEAST_USER_SLACK_S, 9 * HOUR, {"ann"}),
     ],
@@ -155,7 +155,7 @@ def test_beside_a_user_of_little_weight_less_is_clearly_more_than_a_share(
 
 def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> None:
     used = Used()
-    for queue, seconds in (("one", 8.5), ("two", 6.0)):
+    for queue, seconds in (("one", 10.5), ("two", 6.0)):
         used.add((queue, "ann"), seconds * QUEUE_SLACK_S, NOW.timestamp())
     queues = [Queue("one"), Queue("two"), Queue("three")]
     there = [running("greedy", "one", gpus=8)]
