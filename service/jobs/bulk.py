@@ -62,7 +62,7 @@ class Annotate(Protocol):
     ) -> bool: ...
 
 
-class _NothingStored(Exception):
+class _OnlyTried(Exception):
     """Rolls back the transaction of a dry run."""
 
     def __init__(self, differs: bool) -> None:
@@ -136,12 +136,12 @@ class BulkChanges:
                 row = found(session, job_id, lock=True)
                 differs = of_row(session, row, self._clock())
                 if wanted.dry_run:
-                    raise _NothingStored(differs)
+                    raise _OnlyTried(differs)
                 return differs
 
             try:
                 return await self._database.write(work)
-            except _NothingStored as tried:
+            except _OnlyTried as tried:
                 return tried.differs
 
         async def delete(job_id: str) -> bool:

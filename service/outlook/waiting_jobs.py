@@ -28,10 +28,15 @@ def waiting_jobs(
     """Return the waiting jobs of these rows. `jobs` contains all unfinished jobs."""
     after, earlier = _dependencies(session, jobs), singletons.earlier(jobs)
     return tuple(
-        waiting_job(job, (*after.of(job), *earlier.get(job.id, ())), runs, now)
+        waiting_job(job, _each_once(*after.of(job), *earlier.get(job.id, ())), runs, now)
         for job in jobs
         if job.state is JobState.QUEUED
     )
+
+
+def _each_once(*found: Dependency) -> tuple[Dependency, ...]:
+    """Return the first dependency on each job."""
+    return tuple({one.id: one for one in reversed(found)}.values())[::-1]
 
 
 def waiting_job(

@@ -157,9 +157,9 @@ INVALID |= {
     "after a number": ({**GOOD, "after": [7]}, "/after/0", ""),
     "after one id": ({**GOOD, "after": "job-1"}, "/after", "list"),
     "after an unknown condition": (
-        {**GOOD, "after": [{"job": "job-1", "on": "failure"}]},
+        {**GOOD, "after": [{"job": "job-1", "on": "start"}]},
         "/after/0/on",
-        "'success' or 'end'",
+        "'success', 'end' or 'failure'",
     ),
     "after nothing": ({**GOOD, "after": [{"on": "end"}]}, "/after/0/job", "is missing"),
     "after one job twice": ({**GOOD, "after": ["job-1", "job-1"]}, "/after", "lists job-1 twice"),

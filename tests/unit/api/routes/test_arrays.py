@@ -125,7 +125,8 @@ def test_a_job_after_one_that_failed_is_422_with_the_reason(
 
 def test_both_forms_of_after_are_stored_alike(server: LiveServer, http: httpx.Client) -> None:
     first = server.submit()
-    long = {"job": first, "on": "success"}
-    for form in (first, {"job": first}, long):
+    short = {"job": first, "on": "success"}
+    long = {**short, "each": False}
+    for form in (first, {"job": first}, short, long):
         job = http.post("/v1/jobs", json={**GOOD, "after": [form]}).json()
         assert job["spec"]["after"] == [long]

@@ -20,7 +20,8 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
         used_s = {("default", "bob"): 7200.0}
         server.sees(Situation(snapshots.snapshot([], used_s=used_s)), for_s=TOUR_TAKES_S)
         said = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
-    made, changed, weighted, shared, filled, refused, placed, ranked, by_http, deleted = said
+    made, changed, weighted, shared, filled, refused, placed, *said = said
+    ranked, many, unconfirmed, by_http, deleted = said
     assert re.search(r"^night +0 +0 +- +8 CPU, 64.0 GiB of memory", made, flags=re.MULTILINE)
     assert "limit      8 CPU\n" in changed
     assert "priority   up to 60\n" in changed
@@ -43,6 +44,11 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     )
     assert ranked.startswith("position 1 in the queue\n")
     assert re.search(r"^priority +60 +priority 60$", ranked, flags=re.MULTILINE)
+    assert many.startswith("hold: 2 jobs would be changed\n")
+    assert re.findall(r"^\w+: 2 jobs changed$", many, flags=re.MULTILINE) == [
+        *("hold: 2 jobs changed", "priority: 2 jobs changed", "release: 2 jobs changed")
+    ]
+    assert "the number of jobs to change, 2, must be confirmed" in unconfirmed
     assert "{'code': 'held'" in by_http
     assert '"num_held": 1' in by_http
     assert "1 job in the queue 'night' has not ended" in deleted

@@ -141,7 +141,7 @@ def test_a_singleton_waits_as_long_as_another_runs_or_is_ahead(jobs: list, rando
         for number, (o, n, s, state) in enumerate(jobs)
     ]
     shuffled = random.sample(rows, len(rows))
-    found = singletons.with_earlier({}, shuffled)
+    found = singletons.earlier(shuffled)
     for job in rows:
         blocking = {
             other.id
