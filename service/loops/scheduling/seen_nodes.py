@@ -109,12 +109,7 @@ class LeftSlots(Stage):
         self._held = holding
         if self._left_at is None or seen.now - self._left_at >= RAY_LAGS:
             return
-        leaving = tuple(
-            replace(job, spare=())
-            for job in seen.snapshot.running
-            if job.is_leaving or job.recalled
-        )
-        seen.snapshot = replace(seen.snapshot, running=leaving)
+        seen.snapshot = replace(seen.snapshot, slots_lag=True)
 
 
 def _seen(

@@ -14,6 +14,7 @@ from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool
 from service.domain.scheduling.placement.slots import count, workers
 from service.domain.scheduling.placement.stock import Stock, When
+from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.ranking import Able
 from service.domain.scheduling.policy.records import (
     Growing,
@@ -26,6 +27,7 @@ from service.domain.scheduling.rules import eviction, order
 from service.domain.scheduling.rules.backfill import Backfill
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.scheduling.rules.shares import FarAhead
 
 OTHERS_GAIN = "other jobs come first or gain more from"
 MAX_PREEMPTED = 100
@@ -36,15 +38,22 @@ class Departures:
     """The requests in one plan that running jobs release some or all of their slots."""
 
     def __init__(
-        self, snapshot: Snapshot, stock: Stock, gangs: Gangs, ranks: Mapping[str, order.Rank]
+        self,
+        snapshot: Snapshot,
+        stock: Stock,
+        gangs: Gangs,
+        ranks: Mapping[str, order.Rank],
+        ahead: Mapping[str, FarAhead],
     ) -> None:
-        """ranks: the ranks of the running jobs in the scheduling order, keyed by job id."""
+        """`ranks` and `ahead` contain the ranks of the running jobs in the scheduling order, and
+        which of their accounts are far ahead of their shares, keyed by job id."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs
         self._ranks = ranks
         running = eviction.cheapest_first(snapshot.running, ranks)
-        self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
+        asked = () if snapshot.slots_lag else running
+        self._candidates = eviction.Candidates(asked, ranks, ahead, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
         """Jobs that were asked to leave or shrink, numbered in the order of the requests."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
@@ -77,7 +86,10 @@ class Departures:
         return tuple(sorted(there, key=lambda name: self._leaving[name]))
 
     def choose_sizes(
-        self, waiting: Sequence[tuple[WaitingJob, Gang, order.Rank]], now: datetime
+        self,
+        waiting: Sequence[tuple[WaitingJob, Gang, order.Rank]],
+        emptied: Emptied,
+        now: datetime,
     ) -> None:
         """Choose the sizes of elastic jobs, and ask larger running jobs for slots."""
         elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
@@ -85,7 +97,7 @@ class Departures:
         others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
         able = Able(self._snapshot, self._gangs, now)
         for job, gang, rank in waiting:
-            if not able.claims_capacity(job, gang):
+            if not emptied.can_hold(gang) or not able.claims_capacity(job, gang):
                 continue
             standing = _standing(rank)
             # The sizing rules ignore topology domains, so don't use them for jobs that require one.
@@ -101,6 +113,7 @@ class Departures:
             for job in self._snapshot.running
             if job.job_id in elastic
             and job.yields
+            and not self._snapshot.slots_lag
             and not (job.is_leaving or job.recalled or job.request.required_level)
         ]
         for running in sized:

@@ -25,19 +25,25 @@ class Emptied:
         self._gangs = gangs
 
     def can_hold(self, gang: Gang) -> bool:
-        """Whether the gang fits on the accepted nodes after all running jobs have ended."""
+        """Whether the gang fits on the accepted nodes after all running jobs have ended. For a gang
+        whose workers are placed together, the answer is yes if it might fit."""
+        if gang.kind.is_whole:
+            return self._pool.total(gang.kind) >= gang.least
         return self._pool.has(gang.kind, gang.least)
 
     @cached_property
     def _pool(self) -> Pool:
         nodes = {node.id: node for node in self._snapshot.nodes if node.accepted}
-        free = {name: dict(node.available_to_us) for name, node in nodes.items()}
+        lags = self._snapshot.slots_lag
+        free = {
+            name: dict(node.total if lags else node.available_to_us) for name, node in nodes.items()
+        }
         for job in self._snapshot.holding():
             for part, bundle in by_bundle(job.slices, job.request.bundle, job.request.roles):
                 if part.node_id in free:
                     free_again(free[part.node_id], nodes[part.node_id], bundle, part.num_workers)
         for name, has in free.items():
-            if WHOLE_GPUS in has:
+            if WHOLE_GPUS in nodes[name].available_to_us:
                 free[name] = with_shared_gpus(has, ())
         empty = [replace(node, available_to_us=free[name]) for name, node in nodes.items()]
         topology = Topology(self._snapshot.topology, empty)

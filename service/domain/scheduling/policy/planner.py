@@ -63,14 +63,15 @@ def plan(
     snapshot, gangs, running, queue = order.snapshot, order.gangs, order.running, order.queue
     accepted, of_queue, ranks = order.accepted, order.of_queue, order.ranks
     usable = accepted if snapshot.connected else ()
-    round_ = Round(usable, snapshot, gangs, order.emptied, running, now)
+    ahead = {job.job_id: order.ranking.far_ahead(job) for job in snapshot.running}
+    round_ = Round(usable, snapshot, gangs, order.emptied, running, ahead, now)
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
     if obstacle is None and snapshot.elastic:
         waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
         try:
-            round_.departures.choose_sizes(waiting, now)
+            round_.departures.choose_sizes(waiting, order.emptied, now)
         except Exception as error:
             # Continue without chosen sizes: elastic jobs then start with any size that fits.
             on_error("elastic jobs", error)

@@ -22,10 +22,7 @@ class Ranking:
         self._guaranteed = _within_quota(snapshot, gangs, now)
         active = active_accounts(snapshot)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._of_accounts: dict[
-            tuple[shares.Account, bool], tuple[shares.Tier, shares.UserStanding]
-        ] = {}
-        """Keyed by the account and whether its running jobs are meant."""
+        self._of_accounts: dict[shares.Account, tuple[shares.Tier, shares.UserStanding]] = {}
         self._overdue = {
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
@@ -44,6 +41,9 @@ class Ranking:
             job.place,
         )
 
+    def far_ahead(self, job: RunningJob) -> shares.FarAhead:
+        return self._standings.far_ahead(job.queue, job.owner)
+
     def is_forgiven(self, job_id: str) -> bool:
         """Whether the job ranks as if its owner had used less than their share, because it has
         waited for a long time."""
@@ -51,12 +51,10 @@ class Ranking:
 
     def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tier, shares.UserStanding]:
         account = job.queue, job.owner
-        runs = isinstance(job, RunningJob)
-        standing = self._of_accounts.get((account, runs))
+        standing = self._of_accounts.get(account)
         if standing is None:
-            of = self._standings
-            standing = of.tier(job.queue, is_running=runs), of.user(*account, is_running=runs)
-            self._of_accounts[account, runs] = standing
+            standing = self._standings.tier(job.queue), self._standings.user(*account)
+            self._of_accounts[account] = standing
         tier, user = standing
         if job.job_id in self._forgiven:
             user = shares.UserStanding.BEHIND

@@ -93,7 +93,10 @@ class Snapshot:
     """Message that is set if the storage is full. No job can then start, even if slots are free."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
-    """Running jobs that can be asked to release their slots."""
+    """Running jobs that can be asked to release their slots, or have been asked."""
+    slots_lag: bool = False
+    """Whether nodes might still show slots as taken that jobs have just released. In this case, no
+    job is asked to release its slots."""
     min_run_s: float = eviction.MIN_RUN_S
     """Minimum time in seconds that a job holds its slots before it can be asked to release them."""
     queues: tuple[Queue, ...] = ()

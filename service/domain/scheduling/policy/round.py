@@ -41,6 +41,7 @@ from service.domain.scheduling.rules.obstacles import (
     Reason,
     jobs,
 )
+from service.domain.scheduling.rules.shares import FarAhead
 
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
@@ -59,15 +60,18 @@ class Round:
         gangs: Gangs,
         emptied: Emptied,
         ranks: Mapping[str, order.Rank],
+        ahead: Mapping[str, FarAhead],
         now: datetime,
     ) -> None:
-        """`ranks` contains the rank of each running job."""
+        """`ranks` and `ahead` describe the running jobs, as in `Departures`."""
         self._nodes = nodes
         self._gangs = gangs
         self._emptied = emptied
+        self._skips_reservations = False
+        """Whether a blocked job reserved nothing because it waits for more than running jobs."""
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
         self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
-        self.departures = Departures(snapshot, self._stock, gangs, ranks)
+        self.departures = Departures(snapshot, self._stock, gangs, ranks, ahead)
         self._targets = self.departures.targets
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
@@ -197,14 +201,21 @@ class Round:
         Returns the slots. A job that waits for more than the ends of running jobs (`Emptied`)
         reserves nothing, so that the next blocked job reserves slots."""
         kind = gang.kind
+        # `block` is slow if a job waits for more than the ends of running jobs, so ask `Emptied`
+        # first after that has happened once.
+        if self._skips_reservations and not self._emptied.can_hold(gang):
+            return ()
         ending = self._backfill.block(kind, gang.least, is_overdue=is_overdue)
         slices = None
         if ending is not None:
             self._stock.look_ahead(ending)
             slices = Pool(self._stock, When.LATER).pack_most(kind, gang.least, gang.least)
         elif not self._emptied.can_hold(gang):
+            self._skips_reservations = True
             return ()
-        if slices is None:  # the job waits for jobs that this plan starts
+        if slices is None:
+            # The job waits for jobs that this plan starts, or for slots that nodes still show as
+            # taken.
             self._backfill.is_blocked = True
             self._backfill.close()
             self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue)

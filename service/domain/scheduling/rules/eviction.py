@@ -24,7 +24,7 @@ from service.domain.scheduling.placement.shared_gpus import Fractions
 from service.domain.scheduling.placement.slots import Holder, Request
 from service.domain.scheduling.placement.stock import Amounts, When
 from service.domain.scheduling.rules.order import Rank
-from service.domain.scheduling.rules.shares import Tier, UserStanding
+from service.domain.scheduling.rules.shares import FarAhead, Tier, UserStanding
 
 MIN_RUN_S = 300.0
 """Default number of seconds for which a job holds its slots before it can be asked to release
@@ -91,24 +91,21 @@ def leftover(holder: Holder) -> RunningJob:
     )
 
 
-def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
+def may_evict(
+    coming: Rank, running: RunningJob, rank: Rank, ahead: FarAhead, min_run_s: float
+) -> bool:
     """Whether a job with the rank `coming` may evict a running job now. `rank` is the running job's
-    rank."""
+    rank, and `ahead` states whether its queue and user are far ahead."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
-    return has_right(coming, running, rank)
-
-
-def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
-    """Whether the waiting job may evict the running job after its minimum run time."""
     if coming >= rank:
         return False
     if coming.tier is Tier.QUOTA and rank.tier is not Tier.QUOTA:
         return True
     if coming.tier == rank.tier and coming.priority > rank.priority:
         return True
-    user_is_owed = coming.user < rank.user and rank.user is UserStanding.AHEAD
-    is_owed = coming.tier < rank.tier or user_is_owed
+    user_is_owed = ahead.user and coming.user < rank.user
+    is_owed = user_is_owed or (ahead.queue and coming.tier < rank.tier)
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
     return running.yields and (is_owed or has_less)
 
@@ -166,14 +163,18 @@ class Candidates:
     """The slots that running jobs can be asked to release, in the order of the requests."""
 
     def __init__(
-        self, running: Iterable[RunningJob], ranks: Mapping[str, Rank], min_run_s: float
+        self,
+        running: Iterable[RunningJob],
+        ranks: Mapping[str, Rank],
+        ahead: Mapping[str, FarAhead],
+        min_run_s: float,
     ) -> None:
         """`running` contains jobs in the order of `cheapest_first`."""
         self._min_run_s = min_run_s
-        self._all = [(job, ranks[job.job_id]) for job in running]
+        self._all = [(job, ranks[job.job_id], ahead[job.job_id]) for job in running]
         self._first: Rank | None = None
         self._shrinking: list[RunningJob] = []
-        self._leaving: list[tuple[RunningJob, Rank]] = []
+        self._leaving: list[tuple[RunningJob, Rank, FarAhead]] = []
 
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
         """Yield the requests that can be made for a job with the rank `coming`, except requests to
@@ -183,14 +184,16 @@ class Candidates:
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
-            self._shrinking = [job for job, rank in every if may_shrink(coming, job, rank, least_s)]
+            self._shrinking = [
+                job for job, rank, _ in every if may_shrink(coming, job, rank, least_s)
+            ]
             self._leaving = [each for each in every if may_evict(coming, *each, least_s)]
         shrinking = [job for job in self._shrinking if job.job_id not in but]
         for job in shrinking:
             yield from (Ask(job, (part,), False) for part in job.spare)
         asked = {job.job_id for job in shrinking}
-        for job, rank in self._leaving:
-            if job.job_id not in but and may_evict(coming, job, rank, self._min_run_s):
+        for job, rank, ahead in self._leaving:
+            if job.job_id not in but and may_evict(coming, job, rank, ahead, self._min_run_s):
                 yield Ask(job, _rest(job) if job.job_id in asked else job.slices, True)
 
 

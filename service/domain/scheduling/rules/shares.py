@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.slots import EPSILON
@@ -114,13 +115,10 @@ class UsageShare:
         return UserStanding.BEHIND if -self.excess_s > self.slack_s else UserStanding.EVEN
 
     @property
-    def of_running(self) -> UserStanding:
-        """The standing of the account's running jobs. They stay until the account has used clearly
-        more than its waiting jobs may, because otherwise jobs would be preempted whenever an
-        account's usage passes the slack."""
-        standing = self.standing
-        is_ahead = standing is UserStanding.AHEAD
-        return UserStanding.EVEN if is_ahead and self.excess_s <= 2 * self.slack_s else standing
+    def is_far_ahead(self) -> bool:
+        """Whether the account's running jobs can be preempted for jobs of other accounts. If this
+        began at the slack, jobs would be preempted whenever the usage passes the slack."""
+        return self.excess_s > 2 * self.slack_s
 
     @property
     def even_in_s(self) -> float | None:
@@ -129,6 +127,14 @@ class UsageShare:
         if self.standing is UserStanding.EVEN:
             return None
         return HALF_LIFE_S * math.log2(abs(self.excess_s) / self.slack_s)
+
+
+class FarAhead(NamedTuple):
+    """Whether a running job's queue and user are far ahead of their shares, so that the job can be
+    preempted for jobs of other queues or users."""
+
+    queue: bool
+    user: bool
 
 
 class Standings:
@@ -161,20 +167,22 @@ class Standings:
             found = _shares(of_users, of_each, slack_s)
             self.of_users |= {(name, owner): share for owner, share in found.items()}
 
-    def tier(self, queue: str, *, is_running: bool = False) -> Tier:
+    def tier(self, queue: str) -> Tier:
         """Return the tier of the queue's jobs beyond its quota."""
-        ahead = _standing(self.of_queues.get(queue), is_running) is UserStanding.AHEAD
-        return Tier.AHEAD if ahead else Tier.SHARE
+        share = self.of_queues.get(queue)
+        is_ahead = share is not None and share.standing is UserStanding.AHEAD
+        return Tier.AHEAD if is_ahead else Tier.SHARE
 
-    def user(self, queue: str, owner: str, *, is_running: bool = False) -> UserStanding:
-        """Return the standing of the user's waiting or running jobs."""
-        return _standing(self.of_users.get((queue, owner)), is_running)
+    def user(self, queue: str, owner: str) -> UserStanding:
+        share = self.of_users.get((queue, owner))
+        return UserStanding.EVEN if share is None else share.standing
 
-
-def _standing(share: UsageShare | None, is_running: bool) -> UserStanding:
-    if share is None:
-        return UserStanding.EVEN
-    return share.of_running if is_running else share.standing
+    def far_ahead(self, queue: str, owner: str) -> FarAhead:
+        of_queue, of_user = self.of_queues.get(queue), self.of_users.get((queue, owner))
+        return FarAhead(
+            of_queue is not None and of_queue.is_far_ahead,
+            of_user is not None and of_user.is_far_ahead,
+        )
 
 
 def _shares(

@@ -214,6 +214,7 @@ def planned(
     growing: tuple[Growing, ...] = (),
     num_nodes: int = 2,
     queues: tuple[Queue, ...] = (),
+    num_to_come: int = 0,
 ) -> dict[str, Decision]:
     holders = tuple(Holder(each.job_id, each.slices, BUNDLE) for each in there)
     total = {"GPU": float(PER_NODE)}
@@ -224,6 +225,7 @@ def planned(
         "growing": growing,
         "elastic": jobs,
         "queues": queues,
+        "to_come": tuple(Node(f"new{n}", total, dict(total)) for n in range(num_to_come)),
     }
     snapshot = Snapshot(queue, nodes, True, holders, **facts)
     return {decision.job_id: decision for decision in plan(snapshot, NOW)}
@@ -278,6 +280,14 @@ def test_a_job_that_was_overdue_when_it_started_is_not_sent_away_for_one_that_ga
     assert isinstance(planned(jobs, (old,), (waiting("new", least=8),))["old"], Preempt)
     late = replace(old, waited_s=LONGEST_WAIT_S + 1)
     assert "old" not in planned(jobs, (late,), (waiting("new", least=8),))
+
+
+def test_no_job_is_sent_away_for_a_gang_that_only_other_nodes_can_run() -> None:
+    job = elastic(exchange_s=0.05)
+    old = running("old", job, Slice("a", 4), Slice("b", 4), held_s=10 * MIN_RUN_S)
+    for workers, leaves in ((8, True), (9, False)):
+        made = planned({"old": job}, (old,), (waiting("gang", workers, least=None),), num_to_come=1)
+        assert ("old" in made) == leaves
 
 
 def test_a_job_that_runs_is_not_sent_away_for_one_that_gains_about_as_much() -> None:

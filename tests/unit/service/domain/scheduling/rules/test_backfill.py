@@ -112,6 +112,26 @@ def test_only_a_job_that_waits_for_running_jobs_reserves_slots(
     assert of_others(large, second, late, nodes_to_come=nodes_to_come) == ["small"], "overdue"
 
 
+def test_slots_that_a_shared_cluster_still_shows_as_taken_are_reserved() -> None:
+    """Otherwise, jobs behind would take slots from a gang whenever a job ends."""
+    node = Node("n", {"GPU": 8.0}, {"GPU": 3.0})
+    endless = replace(SMALL, ends_within_s=None)
+    large = replace(LARGE, request=Request(8, GPU))
+    holders = (Holder("there", THERE.slices, GPU),)
+    facts = {"holders": holders, "running": (THERE,), "slots_lag": True}
+    seen = Snapshot((large, endless), (node,), True, **facts)
+    assert not [each for each in plan(seen, NOW) if isinstance(each, Start)]
+
+
+def test_no_job_leaves_while_a_shared_cluster_might_show_free_slots_as_taken() -> None:
+    high = replace(LARGE, priority=90)
+    seen = snapshot((high,), (THERE,), {"n": 4.0})
+    assert [each.job_id for each in plan(seen, NOW) if isinstance(each, Preempt)] == ["there"]
+    (wait,) = plan(replace(seen, slots_lag=True), NOW)
+    assert isinstance(wait, Wait)
+    assert wait.reserved == (Slice("n", 4),)
+
+
 def test_slots_of_ended_jobs_are_reserved_while_they_are_released() -> None:
     node = Node("n", {"GPU": 8.0}, {"GPU": 5.0})
     holders = (Holder("over", THERE.slices, GPU),)

@@ -153,6 +153,16 @@ def test_beside_a_user_of_little_weight_less_is_clearly_more_than_a_share(
     assert behind == ({"ann", "bob"} - ahead if ahead else set()), "what one has more, one has less"
 
 
+def test_within_a_queue_that_is_ahead_by_less_than_twice_the_margin_priorities_hold() -> None:
+    used = Used()
+    used.add(("one", "ann"), 3 * QUEUE_SLACK_S, NOW.timestamp())
+    low = dataclasses.replace(running("low", "one", gpus=GPUS - 1), priority=10)
+    there = [low, running("other", "two", "bob")]
+    high = dataclasses.replace(waiting("high", "one", gpus=GPUS - 1), priority=90)
+    found = leaving(snapshot([high], there, [Queue("one"), Queue("two")], used))
+    assert found == {"low": "which has a higher priority"}
+
+
 def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> None:
     used = Used()
     for queue, seconds in (("one", 10.5), ("two", 6.0)):
