@@ -83,6 +83,7 @@ async def get(
         "unknown_queue",
         "queue_full",
         "priority_too_high",
+        "runtime_too_long",
         "unsatisfiable",
     ),
 )

@@ -150,7 +150,8 @@ def _check_rules(
     num_moved = sum(wanted.queue not in (None, row.queue) for row in rows)
     of_each_kind: dict[object, Any] = {}
     for row in rows:
-        kind = (row.queue, row.owner, row.priority, repr(resizing.request_of(row)))
+        runtime = row.max_runtime_s, row.is_runtime_of_queue, row.runtime_used_s
+        kind = (row.queue, row.owner, row.priority, runtime, repr(resizing.request_of(row)))
         of_each_kind.setdefault(kind, row)
     for row in of_each_kind.values():
         try:

@@ -105,7 +105,7 @@ class JobChanges:
         is_admin: bool,
     ) -> views.Job | None:
         """Change the job. Returns None if its document is no longer the one in `new`."""
-        if new is not None and "after" in new.patch:
+        if new is not None and {"after", "name"} & new.patch.keys():
             dependencies_repository.lock_changes(session)
         row = found(session, job_id, lock=True)
         refuse_state(session, row, wanted)
@@ -208,6 +208,8 @@ def check_rules(
     name = wanted.queue or row.queue
     if moves:
         queue = admission.admit(session, name, row.owner, resizing.request_of(row), num_jobs)
+        own_s = None if row.is_runtime_of_queue else row.max_runtime_s
+        admission.limit_in(queue, own_s, row.runtime_used_s, pointer="/queue")
     else:
         queue = admission.locked(session, name)
     if not is_admin:

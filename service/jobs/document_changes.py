@@ -105,6 +105,7 @@ def apply(
     spec = new.spec
     _refuse_late(session, row, new)
     moves = spec.queue != row.queue
+    limits = moves or "max_runtime_s" in new.patch
     admitted = new_jobs.admit(
         session,
         new.resolved,
@@ -112,21 +113,25 @@ def apply(
         settings,
         now,
         num_jobs=1 if moves else 0,
+        checks_runtime=limits,
         used_s=row.runtime_used_s,
         may_exceed_priority=is_admin or not (moves or "priority" in new.patch),
     )
     columns = new_jobs.columns_of(spec, admitted)
+    if not limits:  # the queue's rules and default may have changed since the job was submitted
+        del columns["max_runtime_s"], columns["is_runtime_of_queue"]
     changed = list(_changed(new.before, columns["spec"]))
     if "after" in new.patch:
         dependencies.change(session, row.id, spec)
     if spec.labels != new.before.get("labels"):
         repository.replace_labels(session, row.id, spec.labels)
     document_values.change(session, row.id, differing(columns["spec"], new.before))
-    if row.attempt == 0:
-        columns["world_size"] = admitted.request.num_workers
+    columns["world_size"] = admitted.request.num_workers
     if columns["bundle"] != row.bundle:
         columns["step_times"] = None  # they were measured with other resources
     change(row, **columns)
+    if spec.name != new.before.get("name"):
+        dependencies.refuse_circle(session, row.id, pointer="/name")
     return changed, admitted.queue
 
 

@@ -75,11 +75,13 @@ def admit(
     now: datetime,
     *,
     num_jobs: int,
+    checks_runtime: bool = True,
     used_s: float = 0.0,
     may_exceed_priority: bool = False,
 ) -> Admitted:
     """Check the document of a job against its queue and the cluster. `num_jobs` is the number of
-    jobs that the queue must accept, and `used_s` the time for which the job has already run.
+    jobs that the queue must accept. With `checks_runtime`, `max_runtime_s` is compared with the
+    queue's rules and the deadline; `used_s` is the time for which the job has already run.
     Submissions and changes of documents use the same checks.
 
     Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the errors of
@@ -92,8 +94,10 @@ def admit(
     queue = admission.admit(session, spec.queue, owner, request, num_jobs)
     if not may_exceed_priority:
         admission.refuse_priority(queue, spec.priority)
-    limit_s = admission.limit_in(queue, spec.max_runtime_s, used_s)
-    deadlines.refuse_missed(spec, now)
+    limit_s = spec.max_runtime_s
+    if checks_runtime:
+        limit_s = admission.limit_in(queue, spec.max_runtime_s, used_s)
+        deadlines.refuse_missed(spec, now, has_started=used_s > 0)
     refuse_impossible(session, spec, request, settings)
     for one in submitting.with_each_precision(spec):
         refuse_missing_precision(session, one)

@@ -44,7 +44,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.placement.slots import workers
 from service.domain.scheduling.rules.times import latest_start
 from service.domain.states import Trigger, transition
-from service.lifecycle import held_slots, moves, resizing
+from service.lifecycle import held_slots, moves, resizing, singletons
 from service.lifecycle.transitions import announce, changes_of, move, runtime_left_s, state_event
 
 
@@ -60,7 +60,9 @@ class Wanted:
     bundle: Mapping[str, float]
     roles: tuple[RoleSlots, ...] = ()
     request_seen: policy.Request | None = None
-    """The request of the job's document; not compared if it is None."""
+    """The request of the job's document. If it is None, neither the request nor the limit of the
+    array is compared."""
+    array_limit_seen: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,10 @@ def claim(
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
             continue
-        if one.request_seen not in (None, resizing.request_of(row)):
+        seen = one.request_seen, one.array_limit_seen
+        if one.request_seen and seen != (resizing.request_of(row), row.array_max_running):
+            continue
+        if row.singleton and singletons.runs(session, row.owner, row.name):
             continue
         if (row.array_id or row.id) in waiters:  # `after` was changed
             continue

@@ -19,15 +19,16 @@ from service.lifecycle import preemption
 from service.lifecycle.transitions import Ends, move
 
 
-def refuse_missed(spec: JobSpec, now: datetime) -> None:
-    """Raise Unsatisfiable if a job that is submitted now can't end before its deadline."""
+def refuse_missed(spec: JobSpec, now: datetime, *, has_started: bool = False) -> None:
+    """Raise Unsatisfiable if a job can't end before its deadline. A job that has started before
+    might need less than its limit."""
     if spec.deadline is None:
         return
     hint = "give a later deadline, or leave the field out"
     if spec.deadline <= now:
         message = f"this job could never start: its deadline, {shown(spec.deadline)}, has passed"
         raise Unsatisfiable(message, pointer="/deadline", hint=hint)
-    limit_s = spec.max_runtime_s
+    limit_s = None if has_started else spec.max_runtime_s
     begins_at = now if spec.begin_at is None else max(now, spec.begin_at)
     if limit_s is not None and (spec.deadline - begins_at).total_seconds() < limit_s:
         raise Unsatisfiable(

@@ -128,15 +128,24 @@ def change(session: Session, job_id: str, spec: JobSpec) -> None:
     repository.withdraw(session, [job_id])
     still_open = hold(session, spec)
     for number, entry in enumerate(spec.after):
-        chain = repository.chain(session, entry.job, job_id)
-        if chain is not None:
-            others = ", which waits for ".join(chain)
-            raise DependencyCircular(
-                f"the job would wait for itself: {others}",
-                pointer=f"/after/{number}",
-                hint="remove one of these dependencies",
-            )
+        _refuse_chain(repository.chain(session, entry.job, job_id), f"/after/{number}")
     repository.insert_all(session, job_id, still_open)
+
+
+def refuse_circle(session: Session, job_id: str, *, pointer: str) -> None:
+    """Raise DependencyCircular if a job whose name has been changed waits for itself, because
+    singletons wait for earlier jobs with their name."""
+    session.flush()
+    _refuse_chain(repository.chain(session, job_id, job_id), pointer)
+
+
+def _refuse_chain(chain: Sequence[str] | None, pointer: str) -> None:
+    if chain is not None:
+        raise DependencyCircular(
+            f"the job would wait for itself: {', which waits for '.join(chain)}",
+            pointer=pointer,
+            hint="remove one of these dependencies",
+        )
 
 
 def _refusal(entry: After, states: Mapping[JobState, str], number: int) -> DependencyNeverSatisfied:

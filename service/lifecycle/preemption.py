@@ -29,6 +29,11 @@ RESERVE_S = 2.0
 the slots."""
 
 
+AT_DEADLINE_S = 60.0
+"""A grace period that ends after the job's deadline is shortened to the deadline, or to this many
+seconds."""
+
+
 def ask(
     session: Session,
     job: JobRow,
@@ -44,6 +49,9 @@ def ask(
     already asked, in which case the first grace period remains valid."""
     if attempt.preempt_asked_at is not None:
         return False
+    if job.deadline is not None:
+        left_s = (job.deadline - now).total_seconds()
+        grace_s = min(grace_s, max(left_s, AT_DEADLINE_S))
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s
     within = f"{round(grace_s, 1):g} s{because}"
     message = f"was asked to save a checkpoint and release its slots within {within}"

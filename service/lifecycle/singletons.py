@@ -39,6 +39,12 @@ def earlier(jobs: Sequence[Any]) -> Mapping[str, tuple[Dependency, ...]]:
     return found
 
 
+def runs(session: Session, owner: str, name: str) -> bool:
+    """Whether a job of this owner with this name runs."""
+    same = planned_jobs.unfinished_named(session, owner, name)
+    return any(job.state is not JobState.QUEUED for job in same)
+
+
 def of_new_job(session: Session, owner: str, name: str) -> tuple[Dependency, ...]:
     """Return the jobs for which a singleton would wait if it were submitted now."""
     same = planned_jobs.unfinished_named(session, owner, name)

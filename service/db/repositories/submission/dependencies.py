@@ -18,7 +18,7 @@ from sqlalchemy import (
     literal,
     select,
 )
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from dray.spec.ordering import Condition
 from dray.views import JobState
@@ -85,15 +85,14 @@ def waiting_for(
 ) -> list[tuple[str, Prerequisite]]:
     """Return all dependencies on these jobs and arrays, each with its waiter.
 
-    The rows of dependencies on arrays remain locked. If two jobs of an array end at the same time,
-    the second transaction waits for the lock, and can then see that the other job has ended.
+    The rows remain locked. If two jobs of an array end at the same time, the second transaction
+    waits for the lock, and can then see that the other job has ended. A dependency that is being
+    removed from a document is not returned.
     """
-    queries = [(_waiting_for(), some) for some in in_chunks(job_ids, CHUNK)]
-    of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
-    queries += [(of_arrays, some) for some in in_chunks(sorted(array_ids), CHUNK)]
+    query = _waiting_for().with_for_update()
     return [
         (row.waiter, _prerequisite(row))
-        for query, some in queries
+        for some in in_chunks([*job_ids, *sorted(array_ids)], CHUNK)
         for row in session.execute(query, {"after_ids": some})
     ]
 
@@ -132,9 +131,9 @@ def lock_changes(session: Session) -> None:
 
 def chain(session: Session, first: str, last: str) -> list[str] | None:
     """Return ids of jobs and arrays from `first` to `last`, each of which waits for the next; None
-    if `first` does not wait for `last`."""
+    if `first` does not wait for `last`. `first` and `last` can be the same."""
     j, d = JobRow.__table__.c, JobDependencyRow.__table__.c
-    reached_from: dict[str, str | None] = {first: None}
+    reached_from: dict[str, str] = {}
     newest = [first]
     while newest and last not in reached_from:
         arrays = select(j.array_id, j.id).where(j.array_id.is_not(None))
@@ -144,18 +143,32 @@ def chain(session: Session, first: str, last: str) -> list[str] | None:
         waits = [
             row
             for some in in_chunks(sorted(waiters), CHUNK)
-            for row in session.execute(select(d.waiter, d.after_id).where(d.waiter.in_(some)))
+            for query in (select(d.waiter, d.after_id).where(d.waiter.in_(some)), _earlier(some))
+            for row in session.execute(query)
         ]
         newest = [after for _, after in waits if after not in reached_from]
         reached_from |= {after: waiters[by] for by, after in waits if after not in reached_from}
     if last not in reached_from:
         return None
-    found: list[str] = []
-    one: str | None = last
-    while one is not None:
-        found.append(one)
-        one = reached_from[one]
+    found = [last]
+    while len(found) == 1 or found[-1] != first:
+        found.append(reached_from[found[-1]])
     return found[::-1]
+
+
+def _earlier(ids: Sequence[str]) -> Select[str, str]:
+    """Return the query for the earlier jobs for which those of these jobs wait that are
+    singletons."""
+    singleton, other = aliased(JobRow), aliased(JobRow)
+    is_same = (other.owner == singleton.owner) & (other.name == singleton.name)
+    return select(singleton.id, other.id).where(
+        singleton.id.in_(ids),
+        singleton.singleton,
+        is_same,
+        other.number < singleton.number,
+        singleton.finished_at.is_(None),
+        other.finished_at.is_(None),
+    )
 
 
 def hold_unfinished(session: Session, ids: Collection[str]) -> None:
