@@ -157,8 +157,8 @@ def chain(session: Session, first: str, last: str) -> list[str] | None:
 
 
 def _earlier(ids: Sequence[str]) -> Select[str, str]:
-    """Return the query for the earlier jobs for which those of these jobs wait that are
-    singletons."""
+    """Return the query for pairs of a singleton, among these jobs, and an earlier job for which it
+    waits."""
     singleton, other = aliased(JobRow), aliased(JobRow)
     is_same = (other.owner == singleton.owner) & (other.name == singleton.name)
     return select(singleton.id, other.id).where(

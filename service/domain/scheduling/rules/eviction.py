@@ -2,10 +2,11 @@
 
 A running job is asked to release its slots for a job with a higher priority, or for a job whose
 slots are guaranteed by its queue's quota. A job that saves its state on request and resumes from it
-is also asked to release its slots for a job whose queue or user has used less than its share, or
-for a job that clearly has less work left. No job is evicted before it has held its slots for a
-minimum run time. A job is therefore evicted at most once in this time, which limits how often two
-jobs can alternately evict each other. Jobs that lose the least work are evicted first.
+is also asked to release its slots if its queue or user is far ahead of its share and the waiting
+job's ranks better, or for a job that clearly has less work left. No job is evicted before it has
+held its slots for a minimum run time. A job is therefore evicted at most once in this time, which
+limits how often two jobs can alternately evict each other. Jobs that lose the least work are
+evicted first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """

@@ -31,8 +31,9 @@ permanent backlog would become first in, first out. A job that was overdue when 
 evicted by jobs that have less work left."""
 FORGIVING_S = 7 * 86400.0
 """Seconds after which a waiting job is forgiven its owner's usage: it ranks as if its owner had
-used less than their share. Within each tier and priority, only the longest-waiting job is
-forgiven."""
+used less than their share. Within each tier and priority, only one job is forgiven: the job that
+has waited longest among the jobs that could start if enough running jobs ended and whose owners are
+not behind."""
 FORGIVEN_SHARE = 0.05
 """No job is forgiven while older forgiven jobs hold at least this fraction of the cluster, so that
 the users' shares are kept."""

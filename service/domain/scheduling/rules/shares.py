@@ -4,7 +4,7 @@ weights.
 Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
 share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
 it has used clearly more than its share. The share is a fraction, by weight, of the total usage of
-all queues or users with unfinished jobs.
+all queues or users with jobs that run or could run.
 """
 
 from __future__ import annotations
