@@ -263,10 +263,15 @@ ELSEWHERE = {
     "JobSpec.init_from": "tests/unit/service/jobs/test_init_from.py",
     "After.job": "tests/unit/service/jobs/test_dependencies_by_chance.py",
     "After.on": "tests/unit/service/jobs/test_dependencies_by_chance.py",
+    "After.each": "tests/unit/service/jobs/test_dependencies_by_chance.py",
+    "JobSpec.begin_at": "tests/unit/service/jobs/test_begin_times.py",
+    "JobSpec.deadline": "tests/unit/service/jobs/test_deadlines.py",
+    "JobSpec.singleton": "tests/unit/service/jobs/test_singletons.py",
+    "JobSpec.time_zone": "tests/unit/spec/test_times.py",
     "InitFrom.job": "tests/unit/service/jobs/test_init_from.py",
     "InitFrom.step": "tests/unit/service/jobs/test_init_from.py",
     "InitFrom.take": "tests/unit/service/jobs/test_init_from.py",
     "Script.code": "tests/unit/api/routes/test_code.py",
     "Imported.code": "tests/unit/spec/test_code_of_ones_own.py",
 }
-"""Fields that need another job or uploaded code, and the tests that cover them."""
+"""Fields that need another job, uploaded code or a time, and the tests that cover them."""

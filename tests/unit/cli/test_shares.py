@@ -67,7 +67,7 @@ def test_each_user_sees_where_they_stand_and_only_admins_see_the_others(
     head, queue, ann, bob, eve, unit = rows(cli("shares"))
     assert head[:4] == ["QUEUE", "USER", "WEIGHT", "SHARE"]
     assert queue[1:] == [
-        *("-", "1", "100.0%", "31.00", "31.00", "0.00", "0.17", "not", "ahead", "-"),
+        *("-", "1", "100.0%", "31.00", "31.00", "0.00", "1.00", "not", "ahead", "-"),
     ]
     assert ann[1:-2] == ["ann", "1", "50.0%", "15.00", "30.00", "15.00", "4.00", "ahead"]
     assert bob[1:-2] == ["bob", "1", "50.0%", "15.00", "0.00", "-15.00", "4.00", "behind"]
