@@ -75,19 +75,23 @@ class DrillRequest(Document):
 Priority = Annotated[Int, Field(ge=0, le=100)]
 
 
+MAX_FIELDS = 128
+Fields = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
+
+
 class DocumentChanges(Document):
     """New values of fields of a job's document, as a merge patch (RFC 7396): null restores a
     field's default. Fields that are not listed here can't be changed after the submission."""
 
     name: Name | None = None
-    labels: dict[str, Any] | None = None
+    labels: Fields | None = None
     """null removes a label."""
-    resources: dict[str, Any] | None = None
-    elastic: dict[str, Any] | None = None
+    resources: Fields | None = None
+    elastic: Fields | None = None
     max_retries: Annotated[Int, Field(ge=0, le=100)] | None = None
     max_runtime_s: Seconds | None = None
     """Also for a job that has slots: its owner can lower the limit, and an admin can raise it."""
-    after: list[Any] | None = None
+    after: Annotated[list[Any], Field(max_length=MAX_FIELDS)] | None = None
     """Replaces the list. Only for a job that has never started and does not belong to an array."""
     queue: QueueName | None = None
     priority: Priority | None = None

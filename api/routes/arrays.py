@@ -20,7 +20,7 @@ from api.context import (
 )
 from api.http import body
 from api.http.caching import answer, fresh
-from api.http.waiting import MAX_WAIT_S, long_poll
+from api.http.waiting import MAX_WAIT_S, limited, long_poll
 from api.openapi import json_body
 from api.problems import BODY, declare
 from dray import views
@@ -100,12 +100,13 @@ async def change(
     wanted, _document = await body.read_as(ArrayChangeRequest, request, limit_bytes)
     if wanted.first:
         refuse_unless_admin(context, caller, "move jobs ahead of other users' jobs")
-    changed = await changes.change(
-        array_id,
-        wanted,
-        actor=context.authority.actor(caller),
-        is_admin=context.authority.is_admin(caller),
-    )
+    async with limited(request):
+        changed = await changes.change(
+            array_id,
+            wanted,
+            actor=context.authority.actor(caller),
+            is_admin=context.authority.is_admin(caller),
+        )
     return fresh(changed, 200)
 
 
@@ -125,9 +126,9 @@ async def preempt(
     to their positions in the queue. Waiting and ended jobs are skipped."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
-    return fresh(
-        await changes.preempt(array_id, wanted.grace_s, held=wanted.held, actor=actor), 202
-    )
+    async with limited(request):
+        asked = await changes.preempt(array_id, wanted.grace_s, held=wanted.held, actor=actor)
+    return fresh(asked, 202)
 
 
 @router.post(

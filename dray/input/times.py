@@ -59,9 +59,16 @@ def parse(text: str) -> datetime:
     return found
 
 
+LONGEST_NAME = 64
+"""Maximum number of characters of the name of a time zone. The search for a name with hundreds of
+parts would exceed Python's recursion limit."""
+
+
 def zone_named(name: str) -> ZoneInfo:
     """Return the time zone of the IANA database, such as `Europe/Berlin`. Raises ValueError for an
     unknown name."""
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"is not a time zone: it has {len(name)} characters")
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

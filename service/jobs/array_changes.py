@@ -29,6 +29,7 @@ from service.jobs import arrays
 from service.jobs.changes import JobChange, check_rules, refuse_state
 from service.jobs.faults import preempt_row
 from service.lifecycle import resizing
+from service.lifecycle.preemption import HOLDING
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,8 @@ class ArrayChanges:
 
         def work(session: Session) -> views.ArrayChange:
             array = arrays.view(session, array_id)
-            rows = jobs_repository.lock_all(session, repository.started(session, array_id))
+            ids = repository.in_states(session, array_id, HOLDING)
+            rows = jobs_repository.lock_all(session, ids)
             asked: list[bool] = []
 
             def ask(row: JobRow) -> None:

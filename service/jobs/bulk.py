@@ -130,11 +130,16 @@ class BulkChanges:
     ) -> Callable[[str], Awaitable[bool]]:
         """Return the function that changes the job with an id, and returns whether it differs."""
         of_row = self._of_row(wanted, actor, is_admin)
+        states, queue = wanted.filter.state, wanted.filter.queue
+
+        def is_still(row: JobRow) -> bool:
+            """Whether the job has not left the states and the queue of the filter."""
+            return (not states or row.state in states) and queue in (None, row.queue)
 
         async def change(job_id: str) -> bool:
             def work(session: Session) -> bool:
                 row = found(session, job_id, lock=True)
-                differs = of_row(session, row, self._clock())
+                differs = is_still(row) and of_row(session, row, self._clock())
                 if wanted.dry_run:
                     raise _OnlyTried(differs)
                 return differs

@@ -7,6 +7,7 @@ with the current document.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ async def merge(plans: Plans, before: Document, patch: Document) -> NewDocument:
     """Apply the patch, and do the checks that need no transaction. Raises InvalidDocument."""
     merged = _merged(before, patch)
     try:
-        spec = check(merged)
+        spec = await asyncio.to_thread(check, merged)
     except Fault as fault:
         raise InvalidDocument(
             fault.detail, pointer=f"/document{fault.pointer or ''}", hint=fault.hint

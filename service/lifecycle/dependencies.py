@@ -128,7 +128,9 @@ def change(session: Session, job_id: str, spec: JobSpec) -> None:
     repository.withdraw(session, [job_id])
     still_open = hold(session, spec)
     for number, entry in enumerate(spec.after):
-        _refuse_chain(repository.chain(session, entry.job, job_id), f"/after/{number}")
+        is_own = entry.job == job_id
+        chain = [job_id] if is_own else repository.chain(session, entry.job, job_id)
+        _refuse_chain(chain, f"/after/{number}")
     repository.insert_all(session, job_id, still_open)
 
 

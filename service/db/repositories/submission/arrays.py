@@ -129,6 +129,14 @@ def set_max_running(session: Session, array_id: str, max_running: int | None) ->
     )
 
 
+def in_states(session: Session, array_id: str, states: Collection[JobState]) -> list[str]:
+    """Return the ids of the array's jobs in these states."""
+    query = select(JobRow.id).where(
+        JobRow.array_id == array_id, JobRow.state.in_(states), JobRow.deleted_at.is_(None)
+    )
+    return list(session.scalars(query.order_by(JobRow.array_index)))
+
+
 def started(session: Session, array_id: str) -> list[str]:
     """Return the ids of the array's unfinished jobs that have had an attempt."""
     query = select(JobRow.id).where(

@@ -18,7 +18,7 @@ from sqlalchemy import (
     literal,
     select,
 )
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from dray.spec.ordering import Condition
 from dray.views import JobState
@@ -134,18 +134,19 @@ def chain(session: Session, first: str, last: str) -> list[str] | None:
     if `first` does not wait for `last`. `first` and `last` can be the same."""
     j, d = JobRow.__table__.c, JobDependencyRow.__table__.c
     reached_from: dict[str, str] = {}
+    expanded: dict[tuple[str, str], int] = {}
     newest = [first]
     while newest and last not in reached_from:
         arrays = select(j.array_id, j.id).where(j.array_id.is_not(None))
         waiters = {one: one for one in newest}
         for some in in_chunks(newest, CHUNK):
             waiters.update(session.execute(arrays.where(j.id.in_(some))).all())
-        waits = [
-            row
+        waits: list[tuple[str, str]] = [
+            (row.waiter, row.after_id)
             for some in in_chunks(sorted(waiters), CHUNK)
-            for query in (select(d.waiter, d.after_id).where(d.waiter.in_(some)), _earlier(some))
-            for row in session.execute(query)
+            for row in session.execute(select(d.waiter, d.after_id).where(d.waiter.in_(some)))
         ]
+        waits += _earlier(session, newest, expanded)
         newest = [after for _, after in waits if after not in reached_from]
         reached_from |= {after: waiters[by] for by, after in waits if after not in reached_from}
     if last not in reached_from:
@@ -156,19 +157,36 @@ def chain(session: Session, first: str, last: str) -> list[str] | None:
     return found[::-1]
 
 
-def _earlier(ids: Sequence[str]) -> Select[str, str]:
-    """Return the query for pairs of a singleton, among these jobs, and an earlier job for which it
-    waits."""
-    singleton, other = aliased(JobRow), aliased(JobRow)
-    is_same = (other.owner == singleton.owner) & (other.name == singleton.name)
-    return select(singleton.id, other.id).where(
-        singleton.id.in_(ids),
-        singleton.singleton,
-        is_same,
-        other.number < singleton.number,
-        singleton.finished_at.is_(None),
-        other.finished_at.is_(None),
+def _earlier(
+    session: Session, ids: Sequence[str], expanded: dict[tuple[str, str], int]
+) -> list[tuple[str, str]]:
+    """Return pairs of a singleton, among these jobs, and an earlier job for which it waits.
+
+    `expanded` contains the highest number of a singleton, by owner and name, whose earlier jobs
+    have been returned. These jobs are not returned again.
+    """
+    c = JobRow.__table__.c
+    of_singletons = select(c.owner, c.name, c.number, c.id).where(
+        c.singleton, c.finished_at.is_(None)
     )
+    found: list[tuple[str, str]] = []
+    for some in in_chunks(ids, CHUNK):
+        for owner, name, number, job_id in sorted(
+            session.execute(of_singletons.where(c.id.in_(some))).all(), reverse=True
+        ):
+            before = expanded.get((owner, name), -1)
+            if number <= before:
+                continue
+            expanded[owner, name] = number
+            same = select(c.id).where(
+                c.owner == owner,
+                c.name == name,
+                c.finished_at.is_(None),
+                c.number >= before,
+                c.number < number,
+            )
+            found += [(job_id, other) for other in session.scalars(same)]
+    return found
 
 
 def hold_unfinished(session: Session, ids: Collection[str]) -> None:

@@ -54,6 +54,26 @@ async def test_matching_jobs_are_changed_and_the_others_are_counted(service: Ser
     assert counts(await bulk(service, "hold", filter=held)) == (1, 0, {})
 
 
+async def test_a_job_that_starts_before_its_turn_is_not_cancelled(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, starts = await service.submit(name="a"), await service.submit(name="a")
+    await service.submit(name="b")
+    read = service.database.read
+
+    async def read_then_claim(work: Any) -> Any:
+        found = await read(work)
+        monkeypatch.undo()
+        assert service.claim(starts) is not None
+        return found
+
+    monkeypatch.setattr(service.database, "read", read_then_claim)
+    done = await bulk(service, "cancel", filter={"where": 'name = "a"', "state": ["QUEUED"]})
+    assert counts(done) == (1, 1, {})
+    assert (await service.jobs.get(waits)).state is JobState.CANCELLED
+    assert (await service.jobs.get(starts)).state is JobState.STARTING
+
+
 async def test_a_filter_that_matches_all_jobs_must_be_confirmed(service: Service) -> None:
     jobs = [await service.submit() for _ in range(3)]
     await service.jobs.submit(spec(), owner="bob")
