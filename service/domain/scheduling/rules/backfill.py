@@ -40,9 +40,6 @@ class Backfill:
         """Whether a job that can't start has been recorded."""
         self._is_closed = False
         self._starts_in_s = math.inf
-        self._never: dict[WorkerKind, int] = {}
-        """Number of workers for which there are too few slots even after all running jobs have
-        ended, by kind."""
 
     def may_pass(self, ends_within_s: float | None) -> bool:
         """Whether a job that ends within this time ends before the blocked job starts."""
@@ -57,11 +54,8 @@ class Backfill:
 
         Returns None, and records nothing, if there are too few slots for the job even after all
         running jobs have ended."""
-        if least >= self._never.get(kind, math.inf):
-            return None
         latest = self._waits_for(kind, least, latest_end_in_s)
         if latest is None:
-            self._never[kind] = least
             return None
         expected = latest if is_overdue else self._waits_for(kind, least, ends_in_s)
         self.is_blocked, self._starts_in_s = True, latest[0]
