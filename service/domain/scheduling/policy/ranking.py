@@ -196,6 +196,7 @@ def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
 
 
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
-    """Whether the job is held, waits for other jobs or its begin time, or is in a queue whose
-    budget is used up."""
-    return bool(job.held or job.after or job.begins_at) or job.queue in used_up
+    """Whether the job is held, waits for other jobs, its begin time or its reservation, or is in a
+    queue whose budget is used up."""
+    is_early = job.held or job.after or job.begins_at or job.not_yet
+    return bool(is_early) or job.queue in used_up

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
-from service.domain.scheduling.placement.slots import Holder, Node, fits
+from service.domain.scheduling.placement.slots import Fence, Holder, Node, fits
 from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
+from service.domain.scheduling.rules.reservations import RESERVED
 
 MAX_NAMED = 20
 """Maximum number of blocking jobs to list. The message also contains their total number."""
@@ -76,8 +77,16 @@ class Obstacles:
     is made."""
 
     def __init__(
-        self, stock: Stock, holders: Sequence[Holder], free: Pool, nodes: Sequence[Node]
+        self,
+        stock: Stock,
+        holders: Sequence[Holder],
+        free: Pool,
+        nodes: Sequence[Node],
+        reserved_by: Callable[[Fence, Collection[str]], str],
     ) -> None:
+        """`reserved_by` returns a phrase with the reservations of a fence that include some of the
+        given nodes."""
+        self._reserved_by = reserved_by
         self._nodes = nodes
         self._stock = stock
         self._stuck = {stock.kind_of[node.id] for node in nodes if any(node.quarantined.values())}
@@ -144,6 +153,8 @@ class Obstacles:
         if `runs` is set."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
+        if (reserved := self._reserved(sentence, kind, least, free)) is not None:
+            return reserved, ()
         reach = self._counted(kind)
         own = reach.held_by.get(job_id, 0)
         others = len(reach.held_by) - (job_id in reach.held_by)
@@ -170,6 +181,27 @@ class Obstacles:
         else:
             message += ", and the job already holds all suitable slots of the cluster"
         return Reason(code, message), in_the_way
+
+    def _reserved(self, sentence: str, kind: WorkerKind, least: int, free: int) -> Reason | None:
+        """Return the reason if reservations are why `least` workers are not available: without
+        them, enough slots are free, or the nodes that are not reserved are too small."""
+        fence = kind.fence
+        if fence is None:
+            return None
+        whole, nodes = self._stock.whole(kind), self._free.fenced(kind)
+        is_too_small = whole < least
+        if not (is_too_small or self._free.capacity(kind.anywhere) >= least):
+            return None
+        by = self._reserved_by(fence, fence.nodes if is_too_small else nodes)
+        there = f"{free} {_is(free)} free"
+        if not by:  # the job's own reservation
+            room = f"the reservation's nodes have room for {whole}"
+            return Reason("waiting_for_slots", f"{sentence}; {room}") if is_too_small else None
+        more = self._free.total(kind.anywhere) - self._free.total(kind)
+        if is_too_small or kind.is_whole:
+            return Reason(RESERVED, f"{sentence}; {there}, and other nodes are reserved: {by}")
+        what = f"{more} more {_is(more)} reserved: {by}"
+        return Reason(RESERVED, f"{sentence}; {there}, and {what}")
 
     def _behind(self, sentence: str, ahead: Ahead, free: int) -> Explanation:
         names, number = ahead
