@@ -281,6 +281,32 @@ QUEUE: Mapping[str, Any] = {
     ],
 }
 
+RESERVATION: Mapping[str, Any] = {
+    "name": "class",
+    "state": "planned",
+    "begins_at": "2026-12-01T07:00:00Z",
+    "ends_at": "2026-12-01T11:00:00Z",
+    "maintenance": False,
+    "users": ["ann"],
+    "queues": [],
+    "projects": [],
+    "nodes": [],
+    "node_labels": {},
+    "num_nodes": 2,
+    "num_gpus": None,
+    "all_nodes": False,
+    "accepts_unnamed": False,
+    "flex": False,
+    "at_begin": "preempt",
+    "at_end": "continue",
+    "comment": "distributed training, second lesson",
+    "includes": [{"node_id": "8f2c", "hostname": "node7"}],
+    "num_waiting": 3,
+    "num_running": 0,
+    "created_by": "root",
+    "warnings": [{"code": "too_few_nodes", "message": "includes 1 of 2 nodes so far"}],
+}
+
 SWEEP: Mapping[str, Any] = {
     "metric": "val/accuracy",
     "trials": 20,

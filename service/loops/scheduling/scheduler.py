@@ -33,6 +33,7 @@ from service.loops.scheduling.deadlines import Deadlines
 from service.loops.scheduling.decision_recorder import DecisionRecorder
 from service.loops.scheduling.environment_gate import EnvironmentGate
 from service.loops.scheduling.forecaster import Forecaster
+from service.loops.scheduling.reserved_nodes import ReservedNodes
 from service.loops.scheduling.seen_nodes import LeftSlots, SeenNodes
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.scheduling.starter import Starter
@@ -70,6 +71,7 @@ class Scheduler:
             UnansweredRecalls(context),
             Deadlines(context),
             SeenNodes(),
+            ReservedNodes(context),
             QueuesAndBudgets(context.prices),
             used,
             trial_values,

@@ -289,7 +289,9 @@ class Stock:
             found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
             return () if isinstance(found, int) else found
         names, kept = self._index_of_name, kind.fence.nodes if kind.fence else ()
-        free = {n: dict(zip(names, has, strict=True)) for n, has in amounts.items() if n not in kept}
+        free = {
+            n: dict(zip(names, has, strict=True)) for n, has in amounts.items() if n not in kept
+        }
         return place_heterogeneous(kind.heterogeneous, free, self.topology)
 
     def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:

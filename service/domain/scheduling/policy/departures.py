@@ -49,8 +49,9 @@ class Departures:
         ranks: Mapping[str, order.Rank],
         ahead: Mapping[str, FarAhead],
     ) -> None:
-        """`leaving` contains the jobs that leave reserved nodes. `ranks` and `ahead` contain the ranks of the running jobs in the scheduling order, and
-        which of their accounts are far ahead of their shares, keyed by job id."""
+        """`leaving` contains the jobs that leave reserved nodes. `ranks` and `ahead` contain the
+        ranks of the running jobs in the scheduling order, and which of their accounts are far ahead
+        of their shares, keyed by job id."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs

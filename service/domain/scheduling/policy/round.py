@@ -73,9 +73,7 @@ class Round:
         """Whether a blocked job reserved nothing because it waits for more than running jobs."""
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
         self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
-        self.departures = Departures(
-            snapshot, windows.leaving(), self._stock, gangs, ranks, ahead
-        )
+        self.departures = Departures(snapshot, windows.leaving(), self._stock, gangs, ranks, ahead)
         self._targets = self.departures.targets
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
@@ -408,7 +406,8 @@ class Round:
 
 
 def too_early(job: WaitingJob, position: int) -> Wait | None:
-    """Return a decision if the job waits for other jobs to end, its begin time or its reservation."""
+    """Return a decision if the job waits for other jobs to end, its begin time or its
+    reservation."""
     if job.after:
         reason = Reason("waiting_for_jobs", waits_for(job.after))
         return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))

@@ -2,9 +2,10 @@
 that leave reserved nodes.
 
 A job can't use a node that is reserved for other jobs from now until the job has surely ended. The
-job's limit decides when it has surely ended, and for a job that saves its state on request, the time
-at which it is asked to leave. These nodes are the same for many jobs, so they become a pseudo-resource
-that the nodes lack (`slots.Fence`), and all rules about free, promised and reserved slots apply.
+job's limit decides when it has surely ended, and for a job that saves its state on request, the
+time at which it is asked to leave. These nodes are the same for many jobs, so they become a
+pseudo-resource that the nodes lack (`slots.Fence`), and all rules about free, promised and reserved
+slots apply.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Windows:
 
     def apply(self) -> Snapshot:
         """Return the snapshot in which the nodes lack the pseudo-resources of the fences, and the
-        requests of waiting jobs, of groups that could grow, and of jobs whose size is chosen require
-        them."""
+        requests of waiting jobs, of groups that could grow, and of jobs whose size is chosen
+        require them."""
         snapshot = self._snapshot
         if not self._all and not any(job.reservation is not None for job in snapshot.queue):
             return snapshot
@@ -147,7 +148,9 @@ class Windows:
     def _growing(self, group: Growing, running: Mapping[str, RunningJob]) -> Growing:
         job = running.get(group.job_id)
         fence = None if job is None else self._fence(job, _stays_s(job))
-        return group if fence is None else replace(group, request=self._fenced(group.request, fence))
+        return (
+            group if fence is None else replace(group, request=self._fenced(group.request, fence))
+        )
 
     def _fenced(self, request: Request, fence: Fence) -> Request:
         """Return the request with the fence: the same instance for the same request."""
@@ -172,7 +175,9 @@ class Windows:
         key = admitting, own, soft, hard
         if key not in self._fence_of:
             begun = [*self._soft[1][:soft], *self._hard[1][:hard]]
-            self._fence_of[key] = self._new_fence([e for e in begun if e.name not in admitting], own)
+            self._fence_of[key] = self._new_fence(
+                [e for e in begun if e.name not in admitting], own
+            )
         return self._fence_of[key]
 
     def _new_fence(self, others: Sequence[Reservation], own: str | None) -> Fence | None:

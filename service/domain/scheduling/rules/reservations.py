@@ -4,11 +4,12 @@ or for no jobs (a maintenance window)."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, Protocol
 
-from service.domain.scheduling.placement.slots import Node
+from service.config.node_types import label_resources
+from service.domain.scheduling.placement.slots import Node, is_open
 from service.domain.scheduling.rules.times import shown
 
 RESERVED = "reserved"
@@ -18,6 +19,8 @@ WAITING_FOR_RESERVATION = "waiting_for_reservation"
 """Code of the reason of a job that names a reservation in which it can't start now."""
 LEAVING_S = 15.0
 """Seconds between the end of a job's grace period and the time at which its nodes must be free."""
+
+KEPT_FOR = timedelta(hours=1)
 
 AtBegin = Literal["preempt", "wait", "cancel"]
 AtEnd = Literal["continue", "preempt"]
@@ -89,6 +92,61 @@ class Reservation:
         return self.begins_at < other.ends_at and other.begins_at < self.ends_at
 
 
+@dataclass(frozen=True)
+class Rules:
+    """A stored reservation. The fields of the same name in `Reservation` have the same meaning."""
+
+    name: str
+    begins_at: datetime
+    ends_at: datetime
+    users: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    projects: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """Hostnames or ids of nodes."""
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes; if a number is set, the labels of the nodes that can be chosen."""
+    num_nodes: int | None = None
+    num_gpus: int | None = None
+    all_nodes: bool = False
+    accepts_unnamed: bool = False
+    flex: bool = False
+    at_begin: AtBegin = "preempt"
+    at_end: AtEnd = "continue"
+    comment: str = ""
+    created_by: str = ""
+    chosen: tuple[str, ...] = ()
+    """Ids of the nodes that were chosen, if a number is set."""
+
+    @property
+    def is_counted(self) -> bool:
+        return self.num_nodes is not None or self.num_gpus is not None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(sorted(label_resources(self.node_labels)))
+
+    def reservation(self, ids_of: Mapping[str, Collection[str]]) -> Reservation:
+        """Return the reservation of the nodes that exist. `ids_of` contains the ids of nodes, keyed
+        by hostname and by id."""
+        named = (node_id for name in self.nodes for node_id in ids_of.get(name, ()))
+        return Reservation(
+            name=self.name,
+            begins_at=self.begins_at,
+            ends_at=self.ends_at,
+            node_ids=frozenset(self.chosen if self.is_counted else named),
+            labels=() if self.is_counted else self.labels,
+            all_nodes=self.all_nodes,
+            users=self.users,
+            queues=self.queues,
+            projects=self.projects,
+            accepts_unnamed=self.accepts_unnamed,
+            flex=self.flex,
+            at_begin=self.at_begin,
+            at_end=self.at_end,
+        )
+
+
 def why_not_yet(
     job: Claimant, has_started: bool, named: Mapping[str, Reservation], now: datetime
 ) -> str | None:
@@ -109,32 +167,18 @@ def why_not_yet(
     return None
 
 
-@dataclass(frozen=True)
-class Wish:
-    """The nodes that a reservation needs, for `choose`. Exactly one number is set."""
-
-    name: str
-    begins_at: datetime
-    ends_at: datetime
-    labels: tuple[str, ...] = ()
-    num_nodes: int | None = None
-    num_gpus: int | None = None
-    chosen: tuple[str, ...] = ()
-    """The nodes that were chosen earlier."""
-
-
 def choose(
-    wishes: Sequence[Wish],
+    wishes: Sequence[Rules],
     fixed: Sequence[Reservation],
     nodes: Sequence[Node],
     busy_until: Mapping[str, datetime],
 ) -> dict[str, tuple[str, ...]]:
-    """Choose whole nodes for reservations that ask for a number of nodes or GPUs. Returns the ids of
-    the nodes by reservation; fewer nodes than needed if there are not enough.
+    """Choose whole nodes for reservations that ask for a number of nodes or GPUs. Returns the ids
+    of the nodes by reservation; fewer nodes than needed if there are not enough.
 
-    Nodes that were chosen earlier are kept as long as they are in `nodes`. Other nodes are preferred
-    if their jobs end before the reservation begins, or else earlier than those of other nodes.
-    `fixed` contains the other reservations, whose nodes are not chosen for the same time.
+    Nodes that were chosen earlier are kept as long as they are in `nodes`. Other nodes are
+    preferred if their jobs end before the reservation begins, or else earlier than those of other
+    nodes. `fixed` contains the other reservations, whose nodes are not chosen for the same time.
     `busy_until` contains the time at which the last job of a node ends; nodes without jobs are
     missing.
     """
@@ -156,7 +200,7 @@ def choose(
 
 
 def _enough(
-    wish: Wish,
+    wish: Rules,
     before: Iterable[str],
     by_id: Mapping[str, Node],
     unavailable: Collection[str],
@@ -167,7 +211,8 @@ def _enough(
         return (wish.begins_at if free_at is None else max(free_at, wish.begins_at), node_id)
 
     kept = list(before)
-    others = (n for n in by_id if n not in unavailable and n not in kept)
+    able = (node for node in by_id.values() if node.accepted and is_open(node.total))
+    others = [n.id for n in able if n.id not in unavailable and n.id not in kept]
     left = wish.num_nodes if wish.num_nodes is not None else wish.num_gpus or 0
     found = []
     for node_id in [*kept, *sorted(others, key=order)]:
@@ -184,3 +229,19 @@ def _enough(
 def ends_in_time(begins_at: datetime, now: datetime, ends_within_s: float | None) -> bool:
     """Whether a running job surely ends before the reservation begins, according to its limit."""
     return ends_within_s is not None and ends_within_s <= (begins_at - now) / timedelta(seconds=1)
+
+
+def moments(reservations: Iterable[Reservation], leave_s: float) -> Iterable[datetime]:
+    """Return the times at which jobs may start or must leave because of reservations."""
+    for each in reservations:
+        lead = timedelta(seconds=leave_s)
+        yield from (each.begins_at - lead, each.begins_at, each.ends_at - lead, each.ends_at)
+
+
+def reserved_soon(
+    reservations: Iterable[Reservation], nodes: Sequence[Node], now: datetime
+) -> set[str]:
+    """Return the nodes of reservations for jobs that have begun or begin within `KEPT_FOR`. They
+    are not released while they are idle."""
+    soon = [e for e in reservations if not e.is_maintenance and e.begins_at - KEPT_FOR <= now]
+    return {node.id for node in nodes for each in soon if each.holds(node)}
