@@ -112,12 +112,13 @@ class Pool:
         as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
-    def fenced(self, kind: WorkerKind) -> set[str]:
-        """Return the nodes with free capacity for a worker of this kind that the worker can't use,
-        because they are reserved."""
-        nodes = frozenset[str]() if kind.fence is None else kind.fence.nodes
+    def reserved(self, kind: WorkerKind) -> dict[str, int]:
+        """Return how many workers of this kind fit on each node with free capacity that they can't
+        use because it is reserved."""
+        nodes = frozenset[str]() if kind.fence is None else kind.fence.reserved
         group_of, fits = self._free.group_of, kind.anywhere.fits
-        return {node for node in nodes if node in group_of and fits(group_of[node].amounts)}
+        found = {node: fits(group_of[node].amounts) for node in nodes if node in group_of}
+        return {node: number for node, number in found.items() if number}
 
     def capacities(self, kind: WorkerKind) -> dict[Place, int]:
         """Return how many such workers fit in each part of the cluster that can hold a gang of

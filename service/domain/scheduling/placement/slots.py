@@ -58,8 +58,10 @@ class Fence:
     """A pseudo-resource of nodes that the gang's workers require, but don't use: its amount is 0 on
     `nodes`, and unlimited on other nodes, which don't define it."""
     nodes: frozenset[str]
+    reserved: frozenset[str]
+    """Those of `nodes` that are reserved for other jobs."""
     own: str | None = None
-    """The reservation outside of which the gang can't run."""
+    """The reservation outside of which the gang can't run. `reserved` contains only its nodes."""
 
 
 @dataclass(frozen=True)

@@ -181,15 +181,16 @@ class Windows:
         return self._fence_of[key]
 
     def _new_fence(self, others: Sequence[Reservation], own: str | None) -> Fence | None:
-        windows = tuple((each, nodes) for each in others if (nodes := self._nodes_of[each.name]))
-        blocked = frozenset[str]().union(*(nodes for _, nodes in windows))
-        if own is not None:
-            blocked |= self._ids - self._nodes_of[own]
-        if not blocked and own is None:
+        within = self._ids if own is None else self._nodes_of[own]
+        there = [(each, self._nodes_of[each.name] & within) for each in others]
+        windows = [(each, nodes) for each, nodes in there if nodes]
+        reserved = frozenset[str]().union(*(nodes for _, nodes in windows))
+        if not reserved and own is None:
             return None
-        key = blocked, own, tuple(each.name for each, _ in windows)
+        blocked = reserved | (self._ids - within)
+        key = reserved, own, tuple(each.name for each, _ in windows)
         if key not in self._fences:
-            fence = self._fences[key] = Fence(f"{FENCE}{len(self._fences)}", blocked, own)
+            fence = self._fences[key] = Fence(f"{FENCE}{len(self._fences)}", blocked, reserved, own)
             self._windows_of[fence] = [each for each, _ in windows]
         return self._fences[key]
 

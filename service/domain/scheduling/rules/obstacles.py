@@ -184,24 +184,28 @@ class Obstacles:
 
     def _reserved(self, sentence: str, kind: WorkerKind, least: int, free: int) -> Reason | None:
         """Return the reason if reservations are why `least` workers are not available: without
-        them, enough slots are free, or the nodes that are not reserved are too small."""
+        them, enough slots are free, or the other nodes are too small."""
         fence = kind.fence
         if fence is None:
             return None
-        whole, nodes = self._stock.whole(kind), self._free.fenced(kind)
-        is_too_small = whole < least
-        if not (is_too_small or self._free.capacity(kind.anywhere) >= least):
-            return None
-        by = self._reserved_by(fence, fence.nodes if is_too_small else nodes)
-        there = f"{free} {_is(free)} free"
-        if not by:  # the job's own reservation
-            room = f"the reservation's nodes have room for {whole}"
-            return Reason("waiting_for_slots", f"{sentence}; {room}") if is_too_small else None
-        more = self._free.total(kind.anywhere) - self._free.total(kind)
-        if is_too_small or kind.is_whole:
-            return Reason(RESERVED, f"{sentence}; {there}, and other nodes are reserved: {by}")
-        what = f"{more} more {_is(more)} reserved: {by}"
-        return Reason(RESERVED, f"{sentence}; {there}, and {what}")
+        nodes, whole = self._free.reserved(kind), self._stock.whole(kind)
+        more, there = sum(nodes.values()), f"{sentence}; {free} {_is(free)} free"
+        if fence.own is None:
+            would_fit = self._free.capacity(kind.anywhere) >= least
+        else:
+            would_fit = free + more >= least
+            of_kinds, kind_of = self._stock.capacity(kind.anywhere), self._stock.kind_of
+            room = whole + sum(of_kinds[kind_of[n]] for n in fence.reserved if n in kind_of)
+            if room < least:
+                why = f"the reservation's nodes have room for {room}"
+                return Reason("waiting_for_slots", f"{sentence}; {why}")
+        if would_fit and not kind.is_whole:
+            by = self._reserved_by(fence, nodes)
+            return Reason(RESERVED, f"{there}, and {more} more {_is(more)} reserved: {by}")
+        if would_fit or whole < least:
+            by = self._reserved_by(fence, fence.reserved)
+            return Reason(RESERVED, f"{there}, and other nodes are reserved: {by}")
+        return None
 
     def _behind(self, sentence: str, ahead: Ahead, free: int) -> Explanation:
         names, number = ahead
