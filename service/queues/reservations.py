@@ -32,6 +32,9 @@ MOST = 1000
 KEPT_FOR = timedelta(days=30)
 """Time after its end at which a reservation is deleted when another one is created."""
 
+NOT_RULES = {"begin_at", "end_at", "duration_s", "time_zone", "maintenance"}
+"""Fields of a request that are stored in another form."""
+
 
 class InvalidReservation(DomainError, code="invalid_reservation"): ...
 
@@ -212,7 +215,7 @@ def _concerns(rules: Rules, user: str | None) -> bool:
 
 
 def _rules(wanted: ReservationRequest, actor: str, now: datetime) -> Rules:
-    given = wanted.model_dump(exclude={"begin_at", "end_at", "duration_s", "maintenance"})
+    given = wanted.model_dump(exclude=NOT_RULES)
     begins_at = now if wanted.begin_at is None else max(now, wanted.begin_at.astimezone(UTC))
     ends_at = wanted.end_at and wanted.end_at.astimezone(UTC)
     if ends_at is None:

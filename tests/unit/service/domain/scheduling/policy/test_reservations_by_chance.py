@@ -1,7 +1,7 @@
 """Random clusters, jobs and reservations over several hours, planned every half minute.
 
-The oracle knows only the definitions: it walks through the minutes of a job's possible run on a node
-and looks which reservations are in effect. It shares no code with the policy.
+The oracle knows only the definitions: it walks through the minutes of a job's possible run on a
+node and looks which reservations are in effect. It shares no code with the policy.
 """
 
 from __future__ import annotations
