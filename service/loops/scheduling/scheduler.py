@@ -116,7 +116,8 @@ class Scheduler:
             await stage.before(seen)
             if seen.is_over:
                 return 0.0
-        if seen.snapshot.queue or any(a.growing is not None for a in seen.live):
+        snapshot = seen.snapshot
+        if snapshot.queue or snapshot.reservations or any(a.growing is not None for a in seen.live):
             await self._gate.plan(seen)
         for stage in self._stages:
             await stage.after(seen)
