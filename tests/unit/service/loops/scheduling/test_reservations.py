@@ -11,6 +11,7 @@ from dray.views import JobState
 from service.db.session import utc_now
 from service.queues.reservations import Reservations
 from service.runtime import Runtime
+from tests.marks import RULES
 from tests.unit.service.loops.world import (
     World,
     causes,
@@ -19,6 +20,8 @@ from tests.unit.service.loops.world import (
     keeps_its_promises,
     says,
 )
+
+pytestmark = RULES
 
 
 async def reserve(runtime: Runtime, name: str = "disks", **fields: Any) -> views.Reservation:
