@@ -70,7 +70,7 @@ class ReservationRequest(Document):
     """Whether jobs that name the reservation can also start before it begins, and on other
     nodes."""
     at_begin: AtBegin = "preempt"
-    """What happens to other jobs that still run on the nodes when the reservation begins. With
+    """The effect on other jobs that still run on the nodes when the reservation begins. With
     `preempt`, they return to the queue; with `cancel`, they are cancelled; with `wait`, they
     continue."""
     at_end: AtEnd = "continue"

@@ -28,7 +28,7 @@ from service.domain.scheduling.rules.times import shown
 logger = logging.getLogger(__name__)
 
 MOST = 1000
-"""Maximum number of stored reservations. Those that have ended are deleted first."""
+"""Maximum number of stored reservations. Reservations that have ended are deleted first."""
 KEPT_FOR = timedelta(days=30)
 """Time after its end at which a reservation is deleted when another one is created."""
 
@@ -207,7 +207,7 @@ def _found(session: Session, name: str) -> Rules:
 
 def _concerns(rules: Rules, user: str | None) -> bool:
     """Whether a user can see the reservation: maintenance windows, reservations for the user, and
-    reservations for queues or projects, whose jobs can be anybody's. `user` is None for an
+    reservations for queues or projects, to which any user can submit jobs. `user` is None for an
     admin."""
     is_maintenance = rules.reservation({}).is_maintenance
     is_open = is_maintenance or rules.queues or rules.projects

@@ -59,7 +59,7 @@ class Fence:
     `nodes`, and unlimited on other nodes, which don't define it."""
     nodes: frozenset[str]
     reserved: frozenset[str]
-    """Those of `nodes` that are reserved for other jobs."""
+    """The subset of `nodes` that is reserved for other jobs."""
     own: str | None = None
     """The reservation outside of which the gang can't run. `reserved` contains only its nodes."""
 

@@ -195,9 +195,9 @@ class Obstacles:
         else:
             would_fit = free + more >= least
             of_kinds, kind_of = self._stock.capacity(kind.anywhere), self._stock.kind_of
-            room = whole + sum(of_kinds[kind_of[n]] for n in fence.reserved if n in kind_of)
-            if room < least:
-                why = f"the reservation's nodes have room for {room}"
+            total = whole + sum(of_kinds[kind_of[n]] for n in fence.reserved if n in kind_of)
+            if total < least:
+                why = f"the reservation's nodes have room for {total}"
                 return Reason("waiting_for_slots", f"{sentence}; {why}")
         if would_fit and not kind.is_whole:
             by = self._reserved_by(fence, nodes)

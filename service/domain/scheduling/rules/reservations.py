@@ -60,9 +60,9 @@ class Reservation:
     """Whether jobs that name the reservation can also start before it begins, and on other
     nodes."""
     at_begin: AtBegin = "preempt"
-    """What happens to jobs of others that still run when the reservation begins."""
+    """The effect on jobs of others that still run when the reservation begins."""
     at_end: AtEnd = "continue"
-    """What happens to the reservation's jobs that still run when it ends."""
+    """The effect on jobs of the reservation that still run when it ends."""
 
     @property
     def is_maintenance(self) -> bool:
@@ -177,10 +177,10 @@ def choose(
     of the nodes by reservation; fewer nodes than needed if there are not enough.
 
     Nodes that were chosen earlier are kept as long as they are in `nodes`. Other nodes are
-    preferred if their jobs end before the reservation begins, or else earlier than those of other
-    nodes. `fixed` contains the other reservations, whose nodes are not chosen for the same time.
-    `busy_until` contains the time at which the last job of a node ends; nodes without jobs are
-    missing.
+    preferred if their jobs end before the reservation begins, or else earlier than the jobs of
+    other nodes. `fixed` contains the other reservations, whose nodes are not chosen for the same
+    time. `busy_until` contains the time at which the last job of a node ends; nodes without jobs
+    are missing.
     """
     by_id = {node.id: node for node in nodes}
     taken: list[tuple[datetime, datetime, Collection[str]]] = [
