@@ -125,11 +125,9 @@ class Autoscaler(Stage):
         ]
         self._learn(present, cluster.session)
         to_come = autoscaling.may_come(self._real_types, _staying(cluster))
-        all_nodes = replace(snapshot, nodes=tuple(present), to_come=to_come)
-        windows = Windows(all_nodes, now)
-        asked = windows.apply()  # before `mark`, because it creates the fences
-        nodes = windows.mark(present), windows.mark(to_come)
-        found = autoscaling.demand(asked, decisions, *nodes, in_use)
+        fenced = Windows(replace(snapshot, nodes=tuple(present), to_come=to_come), now).apply()
+        nodes = fenced.nodes, fenced.to_come
+        found = autoscaling.demand(fenced, decisions, *nodes, in_use)
         going = {n.node_id for n in cluster.nodes if n.is_released and n.drained_by is not None}
         staying = in_use.union(n.node_id for n in cluster.nodes if n.is_never_released)
         staying |= reserved_soon(snapshot.reservations, present, now)
