@@ -57,7 +57,11 @@ class Reservations:
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
         self._database = database
-        self._clock = clock or database.clock
+        self._clock = clock
+
+    def _now(self, session: Session) -> datetime:
+        """Return the time by which the scheduler begins and ends reservations."""
+        return self._database.time(session) if self._clock is None else self._clock()
 
     async def create(
         self, wanted: ReservationRequest, *, actor: str = ANONYMOUS
@@ -66,7 +70,7 @@ class Reservations:
         InvalidReservation if it ends in the past, ReservationOverlaps and TooManyReservations."""
 
         def work(session: Session) -> views.Reservation:
-            now = self._clock()
+            now = self._now(session)
             repository.lock_changes(session)
             before = repository.get(session, wanted.name)
             if before is not None and before.ends_at > now:
@@ -96,7 +100,7 @@ class Reservations:
         """Change the given fields. Raises ReservationNotFound, and the same errors as `create`."""
 
         def work(session: Session) -> views.Reservation:
-            now = self._clock()
+            now = self._now(session)
             repository.lock_changes(session)
             before = _found(session, name)
             given = changes.model_dump(mode="json", exclude_unset=True)
@@ -126,7 +130,7 @@ class Reservations:
         order in which they begin. With `ended`, also return reservations that have ended."""
 
         def work(session: Session) -> views.ReservationPage:
-            now = self._clock()
+            now = self._now(session)
             found = repository.every(session) if ended else repository.unfinished(session, now)
             shown_ = [rules for rules in found if _concerns(rules, user)]
             return views.ReservationPage(items=_views(session, shown_, now))
@@ -141,7 +145,7 @@ class Reservations:
             rules = _found(session, name)
             if not _concerns(rules, user):
                 raise not_found(name)
-            return _views(session, [rules], self._clock())[0]
+            return _views(session, [rules], self._now(session))[0]
 
         return await self._database.read(work)
 
