@@ -46,6 +46,7 @@ JOB: Mapping[str, Any] = {
     "priority": 50,
     "held_by": None,
     "begin_at": None,
+    "reservation": None,
     "deadline": "2026-11-21T18:00:00Z",
     "max_runtime_s": 7200,
     "max_runtime_from": "queue",

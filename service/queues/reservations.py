@@ -22,7 +22,7 @@ from service.db.session import Database, notify, touch
 from service.domain.errors import Conflict, DomainError, ReservationNotFound
 from service.domain.events import ANONYMOUS
 from service.domain.scheduling import policy
-from service.domain.scheduling.rules.reservations import Reservation, Rules
+from service.domain.scheduling.rules.reservations import Reservation, ReservationRules
 from service.domain.scheduling.rules.times import shown
 
 logger = logging.getLogger(__name__)
@@ -202,14 +202,14 @@ def not_found(name: str) -> ReservationNotFound:
     return ReservationNotFound(f"there is no reservation {name!r}", hint=hint)
 
 
-def _found(session: Session, name: str) -> Rules:
+def _found(session: Session, name: str) -> ReservationRules:
     rules = repository.get(session, name)
     if rules is None:
         raise not_found(name)
     return rules
 
 
-def _concerns(rules: Rules, user: str | None) -> bool:
+def _concerns(rules: ReservationRules, user: str | None) -> bool:
     """Whether a user can see the reservation: maintenance windows, reservations for the user, and
     reservations for queues or projects, to which any user can submit jobs. `user` is None for an
     admin."""
@@ -218,7 +218,7 @@ def _concerns(rules: Rules, user: str | None) -> bool:
     return user is None or user in rules.users or bool(is_open)
 
 
-def _rules(wanted: ReservationRequest, actor: str, now: datetime) -> Rules:
+def _rules(wanted: ReservationRequest, actor: str, now: datetime) -> ReservationRules:
     given = wanted.model_dump(exclude=NOT_RULES)
     begins_at = now if wanted.begin_at is None else max(now, wanted.begin_at.astimezone(UTC))
     ends_at = wanted.end_at and wanted.end_at.astimezone(UTC)
@@ -231,12 +231,12 @@ def _rules(wanted: ReservationRequest, actor: str, now: datetime) -> Rules:
             pointer="/end_at",
             hint="give a later end",
         )
-    return Rules(begins_at=begins_at, ends_at=ends_at, created_by=actor, **given)
+    return ReservationRules(begins_at=begins_at, ends_at=ends_at, created_by=actor, **given)
 
 
-def _document(rules: Rules) -> dict[str, Any]:
+def _document(rules: ReservationRules) -> dict[str, Any]:
     """Return the reservation as a request."""
-    names = ReservationRequest.model_fields.keys() & Rules.__dataclass_fields__.keys()
+    names = ReservationRequest.model_fields.keys() & ReservationRules.__dataclass_fields__.keys()
     return {
         **{name: getattr(rules, name) for name in names},
         "begin_at": rules.begins_at.isoformat(),
@@ -245,7 +245,7 @@ def _document(rules: Rules) -> dict[str, Any]:
     }
 
 
-def _store(session: Session, rules: Rules, now: datetime) -> views.Reservation:
+def _store(session: Session, rules: ReservationRules, now: datetime) -> views.Reservation:
     others = [one for one in repository.unfinished(session, now) if one.name != rules.name]
     nodes = cluster_repository.nodes(session)
     _refuse_overlap(rules, others, nodes)
@@ -255,7 +255,9 @@ def _store(session: Session, rules: Rules, now: datetime) -> views.Reservation:
     return _views(session, [rules], now)[0]
 
 
-def _refuse_overlap(rules: Rules, others: Sequence[Rules], rows: Sequence[NodeRow]) -> None:
+def _refuse_overlap(
+    rules: ReservationRules, others: Sequence[ReservationRules], rows: Sequence[NodeRow]
+) -> None:
     """Raise ReservationOverlaps if another reservation includes some of the same nodes at the same
     time. A maintenance window can include any nodes."""
     ids_of = by_name(rows)
@@ -296,7 +298,9 @@ def as_nodes(rows: Sequence[NodeRow]) -> list[policy.Node]:
     return [policy.Node.labelled(r.node_id, r.total, r.available, r.labels) for r in rows]
 
 
-def _views(session: Session, found: Sequence[Rules], now: datetime) -> list[views.Reservation]:
+def _views(
+    session: Session, found: Sequence[ReservationRules], now: datetime
+) -> list[views.Reservation]:
     if not found:
         return []
     rows = cluster_repository.nodes(session)
@@ -310,7 +314,7 @@ def _views(session: Session, found: Sequence[Rules], now: datetime) -> list[view
 
 
 def _view(
-    rules: Rules,
+    rules: ReservationRules,
     reservation: Reservation,
     ids_of: Mapping[str, set[str]],
     nodes: Sequence[policy.Node],
@@ -337,7 +341,7 @@ def _view(
 
 
 def _unmet(
-    rules: Rules, ids_of: Mapping[str, set[str]], there: Sequence[policy.Node]
+    rules: ReservationRules, ids_of: Mapping[str, set[str]], there: Sequence[policy.Node]
 ) -> list[tuple[str, str]]:
     """Return the nodes that the reservation needs but that don't exist."""
     missing = [name for name in rules.nodes if name not in ids_of]

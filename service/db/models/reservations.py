@@ -12,7 +12,8 @@ from service.db.models.base import Base
 
 
 class ReservationRow(Base):
-    """Nodes that are set aside for some jobs, or for none; see `rules.reservations.Rules`."""
+    """Nodes that are set aside for some jobs, or for none; see
+    `rules.reservations.ReservationRules`."""
 
     __tablename__ = "reservations"
 

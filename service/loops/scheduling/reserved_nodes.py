@@ -13,7 +13,7 @@ from service.cluster.port import ClusterSnapshot
 from service.db.repositories.scheduling import reservations as repository
 from service.db.session import touch
 from service.domain.scheduling import policy
-from service.domain.scheduling.rules.reservations import LEAVING_S, Rules, choose
+from service.domain.scheduling.rules.reservations import LEAVING_S, ReservationRules, choose
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.term import LoopContext
 
@@ -27,7 +27,7 @@ class ReservedNodes(Stage):
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
         self._leave_s = context.settings.preempt_grace_s + LEAVING_S
-        self._changed: Sequence[tuple[Rules, tuple[str, ...]]] = ()
+        self._changed: Sequence[tuple[ReservationRules, tuple[str, ...]]] = ()
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
         rules = repository.unfinished(session, seen.now)
@@ -67,7 +67,10 @@ def _ids_of(cluster: ClusterSnapshot) -> dict[str, set[str]]:
 
 
 def _choose(
-    rules: Sequence[Rules], cluster: ClusterSnapshot, snapshot: policy.Snapshot, now: datetime
+    rules: Sequence[ReservationRules],
+    cluster: ClusterSnapshot,
+    snapshot: policy.Snapshot,
+    now: datetime,
 ) -> Mapping[str, tuple[str, ...]]:
     nodes = [
         policy.Node.labelled(n.node_id, n.resources, n.available, n.labels, accepted=n.accepted)

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 from service.db.models import JobRow, ReservationRow
 from service.db.repositories.bulk import table_of
-from service.domain.scheduling.rules.reservations import Rules
+from service.domain.scheduling.rules.reservations import ReservationRules
 
-_RULES = tuple(field.name for field in fields(Rules))
+_RULES = tuple(field.name for field in fields(ReservationRules))
 _LISTS = frozenset({"users", "queues", "projects", "nodes", "chosen"})
 LOCK_OF_CHANGES = 0x72657376
 """Key of the advisory lock of transactions that change reservations. Without the lock, two such
@@ -29,18 +29,18 @@ def lock_changes(session: Session) -> None:
         session.execute(select(func.pg_advisory_xact_lock(LOCK_OF_CHANGES)))
 
 
-def every(session: Session) -> list[Rules]:
+def every(session: Session) -> list[ReservationRules]:
     """Return all reservations, in the order in which they begin."""
     return [_rules(row) for row in session.connection().execute(_every())]
 
 
-def unfinished(session: Session, now: datetime) -> list[Rules]:
+def unfinished(session: Session, now: datetime) -> list[ReservationRules]:
     """Return the reservations that have not ended, in the order in which they begin."""
     query = _every().where(ReservationRow.ends_at > now)
     return [_rules(row) for row in session.connection().execute(query)]
 
 
-def get(session: Session, name: str) -> Rules | None:
+def get(session: Session, name: str) -> ReservationRules | None:
     row = session.connection().execute(_every().where(ReservationRow.name == name)).one_or_none()
     return None if row is None else _rules(row)
 
@@ -51,12 +51,12 @@ def _every() -> Select[Any]:
     return select(*(c[name] for name in _RULES)).order_by(c.begins_at, c.name)
 
 
-def _rules(row: Row[Any]) -> Rules:
+def _rules(row: Row[Any]) -> ReservationRules:
     values: Iterable[Any] = (tuple(each) if isinstance(each, list) else each for each in row)
-    return Rules(*values)
+    return ReservationRules(*values)
 
 
-def put(session: Session, rules: Rules, now: datetime) -> None:
+def put(session: Session, rules: ReservationRules, now: datetime) -> None:
     """Add a reservation, or replace the reservation with this name."""
     remove(session, rules.name)
     values = {name: getattr(rules, name) for name in _RULES}
@@ -77,7 +77,7 @@ def remove_ended(session: Session, before: datetime) -> None:
     session.connection().execute(delete(ReservationRow).where(ReservationRow.ends_at < before))
 
 
-def choose(session: Session, seen: Rules, chosen: Sequence[str]) -> None:
+def choose(session: Session, seen: ReservationRules, chosen: Sequence[str]) -> None:
     """Store the nodes that were chosen for the reservation, unless it has been changed since."""
     c = table_of(ReservationRow).c
     same = (

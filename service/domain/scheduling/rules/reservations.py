@@ -93,7 +93,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Rules:
+class ReservationRules:
     """A stored reservation. The fields of the same name in `Reservation` have the same meaning."""
 
     name: str
@@ -168,7 +168,7 @@ def why_not_yet(
 
 
 def choose(
-    wishes: Sequence[Rules],
+    wishes: Sequence[ReservationRules],
     fixed: Sequence[Reservation],
     nodes: Sequence[Node],
     busy_until: Mapping[str, datetime],
@@ -200,7 +200,7 @@ def choose(
 
 
 def _enough(
-    wish: Rules,
+    wish: ReservationRules,
     before: Iterable[str],
     by_id: Mapping[str, Node],
     unavailable: Collection[str],

@@ -12,7 +12,7 @@ import pytest
 from service.domain.scheduling import policy
 from service.domain.scheduling.policy import Decision, Growing, Preempt, Shrink, Start, Wait, plan
 from service.domain.scheduling.rules.order import SETTLING_S
-from service.domain.scheduling.rules.reservations import Reservation, Rules, choose
+from service.domain.scheduling.rules.reservations import Reservation, ReservationRules, choose
 from tests.unit.service.domain.scheduling.snapshots import NOW, running, snapshot, waiting
 
 HOUR = 3600.0
@@ -271,7 +271,7 @@ def test_no_reservation_changes_nothing() -> None:
 
 def test_nodes_are_chosen_where_jobs_end_first_and_are_kept() -> None:
     nodes = [policy.Node(name, {"GPU": 4.0}, {"GPU": 4.0}) for name in "abcd"]
-    rules = Rules("class", at(1), at(3), users=("ann",), num_nodes=2)
+    rules = ReservationRules("class", at(1), at(3), users=("ann",), num_nodes=2)
     busy = {"a": at(9), "b": at(2), "d": at(0.5)}
     assert choose([rules], [], nodes, busy) == {"class": ("c", "d")}
     kept = replace(rules, chosen=("a", "gone"))
