@@ -199,7 +199,7 @@ class _Asking:
             bundles = [bundle for _, bundle in request.runs]
             fit = fits_pinned if request.homes else fits
             self.stays |= {n.id for n in self._usable if any(fit(b, n.total) for b in bundles)}
-        elif request.fence is not None and request.fence.own is not None:
+        elif request.fence is not None and request.is_bound:
             self._needed |= {node.id for node in self._usable} - request.fence.nodes
         elif wait.reason.code in WAITING_FOR_SLOTS:
             self._ask(wait.job_id, request)

@@ -84,6 +84,11 @@ class Request:
     fence: Fence | None = None
     """Set while a plan is made, if the gang can't use some nodes because of reservations."""
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the gang can run only in its reservation."""
+        return self.fence is not None and self.fence.own is not None
+
     @functools.cached_property
     def kind(self) -> Kind:
         """A key that is equal for equal bundles, regardless of the order of their resources."""

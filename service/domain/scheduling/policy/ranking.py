@@ -78,7 +78,8 @@ class Ranking:
                 continue
             gang = gangs.of(job.request)
             # A job that waits for new nodes, or for slots of other programs, would delay every job.
-            if not emptied.can_hold(gang):
+            # A job that is bound to a reservation does not compete with most of the others.
+            if gang.request.is_bound or not emptied.can_hold(gang):
                 continue
             if not able.claims_capacity(job, gang):
                 continue

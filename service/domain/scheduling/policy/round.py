@@ -196,7 +196,11 @@ class Round:
             wait.reason = lacks
         else:
             self._unexplained.append((wait, gang, self._obstacles.ahead_of(gang)))
-        if not self._backfill.is_blocked:
+        if gang.request.is_bound:
+            # Other jobs must be able to reserve slots outside of the reservation.
+            if self._emptied.can_hold(gang):
+                self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue=False)
+        elif not self._backfill.is_blocked:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
 

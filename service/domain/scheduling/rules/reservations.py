@@ -228,7 +228,8 @@ def _enough(
 
 def ends_in_time(begins_at: datetime, now: datetime, ends_within_s: float | None) -> bool:
     """Whether a running job surely ends before the reservation begins, according to its limit."""
-    return ends_within_s is not None and ends_within_s <= (begins_at - now) / timedelta(seconds=1)
+    left_s = (begins_at - now) / timedelta(seconds=1)
+    return ends_within_s is not None and ends_within_s + LEAVING_S <= left_s
 
 
 def moments(reservations: Iterable[Reservation], leave_s: float) -> Iterable[datetime]:

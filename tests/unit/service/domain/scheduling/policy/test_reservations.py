@@ -286,3 +286,22 @@ def test_nodes_are_chosen_where_jobs_end_first_and_are_kept() -> None:
     assert choose([gpus], [], nodes, {})["class"] == ("a", "b")
     refused = [replace(node, accepted=node.id != "a") for node in nodes]
     assert choose([rules], [], refused, {})["class"] == ("b", "c")
+
+
+def test_jobs_that_wait_in_a_reservation_do_not_keep_others_from_reserving_slots() -> None:
+    """Otherwise, a reservation whose jobs always wait would defeat the bound on waiting."""
+    mine = script("mine", 2, owner="ann", reservation="class", priority=90, waited_s=30 * HOUR)
+    small = replace(script("small", owner="ann", reservation="class"), priority=80)
+    gang = script("gang", 2, priority=70, waited_s=29 * HOUR, seq=1)
+    short = script("short", priority=60, seq=2)
+    there = [
+        running("x", {"a": 1}, owner="ann", reservation="class", yields=False, priority=100),
+        running("y", {"b": 1}, yields=False, priority=100),
+    ]
+    found = decide(
+        [mine, small, gang, short], there, by=[reserved(-1)], totals={"a": 2.0, "b": 2.0}
+    )
+    assert [part.node_id for part in found["gang"].reserved] == ["b"]  # type: ignore[union-attr]
+    for name in ("mine", "small", "short"):
+        assert isinstance(found[name], Wait), "the slots are kept for the gang ahead"
+    assert reason(found["small"])[0] == "behind_in_queue"
