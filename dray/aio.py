@@ -17,6 +17,7 @@ from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
 from dray._async.jobs import ArrayCalls, JobCalls
 from dray._async.reports import ReportCalls
+from dray._async.reservations import ReservationCalls
 from dray._async.submitting import SubmitCalls
 from dray._async.tracking import TrackingCalls
 from dray._async.webhooks import WebhookCalls
@@ -35,6 +36,7 @@ class AsyncClient(
     FederationCalls,
     DownloadCalls,
     ClusterCalls,
+    ReservationCalls,
     WebhookCalls,
 ):
     """Asynchronous client for a dray server.

@@ -237,6 +237,15 @@ class RuntimeTooLong(BadRequest, code="runtime_too_long"):
     """The job's `max_runtime_s` is above its queue's `max_runtime_s`."""
 
 
+class ReservationUnfit(BadRequest, code="reservation_unfit"):
+    """The reservation that the job names does not exist, has ended, or is not for the job's user,
+    queue or project."""
+
+
+class InvalidReservation(BadRequest, code="invalid_reservation"):
+    """The fields of a reservation contradict each other; `pointer` names the invalid field."""
+
+
 class InvalidQueue(BadRequest, code="invalid_queue"):
     """The rules of a queue contradict each other; `pointer` names the invalid rule."""
 
@@ -334,6 +343,10 @@ class QueueNotFound(NotFound, code="queue_not_found"):
     """There is no queue with this name."""
 
 
+class ReservationNotFound(NotFound, code="reservation_not_found"):
+    """There is no reservation with this name, or it doesn't concern you."""
+
+
 class DecisionNotFound(NotFound, code="decision_not_found"):
     """The scheduler has no round with this number, or the round's record was deleted."""
 
@@ -391,6 +404,18 @@ class JobNotWaiting(Conflict, code="job_not_waiting"):
 # have space then.
 class QueueFull(Conflict, code="queue_full"):
     """The queue already has the maximum number of waiting jobs."""
+
+
+class ReservationExists(Conflict, code="reservation_exists"):
+    """A reservation with this name exists and has not ended."""
+
+
+class ReservationOverlaps(Conflict, code="reservation_overlaps"):
+    """Another reservation includes some of the same nodes at the same time."""
+
+
+class TooManyReservations(Conflict, code="too_many_reservations"):
+    """The server stores no more reservations."""
 
 
 class QueueInUse(Conflict, code="queue_in_use"):

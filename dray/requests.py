@@ -33,6 +33,7 @@ from dray.spec.fields import (
     Name,
     Number,
     QueueName,
+    ReservationName,
     Seconds,
     Sha256,
     Size,
@@ -95,6 +96,7 @@ class DocumentChanges(Document):
     """Replaces the list. Only for a job that has never started and does not belong to an array."""
     queue: QueueName | None = None
     priority: Priority | None = None
+    reservation: ReservationName | None = None
 
     @property
     def patch(self) -> dict[str, Any]:

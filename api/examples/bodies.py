@@ -29,6 +29,7 @@ from api.examples.parts import (
     OTHER_ID,
     OTHER_JOB,
     QUEUE,
+    RESERVATION,
     ROUND,
     RULES,
     SHA256,
@@ -57,6 +58,14 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "priority": 70,
         "document": {"resources": {"num_workers": 2}, "max_runtime_s": "2h"},
     },
+    "ReservationRequest": {
+        "name": "class",
+        "begin_at": "2026-12-01T08:00:00+01:00",
+        "duration_s": "4h",
+        "users": ["ann"],
+        "num_nodes": 2,
+    },
+    "ReservationChangeRequest": {"end_at": "2026-12-01T14:00:00+01:00", "users": ["ann", "bob"]},
     "ArrayChangeRequest": {"held": True, "max_running": 4},
     "BulkRequest": {
         "action": "priority",
@@ -215,6 +224,8 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     },
     "Queue": QUEUE,
     "QueuePage": {"items": [QUEUE]},
+    "Reservation": RESERVATION,
+    "ReservationPage": {"items": [RESERVATION]},
     "ShareReport": {
         "made_at": MADE,
         "half_life_s": 1209600.0,

@@ -46,6 +46,7 @@ JOB: Mapping[str, Any] = {
     "priority": 50,
     "held_by": None,
     "begin_at": None,
+    "reservation": None,
     "deadline": "2026-11-21T18:00:00Z",
     "max_runtime_s": 7200,
     "max_runtime_from": "queue",
@@ -279,6 +280,32 @@ QUEUE: Mapping[str, Any] = {
             "message": "the queue's quota is 4 GPU, but the cluster has 2 GPU",
         }
     ],
+}
+
+RESERVATION: Mapping[str, Any] = {
+    "name": "class",
+    "state": "planned",
+    "begins_at": "2026-12-01T07:00:00Z",
+    "ends_at": "2026-12-01T11:00:00Z",
+    "maintenance": False,
+    "users": ["ann"],
+    "queues": [],
+    "projects": [],
+    "nodes": [],
+    "node_labels": {},
+    "num_nodes": 2,
+    "num_gpus": None,
+    "all_nodes": False,
+    "accepts_unnamed": False,
+    "flex": False,
+    "at_begin": "preempt",
+    "at_end": "continue",
+    "comment": "distributed training, second lesson",
+    "includes": [{"node_id": "8f2c", "hostname": "node7"}],
+    "num_waiting": 3,
+    "num_running": 0,
+    "created_by": "root",
+    "warnings": [{"code": "too_few_nodes", "message": "includes 1 of 2 nodes so far"}],
 }
 
 SWEEP: Mapping[str, Any] = {

@@ -105,6 +105,8 @@ class Job(View):
     """The time before which the job does not start; unset if it had passed at submission."""
     deadline: datetime | None = None
     """The time at which the job is cancelled if it has not ended."""
+    reservation: str | None = None
+    """The reservation that the job's document names."""
     max_runtime_s: int | None = None
     """Maximum total running time of all attempts."""
     max_runtime_from: Literal["job", "queue"] | None = None

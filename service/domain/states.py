@@ -49,7 +49,9 @@ STOPPED_EARLY = "stopped_early"
 TOO_MANY_FAILED = "too_many_failed"
 """The sweep exceeded its limit of failed trials before this trial started."""
 DEADLINE_PASSED = "deadline_passed"
-STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY})
+RESERVATION_BEGINS = "reservation_begins"
+"""The job ran on reserved nodes, and the reservation cancels such jobs."""
+STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY, RESERVATION_BEGINS})
 """Reasons for cancelling a job that has slots."""
 
 GIVE_UP_CODES = frozenset(

@@ -28,7 +28,7 @@ from service.lifecycle import deadlines, resizing
 from service.nodes import node_table
 from service.nodes.node_table import refuse_missing_precision
 from service.planning.service import Resolved
-from service.queues import admission
+from service.queues import admission, reservations
 from service.sweeps import submitting
 
 
@@ -71,6 +71,7 @@ def admit(
     session: Session,
     resolved: Resolved,
     owner: str,
+    project: str,
     settings: Settings,
     now: datetime,
     *,
@@ -84,14 +85,17 @@ def admit(
     queue's rules and the deadline; `used_s` is the time for which the job has already run.
     Submissions and changes of documents use the same checks.
 
-    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the errors of
-    `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
+    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, ReservationUnfit,
+    the errors of `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is
+    set.
     """
     spec = resolved.spec
     if resolved.refusal is not None:
         raise resolved.refusal
     request = with_pinned_nodes(slots.request_of_job(spec), spec)
     queue = admission.admit(session, spec.queue, owner, request, num_jobs)
+    claim = spec.reservation, owner, spec.queue, project
+    reservations.refuse_unfit(session, *claim, now, has_started=used_s > 0)
     if not may_exceed_priority:
         admission.refuse_priority(queue, spec.priority)
     limit_s = spec.max_runtime_s
@@ -173,6 +177,7 @@ def columns_of(spec: JobSpec, admitted: Admitted) -> dict[str, Any]:
         "max_user_retries": spec.max_retries,
         "max_runtime_s": limit_s,
         "is_runtime_of_queue": limit_s is not None and spec.max_runtime_s is None,
+        "reservation": spec.reservation,
     }
 
 

@@ -79,6 +79,7 @@ def _job(
         priority=row.priority,
         held_by=row.held_by,
         begin_at=row.begin_at,
+        reservation=row.reservation,
         deadline=row.deadline,
         max_runtime_s=row.max_runtime_s,
         max_runtime_from=_source_of_limit(row),

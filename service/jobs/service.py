@@ -201,7 +201,7 @@ class Jobs:
         `submit`."""
         spec = prepared.resolved.spec
         admitted = new_jobs.admit(
-            session, prepared.resolved, owner, self._settings, now, num_jobs=spec.num_jobs
+            session, prepared.resolved, owner, project, self._settings, now, num_jobs=spec.num_jobs
         )
         refuse_if_full(session)
         if prepared.unfit is not None:

@@ -60,9 +60,10 @@ class Wanted:
     bundle: Mapping[str, float]
     roles: tuple[RoleSlots, ...] = ()
     request_seen: policy.Request | None = None
-    """The request of the job's document. If it is None, neither the request nor the limit of the
-    array is compared."""
+    """The request of the job's document. If it is None, neither the request, the limit of the array
+    nor the reservation is compared."""
     array_limit_seen: int | None = None
+    reservation_seen: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ def claim(
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
             continue
-        seen = one.request_seen, one.array_limit_seen
-        if one.request_seen and seen != (resizing.request_of(row), row.array_max_running):
+        seen = one.request_seen, one.array_limit_seen, one.reservation_seen
+        is_now = resizing.request_of(row), row.array_max_running, row.reservation
+        if one.request_seen and seen != is_now:
             continue
         if row.singleton and singletons.runs(session, row.owner, row.name):
             continue

@@ -25,11 +25,17 @@ from service.db.repositories.submission import dependencies as dependencies_repo
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD
+from service.domain.scheduling.rules.reservations import WAITING_FOR_RESERVATION
 from service.domain.scheduling.rules.times import BEGINS_AT
 from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, moves
 
-KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, BEGINS_AT, "waiting_for_jobs", "array_limit"})
+KEPT_BACK = frozenset(
+    {
+        *(HELD, BUDGET_USED_UP, BEGINS_AT, WAITING_FOR_RESERVATION),
+        *("waiting_for_jobs", "array_limit"),
+    }
+)
 """Reasons for waiting that would apply even if all slots were free."""
 
 

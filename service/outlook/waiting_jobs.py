@@ -68,6 +68,8 @@ def waiting_job(
         array=None if limit is None else ArrayLimit(job.array_id, limit),
         start_by=latest_start(job),
         begins_at=job.begin_at if job.begin_at and job.begin_at > now else None,
+        project=job.project,
+        reservation=job.reservation,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dray.cli.base import AsJson, app, connect
+from dray.cli.base import AsJson, app, connect, future
 from dray.cli.choosing import read_job
 from dray.cli.code_upload import MODULE, is_program, name_code, packed_folder, upload
 from dray.cli.commands.jobs import report, watch_job
@@ -91,6 +91,10 @@ def submit(
             metavar="ARRAY",
             help="Start each job of the new array once the job with the same index has succeeded.",
         ),
+    ] = None,
+    reservation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run the job on the nodes of this reservation."),
     ] = None,
     begin: Annotated[
         str | None,
@@ -189,8 +193,9 @@ def submit(
         "array.size": array,
         "array.max_running": max_running,
         "singleton": True if singleton else None,
-        "begin_at": _moment(begin, "--begin"),
-        "deadline": _moment(deadline, "--deadline"),
+        "reservation": reservation,
+        "begin_at": future(begin, "--begin"),
+        "deadline": future(deadline, "--deadline"),
     }
     given = [(field, value) for field, value in shortcuts.items() if value is not None]
     document = apply_settings(with_fields(document, given), settings or [])
@@ -225,24 +230,6 @@ def submit(
             write_json(job) if as_json else _report(client, job)
 
 
-def _moment(text: str | None, option: str) -> str | None:
-    """Return the time that an option specifies, in the form of the job document. Times without an
-    offset are local times of this machine."""
-    from datetime import datetime
-
-    from dray.input.times import SystemZone, from_words
-
-    if text is None:
-        return None
-    try:
-        found = from_words(text, datetime.now().astimezone(), SystemZone(), "this time zone")
-    except OverflowError:
-        raise typer.BadParameter("is too far in the future", param_hint=option) from None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-    return found.replace(microsecond=0).isoformat()
-
-
 def send(
     client: Client, document: dict[str, Any], packed: PackedCode | None, key: str | None
 ) -> Job:
@@ -270,8 +257,8 @@ def _report(client: Client, job: Job) -> None:
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     """Return the document for running the job `reference` again, and a display name. Omits `after`,
-    `array`, `sweep`, the times, and the values that only a trial's program gets. `args` replace
-    arguments of the same name."""
+    `array`, `sweep`, the times, the reservation, and the values that only a trial's program gets.
+    `args` replace arguments of the same name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
     from dray.spec.sweep import as_text, variable
@@ -279,7 +266,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     with connect() as client:
         job = client.get(read_job(client, reference))
         values = _trial_values(client, job)
-    left_out = ("array", "sweep", "after", "begin_at", "deadline")
+    left_out = ("array", "sweep", "after", "begin_at", "deadline", "reservation")
     document = {name: value for name, value in job.spec.items() if name not in left_out}
     script = document.get("script")
     if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):

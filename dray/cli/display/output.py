@@ -176,6 +176,7 @@ def show_job(job: views.Job) -> None:
         *(("warning", warning.message) for warning in job.warnings),
         ("queue", _queue_position(job)),
         *([] if job.begin_at is None else [("begins", job.begin_at)]),
+        *([] if job.reservation is None else [("reservation", job.reservation)]),
         *([] if job.max_runtime_s is None else [("run time", _limit(job, job.max_runtime_s))]),
         *([] if job.deadline is None else [("deadline", job.deadline)]),
         ("attempt", job.attempt),

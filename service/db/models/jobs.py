@@ -142,6 +142,8 @@ class JobRow(Base):
     """The time before which the job does not start; unset if it had passed at submission."""
     deadline: Mapped[datetime | None]
     """The time at which the job is cancelled."""
+    reservation: Mapped[str | None] = mapped_column(String(64))
+    """The reservation in which the job runs; unset if its document names none."""
     singleton: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the job waits for its owner's other jobs with the same name."""
     yields: Mapped[bool] = mapped_column(server_default=text("false"))

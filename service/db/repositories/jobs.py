@@ -118,6 +118,7 @@ _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "position", "progress", "summary"),
     *("warnings", "recoveries", "slot_seconds", "cost", "held_by", "begin_at", "deadline"),
+    "reservation",
     *("max_runtime_s", "is_runtime_of_queue"),
     *("array_id", "array_index"),
     *("created_at", "started_at", "first_step_at", "finished_at"),

@@ -190,6 +190,8 @@ def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.Ru
         place=job.rank,
         queue=job.queue,
         owner=job.owner,
+        project=job.project,
+        reservation=job.reservation,
         spare=resizing.spare(job, attempt, now),
         recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
         same_batch_s=resizing.same_batch_s(job, attempt, now),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray import Client
-from dray.cli.commands import costs, decisions, listing, metrics, reports, shares
+from dray.cli.commands import costs, decisions, listing, metrics, reports, reservations, shares
 
 OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
 
@@ -19,6 +19,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "report_costs": Client.costs,
     "report_shares": Client.shares,
     "list_decisions": Client.decisions,
+    "list_reservations": Client.reservations,
     "get_array": Client.wait_array,
     "get_sweep": Client.sweep,
     "compare_jobs": Client.compare,
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "report_costs": costs.costs,
     "report_shares": shares.shares,
     "list_decisions": decisions.show_decisions,
+    "list_reservations": reservations.list_reservations,
     "get_metrics": metrics.metrics,
     "get_logs": reports.logs,
 }

@@ -19,6 +19,7 @@ _CLAIMED = (
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
     *("created_at", "silo_sources", "bundle", "roles", "required_topology", "homes"),
     *("begin_at", "deadline", "is_runtime_of_queue", "name", "singleton", "array_max_running"),
+    "reservation",
 )
 """The columns of a job that are read when it claims slots."""
 
@@ -76,7 +77,7 @@ _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
     *("num_workers", "min_workers", "bundle", "roles", "required_topology", "homes"),
     *("not_before", "begin_at", "deadline", "singleton", "is_runtime_of_queue"),
-    *("max_runtime_s", "runtime_used_s"),
+    *("max_runtime_s", "runtime_used_s", "project", "reservation"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     "array_index",
     *("kept_back_s", "kept_back_since", "preemptions"),

@@ -6,7 +6,8 @@ class together request more workers than fit on the largest node, the jobs behin
 any other decision. A plan for the first jobs of all classes (the heads) makes the same decisions
 about these jobs as a plan for the entire queue. Jobs with different limits on the running time can
 share a class, because a shorter limit never allows a job to overtake a blocked job with an equal
-request.
+request. If there are reservations, such jobs can't share a class, because a job with a shorter
+limit might end before a reservation begins.
 """
 
 from __future__ import annotations
@@ -30,10 +31,16 @@ class JobClasses:
     """Groups the waiting jobs, except for held jobs, into classes."""
 
     def __init__(
-        self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
+        self,
+        queue: Sequence[WaitingJob],
+        queues: Iterable[Queue],
+        nodes: Iterable[Node],
+        *,
+        has_reservations: bool = False,
     ) -> None:
         """queue: jobs in the order in which a plan considers them, as far as this order is
         known."""
+        self._has_reservations = has_reservations
         self._queues = {each.name: each for each in queues}
         self._nodes = list(nodes)
         self._positions: dict[str, int] = {}
@@ -153,7 +160,15 @@ class JobClasses:
             job.queue if is_of_queue or is_of_user else None,
             job.owner if is_of_user else None,
             None if job.array is None else job.array.array_id,
+            *self._reserved_by(job),
         )
+
+    def _reserved_by(self, job: WaitingJob) -> ClassKey:
+        """Return the fields that decide which reserved nodes the job can use."""
+        if not self._has_reservations and job.reservation is None:
+            return ()
+        claim = job.reservation, job.owner, job.queue, job.project
+        return *claim, job.ends_within_s, job.attempt > 0
 
 
 def _fits(sort: _Sort, free: Mapping[str, float]) -> int:

@@ -22,8 +22,7 @@ from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.outlook import forecast
-from service.domain.scheduling.outlook.job_classes import JobClasses
-from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.outlook.situation import Situation, snapshot_classes
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import (
@@ -36,7 +35,7 @@ from service.domain.scheduling.placement.slots import (
     free_again,
 )
 from service.domain.scheduling.policy import WaitingJob
-from service.domain.scheduling.rules import times
+from service.domain.scheduling.rules import reservations, times
 from service.domain.scheduling.rules.dependencies import waits_for
 from service.domain.scheduling.rules.eviction import RunningJob, leftover
 from service.domain.scheduling.rules.limits import HELD, held_message
@@ -130,7 +129,7 @@ class Simulation:
         self._node_of = {node.id: node for node in self._nodes}
         self._total = slots.total_of(node.total for node in self._nodes)
         self._used_s = dict(snapshot.used_s)
-        self._classes = JobClasses(snapshot.queue, snapshot.queues, self._nodes)
+        self._classes = snapshot_classes(snapshot, self._nodes)
         limited = {j.job_id: j.array.array_id for j in snapshot.queue if j.array is not None}
         self._array_of = {**limited, **situation.arrays}
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
@@ -224,7 +223,7 @@ class Simulation:
                 self._classes.remove(decision.job_id)
                 self._record(decision.job_id, Expected(None, decision.reason))
             elif isinstance(decision, policy.Preempt):
-                self._leave(self._active[decision.job_id])
+                self._leave(self._active[decision.job_id], goes_on=not decision.ends)
             elif isinstance(decision, policy.Shrink):
                 job = self._active[decision.job_id].at(self._now)
                 self._active[job.job_id] = self._begun(replace(job, recalled=decision.slices))
@@ -262,6 +261,8 @@ class Simulation:
                 place=job.place,
                 queue=job.queue,
                 owner=job.owner,
+                project=job.project,
+                reservation=job.reservation,
                 spare=spare(slices, job.request.least),
             )
         )
@@ -292,10 +293,10 @@ class Simulation:
         to release."""
         return replace(self._begun(leftover(holder)), goes_on=False)
 
-    def _leave(self, active: _Active) -> None:
+    def _leave(self, active: _Active, *, goes_on: bool) -> None:
         job = replace(active.at(self._now), is_leaving=True)
         ends_at = self._now + timedelta(seconds=LEAVING_S)
-        self._active[job.job_id] = _Active(job, self._now, ends_at, goes_on=True)
+        self._active[job.job_id] = _Active(job, self._now, ends_at, goes_on=goes_on)
 
     def _next_moment(self) -> datetime | None:
         moments = [active.ends_at for active in self._active.values()]
@@ -306,6 +307,7 @@ class Simulation:
                 moments.append(active.since + timedelta(seconds=may_leave_s))
         moments += [each.shrinks_at for each in self._active.values() if each.shrinks_at]
         moments += self._classes.not_before()
+        moments += reservations.moments(self._snapshot.reservations, self._snapshot.leave_s)
         coming = min((moment for moment in moments if moment > self._now), default=None)
         if coming is None:
             return None
@@ -430,7 +432,7 @@ def _waiting_again(job: RunningJob) -> WaitingJob:
     left_s = None if job.left_s is None else job.left_s + job.lost_s
     return WaitingJob(
         job_id=job.job_id,
-        attempt=0,
+        attempt=1,
         priority=job.priority,
         seq=job.seq,
         request=job.request,
@@ -441,4 +443,6 @@ def _waiting_again(job: RunningJob) -> WaitingJob:
         queue=job.queue,
         owner=job.owner,
         place=job.place,
+        project=job.project,
+        reservation=job.reservation,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -54,7 +54,7 @@ class Situation:
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""
         snapshot = self.snapshot
-        classes = JobClasses(snapshot.queue, snapshot.queues, snapshot.nodes)
+        classes = snapshot_classes(snapshot, snapshot.nodes)
         free = {node.id: node.available_to_us for node in snapshot.nodes if node.accepted}
         heads = {job.job_id for job in classes.heads(free, of_each_kind)}
         queue = tuple(job for job in snapshot.queue if job.job_id in heads)
@@ -104,7 +104,7 @@ class Situation:
     @functools.cached_property
     def heads(self) -> list[WaitingJob]:
         """The jobs in the queue that can affect the next plan."""
-        classes = JobClasses(self.snapshot.queue, self.snapshot.queues, self.nodes)
+        classes = snapshot_classes(self.snapshot, self.nodes)
         return classes.heads({node.id: node.available_to_us for node in self.nodes})
 
     def without(self, job_id: str) -> Situation:
@@ -139,6 +139,13 @@ class Situation:
             message = "users who have used less than their share of the queue come first"
             found.append(Reason("others_are_behind", message))
         return found
+
+
+def snapshot_classes(snapshot: policy.Snapshot, nodes: Iterable[Node]) -> JobClasses:
+    """Return the classes of the waiting jobs."""
+    has_reservations = bool(snapshot.reservations)
+    queue, queues = snapshot.queue, snapshot.queues
+    return JobClasses(queue, queues, nodes, has_reservations=has_reservations)
 
 
 T = TypeVar("T")

@@ -23,6 +23,7 @@ from service.domain.scheduling.policy.records import (
     Snapshot,
     WaitingJob,
 )
+from service.domain.scheduling.policy.windows import Leaving
 from service.domain.scheduling.rules import eviction, order
 from service.domain.scheduling.rules.backfill import Backfill
 from service.domain.scheduling.rules.eviction import RunningJob
@@ -32,6 +33,8 @@ from service.domain.scheduling.rules.shares import FarAhead
 OTHERS_GAIN = "other jobs come first or gain more from"
 MAX_PREEMPTED = 100
 """Maximum number of jobs that one plan asks to release slots. The next plan can ask other jobs."""
+MAX_RESERVED = 500
+"""Like `MAX_PREEMPTED`, for jobs that leave reserved nodes."""
 
 
 class Departures:
@@ -40,13 +43,15 @@ class Departures:
     def __init__(
         self,
         snapshot: Snapshot,
+        leaving: Sequence[Leaving],
         stock: Stock,
         gangs: Gangs,
         ranks: Mapping[str, order.Rank],
         ahead: Mapping[str, FarAhead],
     ) -> None:
-        """`ranks` and `ahead` contain the ranks of the running jobs in the scheduling order, and
-        which of their accounts are far ahead of their shares, keyed by job id."""
+        """`leaving` contains the jobs that leave reserved nodes. `ranks` and `ahead` contain the
+        ranks of the running jobs in the scheduling order, and which of their accounts are far ahead
+        of their shares, keyed by job id."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs
@@ -74,6 +79,21 @@ class Departures:
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
         """Groups to which this plan gives slots, and which it therefore does not ask for slots."""
+        for each in leaving[:MAX_RESERVED]:
+            self._leave(each)
+
+    def _leave(self, leaving: Leaving) -> None:
+        """Ask a job to release slots on reserved nodes."""
+        job, (name, reason) = leaving.job, (leaving.job.job_id, leaving.reason)
+        if count(leaving.slices) < count(job.slices):
+            self._shrink(job, leaving.slices, reason, name)
+            return
+        self.asked.append(Preempt(name, reason, name, leaving.ends))
+        rest = list(job.slices)
+        for part in job.recalled:
+            if part in rest:
+                rest.remove(part)
+        self._expect(job, rest)
 
     def asked_of(self, job_id: str) -> Preempt | Shrink | None:
         """Return this plan's request to the job, if any."""
@@ -115,6 +135,7 @@ class Departures:
             and job.yields
             and not self._snapshot.slots_lag
             and not (job.is_leaving or job.recalled or job.request.required_level)
+            and job.job_id not in self._leaving
         ]
         for running in sized:
             choice, rank = elastic[running.job_id], self._ranks[running.job_id]
@@ -153,7 +174,7 @@ class Departures:
                     left -= part.num_workers
             if given:
                 message = f"continues with fewer workers, because {OTHERS_GAIN} its slots"
-                self._shrink(running, given, message, name)
+                self._shrink(running, given, Reason("shrinks", message), name)
             return
         if not target:
             message = f"releases its slots temporarily, because {OTHERS_GAIN} them"
@@ -216,17 +237,16 @@ class Departures:
             slices = running.slices
         else:
             message = f"continues with fewer workers, so that job {name} can start"
-            self._shrink(running, slices, message, name)
+            self._shrink(running, slices, Reason("shrinks", message), name)
             return
         self._expect(running, slices)
 
     def _shrink(
-        self, running: RunningJob, slices: Sequence[Slice], message: str, because_of: str
+        self, running: RunningJob, slices: Sequence[Slice], reason: Reason, because_of: str
     ) -> None:
         """Ask a group to release these slots."""
         name, kind = running.job_id, self._gangs.of(running.request).kind
         batch_size = self.batch_size(name, kind, count(running.slices) - count(slices))
-        reason = Reason("shrinks", message)
         self.asked.append(Shrink(name, tuple(slices), reason, because_of, batch_size))
         self._expect(running, slices)
 

@@ -78,7 +78,8 @@ class Ranking:
                 continue
             gang = gangs.of(job.request)
             # A job that waits for new nodes, or for slots of other programs, would delay every job.
-            if not emptied.can_hold(gang):
+            # A job that is bound to a reservation does not compete with most of the others.
+            if gang.request.is_bound or not emptied.can_hold(gang):
                 continue
             if not able.claims_capacity(job, gang):
                 continue
@@ -196,6 +197,7 @@ def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
 
 
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
-    """Whether the job is held, waits for other jobs or its begin time, or is in a queue whose
-    budget is used up."""
-    return bool(job.held or job.after or job.begins_at) or job.queue in used_up
+    """Whether the job is held, waits for other jobs, its begin time or its reservation, or is in a
+    queue whose budget is used up."""
+    is_early = job.held or job.after or job.begins_at or job.not_yet
+    return bool(is_early) or job.queue in used_up

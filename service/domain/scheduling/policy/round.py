@@ -31,6 +31,7 @@ from service.domain.scheduling.policy.records import (
     Wait,
     WaitingJob,
 )
+from service.domain.scheduling.policy.windows import Windows
 from service.domain.scheduling.rules import order, times
 from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
 from service.domain.scheduling.rules.obstacles import (
@@ -57,6 +58,7 @@ class Round:
         self,
         nodes: Sequence[Node],
         snapshot: Snapshot,
+        windows: Windows,
         gangs: Gangs,
         emptied: Emptied,
         ranks: Mapping[str, order.Rank],
@@ -71,7 +73,7 @@ class Round:
         """Whether a blocked job reserved nothing because it waits for more than running jobs."""
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
         self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
-        self.departures = Departures(snapshot, self._stock, gangs, ranks, ahead)
+        self.departures = Departures(snapshot, windows.leaving(), self._stock, gangs, ranks, ahead)
         self._targets = self.departures.targets
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
@@ -82,7 +84,9 @@ class Round:
         self._unreserved = Pool(self._stock, When.NOW)
         """All free slots that are not promised to a job, even if blocked jobs reserve them."""
         self._limits = limits_of(snapshot, gangs)
-        self._obstacles = Obstacles(self._stock, snapshot.holders, self._free, nodes)
+        self._obstacles = Obstacles(
+            self._stock, snapshot.holders, self._free, nodes, windows.spoken
+        )
         self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
         self._unexplained_groups: list[tuple[Stay, Callable[[], Explanation]]] = []
         self._to_come = snapshot.to_come
@@ -192,7 +196,11 @@ class Round:
             wait.reason = lacks
         else:
             self._unexplained.append((wait, gang, self._obstacles.ahead_of(gang)))
-        if not self._backfill.is_blocked:
+        if gang.request.is_bound:
+            # Other jobs must be able to reserve slots outside of the reservation.
+            if self._emptied.can_hold(gang):
+                self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue=False)
+        elif not self._backfill.is_blocked:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
 
@@ -402,10 +410,11 @@ class Round:
 
 
 def too_early(job: WaitingJob, position: int) -> Wait | None:
-    """Return a decision if the job waits for other jobs to end, or for its begin time."""
+    """Return a decision if the job waits for other jobs to end, its begin time or its
+    reservation."""
     if job.after:
         reason = Reason("waiting_for_jobs", waits_for(job.after))
         return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
     if job.begins_at is not None:
         return Wait(job.job_id, Reason(times.BEGINS_AT, times.begins(job.begins_at)), position)
-    return None
+    return None if job.not_yet is None else Wait(job.job_id, job.not_yet, position)

@@ -66,6 +66,9 @@ class RunningJob:
     """See `policy.WaitingJob.place`."""
     queue: str = "default"
     owner: str = "default"
+    project: str = "default"
+    reservation: str | None = None
+    """The reservation that the job's document names."""
     spare: tuple[Slice, ...] = ()
     """Slots that the job can be asked to release, in this order, without stopping."""
     recalled: tuple[Slice, ...] = ()
