@@ -17,6 +17,7 @@ from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
 from dray._async.jobs import ArrayCalls, JobCalls
 from dray._async.reports import ReportCalls
+from dray._async.schedules import ScheduleCalls
 from dray._async.submitting import SubmitCalls
 from dray._async.tracking import TrackingCalls
 from dray._async.webhooks import WebhookCalls
@@ -26,6 +27,7 @@ from dray.views import JobState
 
 
 class AsyncClient(
+    ScheduleCalls,
     SubmitCalls,
     TrackingCalls,
     ReportCalls,

@@ -33,7 +33,8 @@ ORDER = (
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
     *("sweep", "plan", "schema", "cluster", "queue", "costs", "shares", "hold", "release", "move"),
-    *("change", "priority", "max-running", "preempt", "drill", "hangs", "webhook", "federate"),
+    *("change", "priority", "max-running", "preempt", "drill", "hangs", "schedule"),
+    *("webhook", "federate"),
 )
 """The order of commands in the help. Commands that are not listed come last."""
 

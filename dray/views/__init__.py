@@ -19,5 +19,6 @@ from dray.views.outlook import *
 from dray.views.planner import *
 from dray.views.queues import *
 from dray.views.reports import *
+from dray.views.schedules import *
 from dray.views.tracking import *
 from dray.views.webhooks import *

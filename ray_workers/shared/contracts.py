@@ -105,6 +105,9 @@ class RankSpec:
     the steps that follow its checkpoint."""
     array_index: int | None
     """The job's index in its array; None if it is not in an array."""
+    scheduled_at: str | None
+    """The time of the schedule for which the job was submitted, in ISO 8601 with an offset from
+    UTC; None if no schedule submitted it."""
     parameters: Mapping[str, Any]
     """The parameter values of a sweep's trial, keyed by name."""
 
