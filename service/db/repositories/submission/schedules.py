@@ -80,10 +80,10 @@ def first_due(session: Session) -> datetime | None:
 def active(session: Session, after: str, limit: int) -> Sequence[Row[Any]]:
     """Return (id, cron, time_zone, decided_until, next_at) of schedules that are not paused, with
     ids above `after`."""
-    s = ScheduleRow
-    query = select(s.id, s.cron, s.time_zone, s.decided_until, s.next_at)
-    query = query.where(s.next_at.is_not(None), s.id > after)
-    return session.connection().execute(query.order_by(s.id).limit(limit)).all()
+    c = ScheduleRow.__table__.c
+    names = ("id", "cron", "time_zone", "decided_until", "next_at")
+    query = select(*(c[name] for name in names)).where(c.next_at.is_not(None), c.id > after)
+    return session.execute(query.order_by(c.id).limit(limit)).all()
 
 
 def wake_at(session: Session, schedule_id: str, seen: datetime, at: datetime) -> None:

@@ -62,7 +62,9 @@ async def test_runs_that_would_overlap(scheduled: Scheduled, overlap: str) -> No
     else:
         assert states == [{JobState.QUEUED}] * 3
         rows = select(JobDependencyRow.waiter, JobDependencyRow.after_id)
-        waits = {tuple(row) for row in scheduled.database.read_sync(lambda s: s.execute(rows).all())}
+        waits = {
+            tuple(row) for row in scheduled.database.read_sync(lambda s: s.execute(rows).all())
+        }
         first, second, third = arrays
         assert waits == {(second, first), (third, first), (third, second)}
     for array in arrays[:2]:
