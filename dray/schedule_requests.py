@@ -33,10 +33,10 @@ class ScheduleRequest(Document):
     job: dict[str, Any]
     """The job document, as in `POST /v1/jobs`, without `after`, `begin_at` and `deadline`."""
     overlap: Overlap = Overlap.SKIP
-    """What happens if a run is due while the previous run has not ended."""
+    """The rule for a run that is due while the previous run has not ended."""
     missed: MissedRuns = MissedRuns.LAST
-    """What happens to runs whose time passed while the service did not run, or while the schedule
-    was paused."""
+    """The rule for runs whose time passed while the service did not run, or while the schedule was
+    paused."""
     deadline_s: Seconds | None = None
     """A run that can't be submitted within this time counts as missed. If unset, `missed: skip`
     allows 300 seconds, and the other rules any delay."""

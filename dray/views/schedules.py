@@ -11,7 +11,7 @@ from dray.views.jobs import JobState
 
 
 class Overlap(StrEnum):
-    """What happens if a run is due while the previous run has not ended."""
+    """The rule for a run that is due while the previous run has not ended."""
 
     SKIP = "skip"
     """The run is not submitted."""
@@ -22,8 +22,8 @@ class Overlap(StrEnum):
 
 
 class MissedRuns(StrEnum):
-    """What happens to runs whose time passed while the service did not run, or while the schedule
-    was paused."""
+    """The rule for runs whose time passed while the service did not run, or while the schedule was
+    paused."""
 
     SKIP = "skip"
     """They are not submitted."""

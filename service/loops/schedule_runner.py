@@ -1,7 +1,7 @@
 """The loop that submits the jobs of schedules at their times.
 
 The loop sleeps until the earliest next time of all schedules. In each round, it looks at a limited
-number of schedules; owners take turns. A job is stored in the transaction that advances its
+number of schedules, one of each owner before a second one of any owner. A job is stored in the transaction that advances its
 schedule, so that each time gets one job even if the service stops between two transactions.
 """
 

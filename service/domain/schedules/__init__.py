@@ -1,1 +1,1 @@
-"""Recurring jobs: the times of a cron expression, and what happens at these times."""
+"""Recurring jobs: the times of a cron expression, and which of them get a run."""

@@ -18,7 +18,7 @@ counts as missed, unless the schedule has its own deadline."""
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do about the times of a schedule that have come."""
+    """The decision about the times of a schedule that have come."""
 
     run_at: datetime | None
     """The time whose run is to be submitted now; None if there is none."""

@@ -14,10 +14,11 @@ from dray import AsyncClient, Client, errors
 from service.loops.schedule_runner import ScheduleRunner
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
-from tests.integration.tour import run_tour
+from tests.integration.tour import blocks_of, run_tour
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.cli.running import Cli
 
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "schedules.md").read_text()
 DOCUMENT = {"name": "night", "recipe": "image_classification"}
 
 
@@ -138,3 +139,12 @@ async def test_both_clients_have_all_verbs(server: LiveServer) -> None:
         blocking.delete_schedule("sdk")
         with pytest.raises(errors.ScheduleNotFound):
             blocking.schedule("sdk")
+
+
+def test_the_page_works(server: LiveServer, tmp_path: Path) -> None:
+    created, used, in_python = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=200)
+    assert "times     30 2 * * MON-FRI in Europe/Berlin" in created
+    assert "02:30+0" in created
+    assert "nightly deleted" in used
+    assert "never: the schedule is paused" in used
+    assert "T00:00:00+09:00" in in_python or "tzinfo" in in_python

@@ -57,17 +57,18 @@ def remove(session: Session, schedule_id: str) -> None:
 
 
 def due(session: Session, now: datetime, limit: int) -> list[str]:
-    """Return the ids of schedules that must be looked at. Owners take turns, and an owner's
-    schedules are returned in the order of their times."""
-    turn = func.row_number().over(
+    """Return the ids of schedules that must be looked at. The first schedule of each
+    owner precedes the second schedule of any owner; an owner's schedules are in the order of their
+    times."""
+    of_owner = func.row_number().over(
         partition_by=ScheduleRow.owner, order_by=(ScheduleRow.next_at, ScheduleRow.id)
     )
     ranked = (
-        select(ScheduleRow.id, turn.label("turn"), ScheduleRow.next_at)
+        select(ScheduleRow.id, of_owner.label("of_owner"), ScheduleRow.next_at)
         .where(ScheduleRow.next_at <= now)
         .subquery()
     )
-    query = select(ranked.c.id).order_by(ranked.c.turn, ranked.c.next_at, ranked.c.id)
+    query = select(ranked.c.id).order_by(ranked.c.of_owner, ranked.c.next_at, ranked.c.id)
     return list(session.scalars(query.limit(limit)))
 
 
