@@ -128,7 +128,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "WebhookPage": {"items": [WEBHOOK]},
     "WebhookDelivery": DELIVERY,
     "WebhookDeliveryPage": {"items": [DELIVERY], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
-    "Schedule": SCHEDULE,
+    "JobSchedule": SCHEDULE,
     "SchedulePage": {"items": [SCHEDULE], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
     "ScheduleRunPage": {"items": [SCHEDULE_RUN, REFUSED_RUN]},
     "Job": JOB,

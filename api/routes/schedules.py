@@ -39,7 +39,7 @@ TheCaller = Annotated[Caller, Depends(_caller)]
     "",
     operation_id="create_schedule",
     status_code=201,
-    response_model=views.Schedule,
+    response_model=views.JobSchedule,
     openapi_extra=json_body(ScheduleRequest),
     dependencies=[NoParameters],
     responses=declare(*BODY, *SUBMISSION, "schedule_exists", "too_many_schedules"),
@@ -75,7 +75,7 @@ async def list_schedules(
 @router.get(
     "/{schedule_id}",
     operation_id="get_schedule",
-    response_model=views.Schedule,
+    response_model=views.JobSchedule,
     dependencies=[NoParameters],
     responses=declare(*ONE),
 )
@@ -105,7 +105,7 @@ async def runs(
 @router.patch(
     "/{schedule_id}",
     operation_id="change_schedule",
-    response_model=views.Schedule,
+    response_model=views.JobSchedule,
     openapi_extra=json_body(ScheduleChangeRequest),
     dependencies=[NoParameters],
     responses=declare(*BODY, *SUBMISSION, "schedule_not_found"),

@@ -27,7 +27,7 @@ class ScheduleCalls(SubmitCalls):
         missed: MissedRuns | str = MissedRuns.LAST,
         deadline_s: int | None = None,
         paused: bool = False,
-    ) -> views.Schedule:
+    ) -> views.JobSchedule:
         """Submit a job at each time of a cron expression, such as `30 2 * * MON-FRI` or `@daily`.
 
         spec: the job document, as in `submit`; its code is uploaded now, and is kept as long as the
@@ -49,16 +49,16 @@ class ScheduleCalls(SubmitCalls):
             "paused": paused,
             **given,
         }
-        return self._read(views.Schedule, Call.with_json("POST", "/v1/schedules", document))
+        return self._read(views.JobSchedule, Call.with_json("POST", "/v1/schedules", document))
 
-    def schedules(self) -> Generator[views.Schedule, None, None]:
+    def schedules(self) -> Generator[views.JobSchedule, None, None]:
         """Yield your schedules, the oldest first. Admins get the schedules of all users."""
         return self._items(views.SchedulePage, "/v1/schedules", page_size=PAGE)
 
-    def schedule(self, schedule: str) -> views.Schedule:
+    def schedule(self, schedule: str) -> views.JobSchedule:
         """Return a schedule, given its id or the name of one of your schedules, as in all methods
         for schedules. Raises ScheduleNotFound."""
-        return self._read(views.Schedule, Call("GET", _path(schedule)))
+        return self._read(views.JobSchedule, Call("GET", _path(schedule)))
 
     def schedule_runs(self, schedule: str) -> list[views.ScheduleRun]:
         """Return the latest 100 runs of a schedule, the latest first, including runs that were
@@ -76,7 +76,7 @@ class ScheduleCalls(SubmitCalls):
         missed: MissedRuns | str | None = None,
         deadline_s: int | None = None,
         no_deadline: bool = False,
-    ) -> views.Schedule:
+    ) -> views.JobSchedule:
         """Change a schedule from its next run on. `no_deadline` removes the deadline. Raises the
         exceptions of `create_schedule`."""
         changes: dict[str, Any] = present(
@@ -91,11 +91,11 @@ class ScheduleCalls(SubmitCalls):
             changes["deadline_s"] = None
         return self._changed(schedule, changes)
 
-    def pause_schedule(self, schedule: str) -> views.Schedule:
+    def pause_schedule(self, schedule: str) -> views.JobSchedule:
         """Submit no runs until the schedule is resumed. Submitted jobs continue."""
         return self._changed(schedule, {"paused": True})
 
-    def resume_schedule(self, schedule: str) -> views.Schedule:
+    def resume_schedule(self, schedule: str) -> views.JobSchedule:
         """Submit runs again. `missed` decides about the times that passed during the pause."""
         return self._changed(schedule, {"paused": False})
 
@@ -110,9 +110,9 @@ class ScheduleCalls(SubmitCalls):
         """Delete a schedule and the record of its runs. Its jobs remain."""
         self._send(Call("DELETE", _path(schedule)))
 
-    def _changed(self, schedule: str, changes: dict[str, Any]) -> views.Schedule:
+    def _changed(self, schedule: str, changes: dict[str, Any]) -> views.JobSchedule:
         call = Call.with_json("PATCH", _path(schedule), changes)
-        return self._read(views.Schedule, call)
+        return self._read(views.JobSchedule, call)
 
 
 def _path(schedule: str) -> str:

@@ -81,7 +81,7 @@ class ScheduleRunPage(View):
     items: list[ScheduleRun]
 
 
-class Schedule(View):
+class JobSchedule(View):
     """Submits a job at each time of a cron expression."""
 
     id: str
@@ -110,5 +110,5 @@ class Schedule(View):
 class SchedulePage(View):
     """Schedules, sorted by creation time."""
 
-    items: list[Schedule]
+    items: list[JobSchedule]
     next_cursor: str | None = None

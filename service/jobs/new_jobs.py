@@ -70,7 +70,7 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
         raise entrypoints.code_unfit(code, pointer)
 
 
-class Run(NamedTuple):
+class ScheduledRun(NamedTuple):
     """A run of a schedule, for which a job is submitted."""
 
     schedule_id: str
@@ -208,7 +208,7 @@ def new_row(
     settings: Settings,
     now: datetime,
     *,
-    run: Run | None = None,
+    run: ScheduledRun | None = None,
 ) -> JobRow:
     return repository.unstored(
         **columns_of(spec, admitted),
@@ -252,7 +252,7 @@ def new_row(
 
 
 def first_event(
-    row: JobRow, resolved: Resolved, actor: str, now: datetime, run: Run | None = None
+    row: JobRow, resolved: Resolved, actor: str, now: datetime, run: ScheduledRun | None = None
 ) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
     if run is not None:

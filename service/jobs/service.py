@@ -81,7 +81,7 @@ class NewJob:
     project: str
     actor: str
     now: datetime
-    run: new_jobs.Run | None = None
+    run: new_jobs.ScheduledRun | None = None
     """The run of a schedule for which the job is submitted."""
 
 

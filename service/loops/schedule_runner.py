@@ -1,8 +1,9 @@
 """The loop that submits the jobs of schedules at their times.
 
 The loop sleeps until the earliest next time of all schedules. In each round, it looks at a limited
-number of schedules, one of each owner before a second one of any owner. A job is stored in the transaction that advances its
-schedule, so that each time gets one job even if the service stops between two transactions.
+number of schedules, one of each owner before a second one of any owner. A job is stored in the
+transaction that advances its schedule, so that each time gets one job even if the service stops
+between two transactions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dray.views import RunOutcome
 from service.config.settings import Settings
 from service.config.tokens_file import TokensFile
 from service.db.notifications import SCHEDULES, Signals
-from service.db.repositories.bulk import CHUNK
+from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission import schedules as repository
 from service.db.session import touch
 from service.domain.errors import DatabaseUnavailable, DomainError, StorageUnavailable
@@ -115,13 +116,8 @@ class ScheduleRunner:
         found, first, now = await self._database.read(
             lambda s, now: (repository.due(s, now, BATCH), repository.first_due(s), now)
         )
-        gate = asyncio.Semaphore(MAX_AT_ONCE)
-
-        async def one(schedule_id: str) -> None:
-            async with gate:
-                await self._look(schedule_id, owners)
-
-        await asyncio.gather(*(one(schedule_id) for schedule_id in found))
+        for some in in_chunks(found, MAX_AT_ONCE):
+            await asyncio.gather(*(self._look(schedule_id, owners) for schedule_id in some))
         if found:
             return 0.0
         return self._timings.schedule_period_s if first is None else (first - now).total_seconds()

@@ -19,9 +19,9 @@ from service.db.repositories.submission import schedules as repository
 from service.domain.errors import DomainError, RunUnfinished
 from service.domain.ids import is_array_id
 from service.domain.schedules.cron import Cron
-from service.domain.schedules.decisions import MAX_CAUGHT_UP, Decision, decide
+from service.domain.schedules.decisions import MAX_CAUGHT_UP, DueTimes, decide
 from service.jobs import arrays
-from service.jobs.new_jobs import Run
+from service.jobs.new_jobs import ScheduledRun
 from service.jobs.service import Jobs, NewJob, cancel_row
 
 
@@ -85,7 +85,7 @@ def look(session: Session, schedule_id: str, now: datetime) -> Due | None:
     return Due(row.id, row.owner, row.document, at, row.version, row.decided_until)
 
 
-def _decision(row: ScheduleRow, now: datetime) -> Decision:
+def _decision(row: ScheduleRow, now: datetime) -> DueTimes:
     cron = cron_of(row.cron, row.time_zone)
     return decide(cron, MissedRuns(row.missed), row.deadline_s, row.decided_until, now)
 
@@ -139,7 +139,9 @@ def submit(session: Session, jobs: Jobs, row: ScheduleRow, new: NewJob, at: date
     # Each waiting run waits for the run before it, so the latest suffice.
     prepared = new.prepared.after(unfinished[-MAX_AFTER:]) if unfinished else new.prepared
     shown = local(row, at).isoformat(timespec="seconds")
-    job = jobs.store(session, replace(new, prepared=prepared, run=Run(row.id, row.name, shown)))
+    job = jobs.store(
+        session, replace(new, prepared=prepared, run=ScheduledRun(row.id, row.name, shown))
+    )
     record(session, row, at, new.now, RunOutcome.SUBMITTED, job=job)
     return job
 

@@ -67,7 +67,7 @@ class Schedules:
         self._jobs = jobs
         self._settings = settings
 
-    async def create(self, wanted: ScheduleRequest, *, owner: str) -> views.Schedule:
+    async def create(self, wanted: ScheduleRequest, *, owner: str) -> views.JobSchedule:
         """Create a schedule.
 
         Raises ScheduleExists, TooManySchedules, InvalidDocument for a cron expression that is
@@ -80,7 +80,7 @@ class Schedules:
         schedule_id = new_schedule_id(now)
         is_tried_again = False
 
-        def work(session: Session) -> views.Schedule:
+        def work(session: Session) -> views.JobSchedule:
             nonlocal is_tried_again
             touch(session)
             existing = repository.get(session, schedule_id) if is_tried_again else None
@@ -153,7 +153,7 @@ class Schedules:
 
         return await self._database.read(work)
 
-    async def get(self, reference: str, caller: Caller) -> views.Schedule:
+    async def get(self, reference: str, caller: Caller) -> views.JobSchedule:
         return await self._database.read(lambda s: _shown(s, _found(s, reference, caller)))
 
     async def runs(self, reference: str, caller: Caller) -> views.ScheduleRunPage:
@@ -168,7 +168,7 @@ class Schedules:
 
     async def change(
         self, reference: str, wanted: ScheduleChangeRequest, caller: Caller
-    ) -> views.Schedule:
+    ) -> views.JobSchedule:
         """Change a schedule. Another expression or time zone applies to times after the change.
         Raises the errors of `create`."""
         found = await self._database.read(lambda s: _found(s, reference, caller))
@@ -176,7 +176,7 @@ class Schedules:
         if wanted.job is not None:
             spec, prepared = await self._prepared(wanted.job, found.owner)
 
-        def work(session: Session) -> views.Schedule:
+        def work(session: Session) -> views.JobSchedule:
             touch(session)
             row, now = _found(session, found.id, caller, lock=True), self._database.time(session)
             was_paused = row.next_at is None
@@ -332,17 +332,19 @@ def _found(session: Session, reference: str, caller: Caller, *, lock: bool = Fal
     return row
 
 
-def _shown(session: Session, row: ScheduleRow) -> views.Schedule:
+def _shown(session: Session, row: ScheduleRow) -> views.JobSchedule:
     return _view(row, repository.last_runs(session, [row.id]).get(row.id))
 
 
-def _view(row: ScheduleRow, last: tuple[ScheduleRunRow, JobState | None] | None) -> views.Schedule:
+def _view(
+    row: ScheduleRow, last: tuple[ScheduleRunRow, JobState | None] | None
+) -> views.JobSchedule:
     paused = row.next_at is None
     times: list[datetime] = []
     if not paused:
         cron = runs.cron_of(row.cron, row.time_zone)
         times = list(islice(cron.times_after(row.decided_until), NUM_NEXT))
-    return views.Schedule(
+    return views.JobSchedule(
         id=row.id,
         name=row.name,
         owner=row.owner,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dray.client import Client
-    from dray.views import Schedule, ScheduleRun
+    from dray.views import JobSchedule, ScheduleRun
 
 group = typer.Typer(name="schedule", help="Submit a job again and again, like cron.")
 app.add_typer(group)
@@ -218,7 +218,12 @@ def change_schedule(
         if names_a_job:
             document = _document(client, words, like, code, include, requirements, env, settings)
         elif settings or env:
-            document = _with_fields(client.schedule(schedule).job, settings, None, env)
+            document = client.schedule(schedule).job
+            if (document.get("federated") or {}).get("silos"):
+                raise typer.BadParameter(
+                    "the URLs of silos' data are not shown: name the document, and --set after it"
+                )
+            document = _with_fields(document, settings, None, env)
         changed = client.change_schedule(
             schedule,
             cron=cron,
@@ -362,13 +367,13 @@ def _why(run: ScheduleRun) -> str | None:
     return f"{where}{run.problem.detail}{hint}"
 
 
-def _write(schedule: Schedule, as_json: bool) -> None:
+def _write(schedule: JobSchedule, as_json: bool) -> None:
     from dray.cli.display.output import write_json
 
     write_json(schedule) if as_json else _show(schedule)
 
 
-def _show(one: Schedule) -> None:
+def _show(one: JobSchedule) -> None:
     from dray.cli.display.output import cell, write_text
 
     state = ", ".join(_time(at) for at in one.next_times)

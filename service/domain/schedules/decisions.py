@@ -17,7 +17,7 @@ counts as missed, unless the schedule has its own deadline."""
 
 
 @dataclass(frozen=True)
-class Decision:
+class DueTimes:
     """The decision about the times of a schedule that have come."""
 
     run_at: datetime | None
@@ -28,7 +28,7 @@ class Decision:
 
 def decide(
     cron: Cron, missed: MissedRuns, deadline_s: int | None, after: datetime, now: datetime
-) -> Decision:
+) -> DueTimes:
     """Decide about the times later than `after`, the last time that was decided. With `missed:
     all`, several times can be due; the first of them is decided."""
     most = MAX_CAUGHT_UP if missed is MissedRuns.ALL else 1
@@ -39,4 +39,4 @@ def decide(
     if deadline_s is not None:
         due = [time for time in due if now - time <= timedelta(seconds=deadline_s)]
     run_at = due[0] if due else None
-    return Decision(run_at, tuple(time for time in times if run_at is None or time < run_at))
+    return DueTimes(run_at, tuple(time for time in times if run_at is None or time < run_at))

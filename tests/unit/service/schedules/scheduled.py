@@ -46,7 +46,7 @@ class Scheduled(Service):
         made = await self.schedules.create(ScheduleRequest.model_validate(wanted), owner=owner)
         return made.id
 
-    async def change_schedule(self, schedule: str, **fields: Any) -> views.Schedule:
+    async def change_schedule(self, schedule: str, **fields: Any) -> views.JobSchedule:
         wanted = ScheduleChangeRequest.model_validate(fields)
         return await self.schedules.change(schedule, wanted, ANN)
 
