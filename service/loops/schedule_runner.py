@@ -23,6 +23,7 @@ from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission import schedules as repository
 from service.db.session import touch
 from service.domain.errors import DatabaseUnavailable, DomainError, StorageUnavailable
+from service.domain.events import ANONYMOUS
 from service.domain.ids import new_job_id
 from service.jobs.service import Jobs, NewJob
 from service.loops.shared.fencing import LoopDatabase
@@ -33,7 +34,7 @@ from service.schedules.service import PROJECT, read
 
 logger = logging.getLogger(__name__)
 
-BATCH = 64
+BATCH = 256
 """Maximum number of schedules that one round looks at."""
 MAX_AT_ONCE = 8
 """Maximum number of runs that are submitted concurrently."""
@@ -160,7 +161,8 @@ class ScheduleRunner:
             row = runs.still(session, due)
             if row is None:
                 return
-            new = NewJob(new_job_id(now), prepared, due.owner, PROJECT, due.owner, now)
+            actor = ANONYMOUS if self._tokens is None else due.owner
+            new = NewJob(new_job_id(now), prepared, due.owner, PROJECT, actor, now)
             runs.submit(session, self._jobs, row, new, due.at)
             runs.advance(row, due.at)
 
