@@ -367,6 +367,10 @@ class WebhookNotFound(NotFound, code="webhook_not_found"):
     """The webhook does not exist, or it belongs to another user."""
 
 
+class ScheduleNotFound(NotFound, code="schedule_not_found"):
+    """The schedule does not exist, or it belongs to another user."""
+
+
 class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
     """The link was already used, has expired, or the token that created it is no longer valid."""
 
@@ -440,6 +444,18 @@ class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
 
 class TooManyWebhooks(Conflict, code="too_many_webhooks"):
     """You already have the maximum number of webhooks per user."""
+
+
+class TooManySchedules(Conflict, code="too_many_schedules"):
+    """You already have the maximum number of schedules per user."""
+
+
+class ScheduleExists(Conflict, code="schedule_exists"):
+    """You already have a schedule of this name."""
+
+
+class RunUnfinished(Conflict, code="run_unfinished"):
+    """A previous run of the schedule has not ended, and the schedule's runs must not overlap."""
 
 
 class WebhookDisabled(Conflict, code="webhook_disabled"):

@@ -113,6 +113,13 @@ class JobFilter(BaseModel):
         int | None,
         Field(ge=0, le=MAX_INDEX, description="Jobs with this index in their array."),
     ] = None
+    schedule: Annotated[
+        str | None,
+        Field(
+            max_length=64,
+            description="Jobs that this schedule submitted, given by its id, or by its name.",
+        ),
+    ] = None
     collapse_arrays: Annotated[
         bool,
         Field(

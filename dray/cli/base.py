@@ -32,20 +32,10 @@ ORDER = (
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
-    *(
-        "sweep",
-        "plan",
-        "schema",
-        "cluster",
-        "queue",
-        "reservation",
-        "costs",
-        "shares",
-        "hold",
-        "release",
-        "move",
-    ),
-    *("change", "priority", "max-running", "preempt", "drill", "hangs", "webhook", "federate"),
+    *("sweep", "plan", "schema", "cluster", "queue", "reservation", "costs"),
+    *("shares", "hold", "release", "move"),
+    *("change", "priority", "max-running", "preempt", "drill", "hangs", "schedule"),
+    *("webhook", "federate"),
 )
 """The order of commands in the help. Commands that are not listed come last."""
 

@@ -20,5 +20,6 @@ from dray.views.planner import *
 from dray.views.queues import *
 from dray.views.reports import *
 from dray.views.reservations import *
+from dray.views.schedules import *
 from dray.views.tracking import *
 from dray.views.webhooks import *

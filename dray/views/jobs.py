@@ -116,6 +116,11 @@ class Job(View):
     """Id of the job's array. Unset, like `array_index`, if the job is not part of an array."""
     array_index: int | None = None
     """Index of the job in its array, starting at 0."""
+    schedule_id: str | None = None
+    """Id of the schedule that submitted the job. Unset, like `scheduled_at`, for other jobs."""
+    scheduled_at: datetime | None = None
+    """The time of the schedule for which the job was submitted, with the schedule's offset from
+    UTC."""
     attempt: int
     """Number of the latest attempt; 0 before the first attempt."""
     world_size: int

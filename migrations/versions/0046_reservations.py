@@ -8,7 +8,7 @@ from alembic import op
 from service.db.types import UtcDateTime
 
 revision = "0046"
-down_revision = "0044"
+down_revision = "0045"
 
 
 def upgrade() -> None:

@@ -204,6 +204,8 @@ class Settings(BaseSettings):
     """Maximum total bytes of the files in one code upload."""
     max_array_size: int = Field(10_000, ge=1)
     """Maximum number of jobs that one document can create with `array` or `sweep`."""
+    max_schedules: int = Field(100, ge=0)
+    """Maximum number of schedules of one user."""
     takes_functions: bool = True
     """Whether jobs from `submit_function`, which are pickles, are accepted."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)

@@ -155,20 +155,9 @@ class Arrays:
     async def cancel(self, array_id: str, *, actor: str = ANONYMOUS) -> views.JobArray:
         """Ask all unfinished jobs of the array to end, on behalf of `actor`. Idempotent."""
         now = self._clock()
-        code, data = "cancelled_by_user", {ACTOR: actor}
 
         def work(session: Session) -> views.JobArray:
-            by = cancelled_by(actor, view(session, array_id).owner)
-            message = cancelled_while_queued(by, 0)
-            dependencies.cancel_unstarted(session, array_id, message=message, now=now, data=data)
-            for job_id in repository.started(session, array_id):
-                row = jobs_repository.lock(session, job_id)
-                if row is None or row.state.is_terminal or row.state is JobState.CANCELLING:
-                    continue
-                why = f"{by}{BEING_STOPPED}"
-                if row.state is JobState.QUEUED:
-                    why = cancelled_while_queued(by, row.attempt)
-                move(session, row, Trigger.CANCEL, code=code, message=why, now=now, data=data)
+            cancel_jobs(session, array_id, actor=actor, now=now)
             return view(session, array_id)
 
         array = await self._database.write(work)
@@ -209,6 +198,22 @@ class Arrays:
 
         await in_storage_thread(delete_files)
         await self._database.write(lambda session: jobs_repository.erase(session, job_ids))
+
+
+def cancel_jobs(session: Session, array_id: str, *, actor: str, now: datetime) -> None:
+    """Ask all unfinished jobs of the array to end. Raises ArrayNotFound."""
+    code, data = "cancelled_by_user", {ACTOR: actor}
+    by = cancelled_by(actor, view(session, array_id).owner)
+    message = cancelled_while_queued(by, 0)
+    dependencies.cancel_unstarted(session, array_id, message=message, now=now, data=data)
+    for job_id in repository.started(session, array_id):
+        row = jobs_repository.lock(session, job_id)
+        if row is None or row.state.is_terminal or row.state is JobState.CANCELLING:
+            continue
+        why = f"{by}{BEING_STOPPED}"
+        if row.state is JobState.QUEUED:
+            why = cancelled_while_queued(by, row.attempt)
+        move(session, row, Trigger.CANCEL, code=code, message=why, now=now, data=data)
 
 
 def view(session: Session, array_id: str) -> views.JobArray:

@@ -40,7 +40,8 @@ def can_match(wanted: JobFilter) -> bool:
     if len(dict(wanted.labels)) < len(wanted.labels):
         return False
     words = (wanted.queue, wanted.owner, wanted.project, wanted.name, wanted.name_glob, wanted.text)
-    return all(storable(word) for word in (*words, *wanted.label) if word is not None)
+    others = (wanted.schedule, *wanted.label)
+    return all(storable(word) for word in (*words, *others) if word is not None)
 
 
 def page(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
+from dray.functions import ENTRYPOINT
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.checkpoints import init_from
@@ -18,7 +19,7 @@ from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import code as code_repository
-from service.domain.errors import Unsatisfiable
+from service.domain.errors import FunctionsRefused, Unsatisfiable
 from service.domain.events import ACTOR, SYNC_PLAN
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
@@ -43,6 +44,17 @@ def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
     return spec.model_copy(update={"federated": bare}), [one.source for one in federated.silos]
 
 
+def refuse_functions(spec: JobSpec, settings: Settings) -> None:
+    """Raise FunctionsRefused for a pickled function if the server does not accept any."""
+    is_function = spec.script is not None and spec.script.entrypoint == ENTRYPOINT
+    if is_function and not settings.takes_functions:
+        raise FunctionsRefused(
+            "this server does not accept pickled functions",
+            pointer="/script/entrypoint",
+            hint="submit a script; the operator can allow functions with DRAY_TAKES_FUNCTIONS",
+        )
+
+
 def with_pinned_nodes(request: policy.Request, spec: JobSpec) -> policy.Request:
     """Return the request, with each silo's worker pinned to nodes that have the silo's labels."""
     silos = None if spec.federated is None else spec.federated.silos
@@ -56,6 +68,16 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
     if code is not None and code_repository.use(session, owner, code, now) is None:
         pointer = "/script/code" if spec.script else "/model/code"
         raise entrypoints.code_unfit(code, pointer)
+
+
+class ScheduledRun(NamedTuple):
+    """A run of a schedule, for which a job is submitted."""
+
+    schedule_id: str
+    name: str
+    """The schedule's name."""
+    at: str
+    """The time of the run, in ISO 8601 with the schedule's offset from UTC."""
 
 
 class Admitted(NamedTuple):
@@ -190,6 +212,8 @@ def new_row(
     project: str,
     settings: Settings,
     now: datetime,
+    *,
+    run: ScheduledRun | None = None,
 ) -> JobRow:
     return repository.unstored(
         **columns_of(spec, admitted),
@@ -202,6 +226,8 @@ def new_row(
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,
+        schedule_id=run and run.schedule_id,
+        scheduled_at=run and run.at,
         state=JobState.QUEUED,
         reason_code="submitted",
         reason_message="waits for the scheduler's first round",
@@ -230,8 +256,12 @@ def new_row(
     )
 
 
-def first_event(row: JobRow, resolved: Resolved, actor: str, now: datetime) -> dict[str, Any]:
+def first_event(
+    row: JobRow, resolved: Resolved, actor: str, now: datetime, run: ScheduledRun | None = None
+) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
+    if run is not None:
+        message = f"{message} by the schedule {run.name!r} for {run.at}"
     data: dict[str, Any] = {ACTOR: actor}
     if row.is_runtime_of_queue:
         message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"

@@ -261,6 +261,7 @@ def _spec_of(
         silence_limit_s=settings.silence_limit_s,
         system_metrics_s=settings.system_metrics_s or None,
         array_index=row.array_index,
+        scheduled_at=row.scheduled_at,
         parameters=parameters or {},
         silo_sources=tuple(row.silo_sources or ()),
     )

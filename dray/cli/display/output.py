@@ -169,6 +169,7 @@ def show_job(job: views.Job) -> None:
     lines: list[tuple[str, object]] = [
         ("id", job.id),
         *([("array", f"{job.array_id}, index {job.array_index}")] if job.array_id else []),
+        *([("schedule", _run(job))] if job.schedule_id else []),
         ("name", job.name),
         ("owner", f"{job.owner}, project {job.project}"),
         ("state", job.state),
@@ -195,6 +196,11 @@ def show_job(job: views.Job) -> None:
     ]
     for name, value in lines:
         write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
+
+
+def _run(job: views.Job) -> str:
+    at = "" if job.scheduled_at is None else f" for {job.scheduled_at.isoformat()}"
+    return f"submitted by {job.schedule_id}{at}"
 
 
 def show_array(array: views.JobArray) -> None:

@@ -17,6 +17,8 @@ FIRST_POSITIONS = "position <= 20"
 these jobs are indexed by position, because whenever a job starts, the positions of all jobs behind
 it change."""
 
+UNFINISHED_RUN = "schedule_id IS NOT NULL AND finished_at IS NULL"
+
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
 
@@ -71,6 +73,18 @@ class JobRow(Base):
             sqlite_where=text("array_head IS NOT NULL"),
             postgresql_where=text("array_head IS NOT NULL"),
         ),
+        *(
+            Index(
+                name,
+                *columns,
+                sqlite_where=text(condition),
+                postgresql_where=text(condition),
+            )
+            for name, columns, condition in (
+                ("ix_jobs_schedule_id_id", ("schedule_id", "id"), "schedule_id IS NOT NULL"),
+                ("ix_jobs_unfinished_runs", ("schedule_id",), UNFINISHED_RUN),
+            )
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -121,6 +135,11 @@ class JobRow(Base):
     array_max_running: Mapped[int | None]
     """Maximum number of the array's jobs that can have slots at the same time; unset if there is no
     limit."""
+
+    schedule_id: Mapped[str | None] = mapped_column(String(64))
+    """Id of the schedule that submitted the job; unset, like `scheduled_at`, for other jobs."""
+    scheduled_at: Mapped[str | None] = mapped_column(String(32))
+    """The time of the run, in ISO 8601 with the schedule's offset from UTC."""
 
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))

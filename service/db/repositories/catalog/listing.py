@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.filters import JobFilter
 from dray.views import JobState
-from service.db.models import JobLabelRow, JobRow
+from service.db.models import JobLabelRow, JobRow, ScheduleRow
 from service.db.repositories.catalog import search
 from service.domain.ids import ids_since, ids_up_to, last_id
 from service.domain.tracking.search_tree import SearchNode
@@ -91,6 +91,9 @@ def _queries(
         query = query.where(
             JobRow.array_id >= wanted.array, JobRow.array_id <= last_id(wanted.array)
         )
+    if wanted.schedule is not None:
+        named = select(ScheduleRow.id).where(ScheduleRow.name == wanted.schedule)
+        query = query.where(JobRow.schedule_id.in_([wanted.schedule, *session.scalars(named)]))
     if wanted.created_after is not None:
         query = query.where(
             order >= ids_since(wanted.created_after), JobRow.created_at >= wanted.created_after

@@ -17,7 +17,15 @@ _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
     *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
-    *("created_at", "silo_sources", "bundle", "roles", "required_topology", "homes"),
+    *(
+        "created_at",
+        "scheduled_at",
+        "silo_sources",
+        "bundle",
+        "roles",
+        "required_topology",
+        "homes",
+    ),
     *("begin_at", "deadline", "is_runtime_of_queue", "name", "singleton", "array_max_running"),
     "reservation",
 )
