@@ -32,7 +32,19 @@ ORDER = (
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
-    *("sweep", "plan", "schema", "cluster", "queue", "costs", "shares", "hold", "release", "move"),
+    *(
+        "sweep",
+        "plan",
+        "schema",
+        "cluster",
+        "queue",
+        "costs",
+        "accounting",
+        "shares",
+        "hold",
+        "release",
+        "move",
+    ),
     *("change", "priority", "max-running", "preempt", "drill", "hangs", "webhook", "federate"),
 )
 """The order of commands in the help. Commands that are not listed come last."""

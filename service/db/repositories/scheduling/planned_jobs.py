@@ -19,6 +19,7 @@ _CLAIMED = (
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
     *("created_at", "silo_sources", "bundle", "roles", "required_topology", "homes"),
     *("begin_at", "deadline", "is_runtime_of_queue", "name", "singleton", "array_max_running"),
+    *("not_before", "eligible_at"),
 )
 """The columns of a job that are read when it claims slots."""
 
@@ -118,7 +119,7 @@ def unfinished_named(session: Session, owner: str, name: str) -> Sequence[Row[st
 
 _NOTED = (
     *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "eligible_at"),
 )
 """The columns that explain why a job is waiting."""
 
@@ -162,7 +163,7 @@ def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
 
 _NOTE = (
     *("reason_code", "reason_message", "position", "blocked_by"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "eligible_at"),
 )
 """The columns of a note."""
 
