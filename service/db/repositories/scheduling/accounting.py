@@ -134,6 +134,9 @@ def _of_existing_jobs(dialect: str) -> Select[Any]:
     """Return a query for the columns `_STORED` of attempts whose jobs are not deleted."""
     table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
     differing: dict[str, ColumnElement[Any]] = {
+        # Because the order is by this column, SQLite reads a filtered page from an index of jobs,
+        # and does not sort all matches.
+        "job_id": jobs.id,
         "queue": func.coalesce(table.queue, jobs.queue),
         "submitted_at": jobs.created_at,
         "labels": labels_as_json(dialect),
