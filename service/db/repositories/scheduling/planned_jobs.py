@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import FIRST_POSITIONS, AttemptRow, EventRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.domain.states import UNFINISHED
 
 _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
@@ -83,9 +84,6 @@ _PLANNED = (
     *("kept_back_s", "kept_back_since", "preemptions"),
 )
 """The columns of a job that planning reads."""
-
-
-UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
 def unfinished(session: Session) -> Sequence[Row[Any]]:
