@@ -149,7 +149,10 @@ class Retention:
             # In the meantime, a user might have deleted the job, or submitted a job that starts
             # from its checkpoint.
             with contextlib.suppress(NotFound, CheckpointInUse):
-                await self._jobs.delete(job_id, actor="the retention")
+                try:
+                    await self._jobs.delete(job_id, actor="the retention")
+                except StorageUnavailable as error:
+                    logger.warning("%s", error)
                 deleted += 1
                 logger.info("deleted the job %s of the project %s: %s", job_id, project, why)
         return deleted

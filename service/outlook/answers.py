@@ -247,12 +247,12 @@ def _choices(session: Session, row: JobRow, earlier: RunTimes, now: datetime) ->
     others = (queue for queue in queues if queue is not here)
     return Choices(
         resubmit=Resubmission(row, earlier),
-        queues=tuple(_that_accept(session, others, row, now)),
+        queues=tuple(that_accept(session, others, row, now)),
         max_priority=here.max_priority,
     )
 
 
-def _that_accept(
+def that_accept(
     session: Session, queues: Iterable[Queue], row: JobRow, now: datetime
 ) -> Iterator[OtherQueue]:
     """Yield the queues to which the job could be moved."""
