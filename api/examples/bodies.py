@@ -254,7 +254,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "until": MADE,
         "items": [
             {
-                "job_id": JOB,
+                "job_id": JOB["id"],
                 "attempt": 2,
                 "num_attempts": 1,
                 "name": "cifar",

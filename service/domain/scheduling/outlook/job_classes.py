@@ -74,8 +74,8 @@ class JobClasses:
         return job
 
     def resolve(self, ended: Collection[str], failed: Collection[str]) -> None:
-        """Remove satisfied dependencies on ended jobs and arrays. Those that are not in `failed`
-        succeeded, so jobs that wait for their failure never start."""
+        """Remove satisfied dependencies on ended jobs and arrays. Ended jobs that are not in
+        `failed` succeeded, so jobs that wait for their failure never start."""
 
         def is_open(one: Dependency) -> bool:
             ended_as = "failure" if one.id in failed else "success"
