@@ -27,7 +27,7 @@ from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.repositories.scheduling.accounting import MAX_ATTEMPT, Period
 from service.db.session import Database
 from service.domain.costs.budgets import month_of
-from service.domain.costs.held_slots import HeldSlots
+from service.domain.costs.slot_history import SlotHistory
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
 from service.domain.scheduling.placement.slots import amounts_of
@@ -51,8 +51,8 @@ class Accounting:
         """
         scope = f"accounting:{listing.digest(wanted, AccountingFilter)}"
         now = self._clock()
-        start = _Position(Period(wanted.since or month_of(now), wanted.until or now))
-        position = start if cursor is None else _Position.of(decode_cursor(scope, cursor))
+        start = _AfterRow(Period(wanted.since or month_of(now), wanted.until or now))
+        position = start if cursor is None else _AfterRow.of(decode_cursor(scope, cursor))
         period = position.period
 
         def work(session: Session) -> views.AccountingPage:
@@ -63,7 +63,7 @@ class Accounting:
             if len(items) > limit:
                 items.pop()
                 attempt = MAX_ATTEMPT if wanted.per == "job" else items[-1].attempt
-                last = _Position(period, items[-1].job_id, attempt)
+                last = _AfterRow(period, items[-1].job_id, attempt)
                 more = encode_cursor(scope, last.as_json())
             return views.AccountingPage(
                 since=period.since, until=period.until, items=items, next_cursor=more
@@ -73,7 +73,7 @@ class Accounting:
 
 
 @dataclass(frozen=True)
-class _Position:
+class _AfterRow:
     """The period, and the last row of the previous page; empty for the first page."""
 
     period: Period
@@ -85,7 +85,7 @@ class _Position:
         return [*times, self.job_id, self.attempt]
 
     @classmethod
-    def of(cls, stored: Any) -> _Position:
+    def of(cls, stored: Any) -> _AfterRow:
         try:
             since, until, job_id, attempt = _STORED.validate_python(stored)
         except ValidationError:
@@ -104,7 +104,7 @@ _STORED = TypeAdapter(
 
 
 def _items(
-    session: Session, wanted: AccountingFilter, position: _Position, limit: int
+    session: Session, wanted: AccountingFilter, position: _AfterRow, limit: int
 ) -> list[views.AccountingRow]:
     """Return one item more than `limit`, if there are as many."""
     period, after = position.period, (position.job_id, position.attempt)
@@ -122,7 +122,7 @@ def _item(row: Row[Any], period: Period, hosts: Mapping[str, str]) -> views.Acco
     request = resizing.held_request(row.slices, row.bundle, row.roles)
     share = elapsed_s = 0.0
     if row.started_at is not None and row.held_until is not None:
-        held = HeldSlots(row.started_at, row.held_until, row.sizes)
+        held = SlotHistory(row.started_at, row.held_until, row.sizes)
         share = held.share(period.since, period.until)
         elapsed_s = held.elapsed_s(period.since, period.until)
     slot_seconds = share * sum(each["slot_seconds"] for each in (row.held or {}).values())

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Row, func, select, true
 from sqlalchemy.orm import Session
 
 from service.db.models import AttemptCostRow
-from service.domain.costs.held_slots import HeldSlots
+from service.domain.costs.slot_history import SlotHistory
 
 AMOUNTS = ("slot_seconds", "total", "useful", "unreported")
 _SUMS = tuple(func.sum(getattr(AttemptCostRow, name)) for name in AMOUNTS)
@@ -91,7 +91,7 @@ def between(
         found.setdefault((row.key, row.currency), CostSum()).add(row)
     for part in session.scalars(select(c).where(*narrowed, ~is_within)):
         sum_ = found.setdefault((getattr(part, by), part.currency), CostSum())
-        sum_.add(part, HeldSlots(part.since, part.until, part.sizes).share(since, until))
+        sum_.add(part, SlotHistory(part.since, part.until, part.sizes).share(since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
         # Use `setdefault`, because keys may have been added since the earlier statements ran.

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True)
-class HeldSlots:
+class SlotHistory:
     """The slots of an attempt between two times. A group can change its number of slots."""
 
     since: datetime
