@@ -156,13 +156,15 @@ def _item(row: Row[Any], period: Period, hosts: Mapping[str, str]) -> views.Acco
         gpu_seconds=request.mean_bundle.get("GPU", 0.0) * slot_seconds,
         max_runtime_s=row.max_runtime_s,
         nodes=list(dict.fromkeys(hosts.get(each, each) for each in row.held or ())),
-        cost=_cost(row, share),
+        cost=_cost(row, period),
     )
 
 
-def _cost(row: Row[Any], share: float) -> views.Cost | None:
+def _cost(row: Row[Any], period: Period) -> views.Cost | None:
     if row.currency is None:
         return None
+    history = SlotHistory(row.cost_since, row.cost_until, row.cost_sizes)
+    share = history.share(period.since, period.until)
     total, useful, unreported = (share * each for each in (row.total, row.useful, row.unreported))
     wasted = max(0.0, total - useful - unreported)
     return views.Cost(

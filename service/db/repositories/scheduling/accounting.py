@@ -65,8 +65,8 @@ def page(
     after: tuple[str, int],
     limit: int,
 ) -> list[Row[Any]]:
-    """Return the columns `_STORED`, `_OF_COST` and `is_deleted` of the first attempts after the
-    attempt `after`, given as (job, number)."""
+    """Return the columns `_STORED`, `_OF_COST`, `cost_since`, `cost_until`, `cost_sizes` and
+    `is_deleted` of the first attempts after the attempt `after`, given as (job, number)."""
     queries = [query.limit(limit) for query in _attempts(session, wanted, period, after)]
     return _merged(session, queries)[:limit]
 
@@ -102,7 +102,11 @@ def _attempts(
     """Return a query for the attempts of existing jobs, and a query for the attempts of deleted
     jobs, both in the order of job id and attempt number."""
     cost, kept = AttemptCostRow.__table__.c, DeletedAttemptRow.__table__.c
-    costs = [cost[name] for name in _OF_COST]
+    # A cost covers the time up to the latest report, and the other columns can be newer.
+    costs = [
+        *(cost[name] for name in _OF_COST),
+        *(cost[name].label(f"cost_{name}") for name in ("since", "until", "sizes")),
+    ]
     of_deleted: Select[Any] = select(
         *(kept[name] for name in _STORED), *costs, true().label("is_deleted")
     )

@@ -61,6 +61,8 @@ class Jobs:
         self.random = random.Random(seed)
         self.held: dict[tuple[str, int], list[tuple[datetime, int]]] = defaultdict(list)
         """For each attempt, the minutes in which it held slots, and how many."""
+        self.charged: dict[tuple[str, int], list[tuple[datetime, int]]] = {}
+        """The minutes that have been charged: a change of a group's size charges nothing."""
         self.live: dict[str, tuple[int, int]] = {}
         """The attempt's number and size, keyed by job."""
         self.unreported: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
@@ -98,9 +100,12 @@ class Jobs:
         self.service.report(job_id, attempt, [spent(at=self.service.now, useful=1.0)])
         self.counted(job_id)
 
-    def counted(self, job_id: str) -> None:
-        attempt, _ = self.live[job_id]
-        self.held[job_id, attempt] += self.unreported.pop(job_id, [])
+    def counted(self, job_id: str, *, charges: bool = True) -> None:
+        """The slots up to now are counted and, if `charges` is set, charged."""
+        key = job_id, self.live[job_id][0]
+        self.held[key] += self.unreported.pop(job_id, [])
+        if charges:
+            self.charged[key] = list(self.held[key])
 
     def grow(self, job_id: str) -> None:
         service = self.service
@@ -111,7 +116,7 @@ class Jobs:
             return
         growing, more = one.growing, (Slice("node-b", 1),)
         if service.database.write_sync(lambda s: resizing.grant(s, growing, more, service.now)):
-            self.counted(job_id)
+            self.counted(job_id, charges=False)
             self.live[job_id] = attempt, size + 1
 
     def shrink(self, job_id: str) -> None:
@@ -127,7 +132,7 @@ class Jobs:
         service.report(
             job_id, attempt, [told(FrameKind.RESIZED, {**body, "slices": kept}, at=service.now)]
         )
-        self.counted(job_id)
+        self.counted(job_id, charges=False)
         self.live[job_id] = attempt, 1
 
     def leave(self, job_id: str) -> None:
@@ -175,7 +180,8 @@ async def test_rows_match_a_count_by_minute_and_adjacent_periods_add_up(
         costs = await priced.costs.report(since=since, until=until)
         total = sum(row.cost.total for row in found if row.cost is not None)
         assert total == pytest.approx(sum(item.cost.total for item in costs.items))
-        assert total == pytest.approx(sum(counted.values()) / 600)
+        charged = [60 * n for one in jobs.charged.values() for at, n in one if since <= at < until]
+        assert total == pytest.approx(sum(charged) / 600)
         per_job = await rows(priced, since=since, until=until, per="job", limit=3)
         assert len({row.job_id for row in per_job}) == len(per_job)
         by_job: dict[str, float] = defaultdict(float)
