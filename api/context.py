@@ -28,6 +28,9 @@ class Context:
     authority: Authority
     telemetry: Telemetry
     limiter: ConcurrencyLimiter
+    bulk: ConcurrencyLimiter
+    """Concurrency limiter for changes of many jobs, which can take minutes. Other limited requests
+    don't wait for them."""
     uploads: ConcurrencyLimiter
     """Concurrency limiter for updates from clients of federated jobs. The parts of an update are
     held in memory."""

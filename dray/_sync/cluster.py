@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
 from dray import views
+from dray._http import references
 from dray._http.transport import Call, params, segment
 from dray._sync.calls import Calls
+from dray.filters import AccountingFilter, States, label_texts, states_of
 
 
 class ClusterCalls(Calls):
@@ -53,6 +56,51 @@ class ClusterCalls(Calls):
         all users; other users see only their own costs."""
         query = params(by=by, since=since, until=until)
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
+
+    def accounting(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        per: Literal["attempt", "job"] = "attempt",
+        state: States | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        name_glob: str | None = None,
+        text: str | None = None,
+        array: str | None = None,
+        array_index: int | None = None,
+        page_size: int = 500,
+    ) -> Generator[views.AccountingRow, None, None]:
+        """Yield the attempts that began before `until` and had not ended before `since`, with the
+        slots that they held in between, in the order of the jobs' submission. Pages are fetched
+        when they are needed.
+
+        since, until: times with a time zone; by default, the beginning of the current month in UTC
+        and the current time. per: `job` to add up the attempts of each job. The other arguments
+        select jobs as in `jobs`; `state` is the current state of the job. Admins see the attempts
+        of all users; other users see only their own. Attempts of deleted jobs are included.
+        """
+        chosen = AccountingFilter.model_construct(
+            since=since,
+            until=until,
+            per=per,
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
+            name=name,
+            name_glob=name_glob,
+            text=text,
+            array=array,
+            array_index=array_index,
+        )
+        query = references.query_of(chosen)
+        return self._items(views.AccountingPage, "/v1/accounting", query, page_size=page_size)
 
     def shares(self, *, queue: str | None = None, user: str | None = None) -> views.ShareReport:
         """Return the usage of each queue and user, compared to their shares, or only of one queue

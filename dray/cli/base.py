@@ -32,7 +32,7 @@ ORDER = (
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
-    *("sweep", "plan", "schema", "cluster", "queue", "reservation", "costs"),
+    *("sweep", "plan", "schema", "cluster", "queue", "reservation", "costs", "accounting"),
     *("shares", "hold", "release", "move"),
     *("change", "priority", "max-running", "preempt", "drill", "hangs", "schedule"),
     *("webhook", "federate"),

@@ -226,6 +226,9 @@ class Settings(BaseSettings):
     retention_jobs: int | None = Field(None, ge=0)
     """Number of finished jobs to keep per project; older jobs are deleted. If unset or 0, all
     finished jobs are kept."""
+    accounting_days: float | None = Field(None, ge=0, le=36500)
+    """Number of days for which accounting lists the attempts of deleted jobs after their end, but
+    at least as long as usage counts towards shares. If unset or 0, these attempts are kept."""
     storage_quota_bytes: int | None = Field(None, ge=1)
     """Maximum total bytes of checkpoints, artifacts and logs. Once this quota is reached, no job is
     accepted or started until jobs are deleted. Running jobs continue."""

@@ -87,6 +87,7 @@ def charge(
             owner=job.owner,
             since=attempt.started_at,
             until=attempt.held_until,
+            sizes=attempt.sizes,
             currency=prices.currency,
             slot_seconds=cost.slot_seconds,
             total=cost.total,

@@ -15,6 +15,8 @@ from types import MappingProxyType
 from dray.views import JobState as JobState
 from service.domain.events import ANONYMOUS
 
+UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
+
 
 class Trigger(StrEnum):
     """The causes of a job's transitions."""

@@ -40,7 +40,7 @@ from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelle
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
-from service.lifecycle.transitions import move
+from service.lifecycle.transitions import Ends, move
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
 from service.storage.quota import StorageWatch, refuse_if_full
@@ -339,7 +339,11 @@ class Jobs:
 
         await self._database.write(hide)
         logger.info("the job %s was deleted by %s", job_id, actor)
-        await self._erase(job_id)
+        try:
+            await self._erase(job_id)
+        except StorageUnavailable as error:
+            what = f"the job {job_id} is deleted, but its files"
+            raise arrays.files_remain(what, error) from error
         if self.storage_watch.is_limited:
             await self.storage_watch.look(self._clock())
 
@@ -367,9 +371,11 @@ class Jobs:
         await self._database.write(lambda session: repository.erase(session, [job_id]))
 
 
-def cancel_row(session: Session, row: JobRow, *, actor: str, now: datetime) -> bool:
-    """Ask a locked job to end, and return whether its state has changed. Raises JobFinished if the
-    job succeeded or failed."""
+def cancel_row(
+    session: Session, row: JobRow, *, actor: str, now: datetime, ends: Ends | None = None
+) -> bool:
+    """Ask a locked job to end, and return whether its state has changed. `ends` is passed to
+    `move`. Raises JobFinished if the job succeeded or failed."""
     if row.state in (JobState.SUCCEEDED, JobState.FAILED):
         raise JobFinished(f"the job {row.id} has already {row.state.lower()}")
     if row.state in (JobState.CANCELLING, JobState.CANCELLED):
@@ -386,6 +392,7 @@ def cancel_row(session: Session, row: JobRow, *, actor: str, now: datetime) -> b
         message=message,
         now=now,
         data={ACTOR: actor},
+        ends=ends,
     )
 
 

@@ -173,6 +173,8 @@ def _begin(
             {
                 "job_id": row.id,
                 "attempt": change["attempt"],
+                "queue": row.queue,
+                "eligible_at": _eligible_at(row, change),
                 "phase": Phase.ACQUIRING.value,
                 "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
                 "held": held_slots.on_nodes(slices, labels),
@@ -191,6 +193,13 @@ def _begin(
     moves.note(session, events)
     for each in startable:
         announce(session, each.row)
+
+
+def _eligible_at(row: Row[Any], change: Mapping[str, Any]) -> datetime:
+    """Return the time since which the job could have started if there had been slots for it."""
+    times = (row.created_at, change["eligible_at"], row.begin_at, row.not_before)
+    latest: datetime = max(time for time in times if time is not None)
+    return latest
 
 
 def _change(row: Row[Any], slices: Sequence[Slice], now: datetime) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
         )
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
     if num_jobs:
-        _refuse_if_full(session, queue, owner, num_jobs)
+        refuse_if_full(session, queue, owner, num_jobs)
     return queue
 
 
@@ -69,7 +69,8 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
     )
 
 
-def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -> None:
+def refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -> None:
+    """Raise QueueFull if too many jobs would be waiting with `num_jobs` more jobs of the owner."""
     bounds = (
         (queue.max_queued, None, "the queue accepts"),
         (queue.max_queued_per_user, owner, "a user may have"),

@@ -153,6 +153,10 @@ class JobRow(Base):
     kept_back_since: Mapped[datetime | None]
     """The time at which the current period that counts towards `kept_back_s` began; unset if there
     is no such period."""
+    eligible_at: Mapped[datetime | None]
+    """Since when the waiting job could have started: the end of the latest period that counts
+    towards `kept_back_s`, or the end of its latest attempt. Unset if the job has been able to start
+    since its submission."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]

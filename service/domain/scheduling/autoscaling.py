@@ -40,6 +40,7 @@ from service.domain.scheduling.placement.slots import (
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology, name_of
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
+from service.domain.scheduling.rules.obstacles import PREPARING
 from service.domain.scheduling.rules.reservations import RESERVED
 
 WAITING_FOR_SLOTS = (
@@ -49,7 +50,7 @@ WAITING_FOR_SLOTS = (
     "waiting_for_nodes",
     RESERVED,
 )
-ABOUT_TO_START = ("preparing_environment", "backing_off")
+ABOUT_TO_START = (PREPARING, "backing_off")
 """No nodes are requested for a job that waits for one of these reasons. The nodes on which such
 jobs may start are kept."""
 COUNTED = ("CPU", "GPU")

@@ -183,6 +183,7 @@ def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.Ru
         left_s=left_s(job, used_s + ran_s, runs),
         guess_s=guess_s(job, used_s + ran_s, runs),
         ends_within_s=limit_left_s(job, used_s + ran_s, now),
+        ends_by=job.deadline,
         waited_s=waited_s(job, now) - ran_s,
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import FIRST_POSITIONS, AttemptRow, EventRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.domain.states import UNFINISHED
 
 _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
@@ -27,7 +28,7 @@ _CLAIMED = (
         "homes",
     ),
     *("begin_at", "deadline", "is_runtime_of_queue", "name", "singleton", "array_max_running"),
-    "reservation",
+    *("not_before", "eligible_at", "reservation"),
 )
 """The columns of a job that are read when it claims slots."""
 
@@ -93,9 +94,6 @@ _PLANNED = (
 """The columns of a job that planning reads."""
 
 
-UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
-
-
 def unfinished(session: Session) -> Sequence[Row[Any]]:
     return in_state(session, UNFINISHED)
 
@@ -127,7 +125,7 @@ def unfinished_named(session: Session, owner: str, name: str) -> Sequence[Row[st
 
 _NOTED = (
     *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "eligible_at"),
 )
 """The columns that explain why a job is waiting."""
 
@@ -171,7 +169,7 @@ def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
 
 _NOTE = (
     *("reason_code", "reason_message", "position", "blocked_by"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "eligible_at"),
 )
 """The columns of a note."""
 

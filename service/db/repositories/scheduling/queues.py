@@ -15,6 +15,7 @@ from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, QueueRow
 from service.domain.ids import is_array_id
 from service.domain.scheduling.rules.queues import BOUNDS_OF_WAITING, Queue
+from service.domain.states import UNFINISHED
 
 _RULES = tuple(field.name for field in fields(Queue))
 
@@ -136,8 +137,7 @@ def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
     # If `finished_at` were the only condition, SQLite might scan all jobs that were ever in the
     # queue.
-    states = [state for state in JobState if not state.is_terminal]
-    return JobRow.finished_at.is_(None), JobRow.state.in_(states)
+    return JobRow.finished_at.is_(None), JobRow.state.in_(UNFINISHED)
 
 
 def _is_in(queue: str | None) -> ColumnElement[bool]:

@@ -80,13 +80,28 @@ class JobClasses:
         del job_class[bisect.bisect_left(job_class, (self._positions[job_id], job_id))]
         return job
 
-    def resolve(self, ended: Collection[str]) -> None:
-        """Remove ended jobs and arrays from the dependencies of the waiting jobs. Jobs are assumed
-        to succeed, so jobs that wait for a failure never start."""
+    def resolve(self, ended: Collection[str], failed: Collection[str]) -> None:
+        """Remove satisfied dependencies on ended jobs and arrays. Ended jobs that are not in
+        `failed` succeeded, so jobs that wait for their failure never start."""
+
+        def is_open(one: Dependency) -> bool:
+            ended_as = "failure" if one.id in failed else "success"
+            return one.id not in ended or one.on not in ("end", ended_as)
+
         for job in [job for job in self._jobs.values() if job.after]:
-            left = tuple(one for one in job.after if one.id not in ended or one.on == "failure")
+            left = tuple(filter(is_open, job.after))
             if len(left) < len(job.after):
                 self.add(replace(job, after=left), self._positions[job.job_id])
+
+    def never(self, failed: Collection[str]) -> dict[str, str]:
+        """Return the waiting jobs that depend on the success of a job or array in `failed`, each
+        with this job or array."""
+        return {
+            job.job_id: one.id
+            for job in self._jobs.values()
+            for one in job.after
+            if one.on == "success" and one.id in failed
+        }
 
     def begin(self, since: datetime, now: datetime) -> None:
         """Let jobs start whose begin time has passed. They have not waited between `since` and

@@ -2,9 +2,9 @@
 
 The simulation steps from the end of one job to the end of the next. At each of these times, it
 calls `policy.plan` as the scheduler does, and applies the plan: jobs start, or they leave or shrink
-to release slots for other jobs. The simulation assumes that nothing else happens: no job is
-submitted or fails, groups don't grow, nodes and their use by other programs don't change, and
-dependencies on the success of a job are satisfied.
+to release slots for other jobs. Waiting jobs that miss their deadlines are cancelled, with the jobs
+that depend on their success. The simulation assumes that nothing else happens: no job is submitted,
+no job that has started fails, groups don't grow, and nodes and their use don't change.
 
 The distant future is simulated in coarse steps, because the assumptions about it are even coarser:
 jobs are treated as ending at the same time if the difference between their end times is small
@@ -22,6 +22,7 @@ from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook.endings import Endings
 from service.domain.scheduling.outlook.situation import Situation, snapshot_classes
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
@@ -133,8 +134,7 @@ class Simulation:
         limited = {j.job_id: j.array.array_id for j in snapshot.queue if j.array is not None}
         self._array_of = {**limited, **situation.arrays}
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
-        self._unfinished = Counter(self._array_of.values())
-        self._unfinished.update(situation.others_of_arrays)
+        self._endings = Endings(self._array_of, situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
         """Whether the simulation has started a job that precedes jobs omitted from the situation.
@@ -205,9 +205,13 @@ class Simulation:
     def _as_of_now(self, job: WaitingJob) -> WaitingJob:
         passed_s = (self._now - self._began).total_seconds()
         is_due = job.not_before is not None and job.not_before <= self._now
+        limits_s = [] if job.ends_within_s is None else [job.ends_within_s]
+        if job.ends_by is not None:
+            limits_s.append(max(0.0, (job.ends_by - self._now).total_seconds()))
         return replace(
             job,
             waited_s=job.waited_s + passed_s,
+            ends_within_s=min(limits_s, default=None),
             not_before=None if is_due else job.not_before,
             preparing=None,
         )
@@ -242,6 +246,7 @@ class Simulation:
         self._record(job.job_id, expected)
         number = count(slices)
         slower = job.request.num_workers / number
+        begun = self._as_of_now(job)
         for part, bundle in by_bundle(slices, job.request.bundle, job.request.roles):
             add(self._free[part.node_id], bundle, -part.num_workers)
         if job.array is not None:
@@ -255,8 +260,9 @@ class Simulation:
                 slices=slices,
                 held_s=0.0,
                 left_s=None if job.left_s is None else job.left_s * slower,
-                ends_within_s=job.ends_within_s,
-                waited_s=self._as_of_now(job).waited_s,
+                ends_within_s=begun.ends_within_s,
+                ends_by=job.ends_by,
+                waited_s=begun.waited_s,
                 yields=job.yields,
                 place=job.place,
                 queue=job.queue,
@@ -330,24 +336,21 @@ class Simulation:
                 self._shrink(active)
         ended = [name for name, each in self._active.items() if each.ends_at <= moment]
         over = {job_id for job_id in ended if self._leaves(self._active.pop(job_id))}
-        arrays = Counter(self._array_of[job_id] for job_id in over if job_id in self._array_of)
-        self._unfinished.subtract(arrays)
-        over.update(array for array in arrays if not self._unfinished[array])
-        if over:
-            self._classes.resolve(over)
+        self._endings.settle(self._classes, over, {})
         self._classes.begin(self._began, moment)
         self._expire()
 
     def _expire(self) -> None:
-        """Cancel the jobs that can no longer end before their deadlines."""
-        expired = self._classes.expired(self._now)
-        for job in expired:
+        """Cancel the jobs that can no longer end before their deadlines, and the jobs that depend
+        on their success."""
+        expired = {}
+        for job in self._classes.expired(self._now):
             self._classes.remove(job.job_id)
             if job.start_by is not None:
-                reason = Reason(DEADLINE_PASSED, times.missed(job.start_by))
-                self._record(job.job_id, Expected(None, reason))
-        if expired:
-            self._classes.resolve({job.job_id for job in expired})
+                why = expired[job.job_id] = times.missed(job.start_by)
+                self._record(job.job_id, Expected(None, Reason(DEADLINE_PASSED, why)))
+        for job_id, why in self._endings.settle(self._classes, set(expired), expired).items():
+            self._record(job_id, Expected(None, Reason("waiting_for_jobs", why)))
 
     def _leaves(self, active: _Active) -> bool:
         """Release the job's slots. Returns whether the job has ended."""
@@ -439,6 +442,8 @@ def _waiting_again(job: RunningJob) -> WaitingJob:
         left_s=left_s,
         waited_s=job.waited_s,
         ends_within_s=job.ends_within_s,
+        ends_by=job.ends_by,
+        start_by=job.ends_by,
         yields=job.yields,
         queue=job.queue,
         owner=job.owner,

@@ -8,7 +8,9 @@ from datetime import datetime
 from operator import attrgetter, itemgetter
 
 from service.domain.scheduling.placement.gangs import Gang, Gangs
+from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.emptied import Emptied
+from service.domain.scheduling.policy.feasibility import can_ever_fit
 from service.domain.scheduling.policy.records import Snapshot, WaitingJob
 from service.domain.scheduling.rules import order, shares
 from service.domain.scheduling.rules.eviction import RunningJob
@@ -20,7 +22,7 @@ class Ranking:
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime) -> None:
         self._guaranteed = _within_quota(snapshot, gangs, now)
-        active = active_accounts(snapshot)
+        active = active_accounts(snapshot, gangs)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
         self._of_accounts: dict[shares.Account, tuple[shares.Tier, shares.UserStanding]] = {}
         self._overdue = {
@@ -101,14 +103,23 @@ class Ranking:
         )
 
 
-def active_accounts(snapshot: Snapshot) -> set[shares.Account]:
+def active_accounts(snapshot: Snapshot, gangs: Gangs | None = None) -> set[shares.Account]:
     """Return the accounts with running jobs or with jobs that could run. An account whose jobs are
-    all blocked is not considered active, because it could not use its share."""
+    all blocked, or don't fit on the accepted nodes, is not considered active, because it could not
+    use its share."""
     active = {(job.queue, job.owner) for job in snapshot.running}
-    used_up = snapshot.used_up
+    gangs, used_up = gangs or Gangs({}), snapshot.used_up
+    nodes = [node for node in snapshot.nodes if node.accepted]
+    topology = Topology(snapshot.topology, nodes) if snapshot.topology else None
+    fits: dict[Gang, bool] = {}
     for job in snapshot.queue:
         account = job.queue, job.owner
-        if account not in active and not is_kept_back(job, used_up):
+        if account in active or is_kept_back(job, used_up):
+            continue
+        gang = gangs.of(job.request)
+        if gang not in fits:
+            fits[gang] = can_ever_fit(gang.request, nodes, topology) is None
+        if fits[gang]:
             active.add(account)
     return active
 

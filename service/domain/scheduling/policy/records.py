@@ -42,7 +42,9 @@ class WaitingJob:
     """Whether the job saves its state when asked to release its slots, and later resumes from this
     state."""
     ends_within_s: float | None = None
-    """Maximum runtime in seconds."""
+    """Maximum runtime in seconds, if the job started now."""
+    ends_by: datetime | None = None
+    """The deadline, which `ends_within_s` includes."""
     queue: str = DEFAULT
     owner: str = "default"
     held: str | None = None

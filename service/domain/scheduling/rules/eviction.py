@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
@@ -53,6 +54,8 @@ class RunningJob:
     """See `policy.WaitingJob.guess_s`."""
     ends_within_s: float | None = None
     """Maximum remaining seconds, according to the job's limit."""
+    ends_by: datetime | None = None
+    """The deadline, which `ends_within_s` includes."""
     waited_s: float = 0.0
     """Seconds since the job was submitted, excluding the time in which it ran."""
     lost_s: float = 0.0
