@@ -32,13 +32,14 @@ from service.domain.scheduling.outlook.counterfactuals import (
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
-from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import singletons
 from service.lifecycle.resizing import request_of
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
 from service.outlook.waiting_jobs import limit_left_s, waiting_job, waiting_jobs
+from service.queues import admission
 
 CURRENT_FOR = timedelta(minutes=2)
 """Maximum age of a situation on which answers are based. An older situation means that no process
@@ -46,7 +47,7 @@ is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
-        *("queue_limit", "user_limit"),
+        *("queue_limit", "user_limit", "lending_limit"),
     }
 )
 """Reasons why jobs wait although they might start immediately in another queue, with fewer
@@ -239,25 +240,27 @@ def _favoured(situation: Situation, row: JobRow) -> list[views.Reason]:
 
 
 def _choices(session: Session, row: JobRow, earlier: RunTimes) -> Choices:
-    queues = queues_repository.every(session)
-    here = next((queue for queue in queues if queue.name == row.queue), Queue(row.queue))
-    others = (queue for queue in queues if queue is not here)
+    tree = QueueTree(queues_repository.every(session))
+    others = [name for name in tree.queues if name != row.queue]
     return Choices(
         resubmit=Resubmission(row, earlier),
-        queues=tuple(queue for queue in others if _would_accept(session, queue, row)),
-        max_priority=here.max_priority,
+        queues=tuple(
+            tree.combined(name) for name in others if _would_accept(session, tree, name, row)
+        ),
+        max_priority=tree.combined(row.queue).max_priority,
     )
 
 
-def _would_accept(session: Session, queue: Queue, row: JobRow) -> bool:
+def _would_accept(session: Session, tree: QueueTree, name: str, row: JobRow) -> bool:
     """Whether the job could be moved to the queue."""
     own_s = None if row.is_runtime_of_queue else row.max_runtime_s
-    if own_s is not None and queue.max_runtime_s is not None and own_s > queue.max_runtime_s:
+    most_s = tree.combined(name).max_runtime_s
+    if tree.children.get(name) or (own_s is not None and most_s is not None and own_s > most_s):
         return False
-    bounds = ((queue.max_queued, None), (queue.max_queued_per_user, row.owner))
     return all(
-        most is None or queues_repository.count_waiting(session, queue.name, of) < most
-        for most, of in bounds
+        most is None or admission.count_waiting(session, queue.name, of, is_above=True) < most
+        for queue in tree.upwards(name)
+        for most, of in ((queue.max_queued, None), (queue.max_queued_per_user, row.owner))
     )
 
 

@@ -129,6 +129,22 @@ def listing(
         table(headings, map(row, found), flexible=flexible, optional=optional)
 
 
+def in_tree(parents: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the names in the order of a tree, each mapped to the name indented by its depth.
+    `parents` maps each name to its parent."""
+    found: dict[str, str] = {}
+
+    def add(name: str, depth: int) -> None:
+        found[name] = "  " * depth + name
+        for child in sorted(each for each, parent in parents.items() if parent == name):
+            add(child, depth + 1)
+
+    for name in sorted(parents):
+        if parents[name] not in parents:
+            add(name, 0)
+    return found
+
+
 def shortened(text: str, width: int) -> str:
     """Shorten `text` to at most `width` columns, with an ellipsis in place of the last words. A
     single word is shortened in the middle, because similar names often differ only at the end."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, QueueRow
+from service.db.session import wait_for_others
 from service.domain.ids import is_array_id
 from service.domain.scheduling.rules.queues import BOUNDS_OF_WAITING, Queue
 
@@ -69,6 +70,22 @@ def _locking(*, shared: bool) -> Select[Any]:
     return _named().where(*bounds).with_for_update(read=shared)
 
 
+LOCK_OF_TREE = 0x71756575
+"""Key of the advisory lock of transactions that change queues. Without the lock, two such
+transactions could close a circle, or use a quota of their parent twice."""
+
+
+def lock_tree(session: Session) -> None:
+    """Wait for all other transactions that change queues. Call this before locking any queue."""
+    wait_for_others(session, LOCK_OF_TREE)
+
+
+def children(session: Session, name: str) -> Sequence[str]:
+    """Return the names of the queue's children, sorted."""
+    query = select(QueueRow.name).where(QueueRow.parent == name).order_by(QueueRow.name)
+    return session.scalars(query).all()
+
+
 def put(session: Session, queue: Queue) -> None:
     """Add a queue, or replace its rules."""
     _upsert(session, queue, asdict(queue))
@@ -96,9 +113,9 @@ def _waiting() -> tuple[ColumnElement[bool], ...]:
     return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
 
 
-def count_waiting(session: Session, queue: str, owner: str | None = None) -> int:
-    """Return the number of jobs waiting in the queue (of this owner, if given)."""
-    query = select(func.count()).where(*_waiting(), JobRow.queue == queue)
+def count_waiting(session: Session, queues: Sequence[str], owner: str | None = None) -> int:
+    """Return the number of jobs waiting in the queues (of this owner, if given)."""
+    query = select(func.count()).where(*_waiting(), _is_in(queues))
     return session.scalar(query if owner is None else query.where(JobRow.owner == owner)) or 0
 
 
@@ -117,20 +134,24 @@ def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int 
     return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
 
-def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
+def waiting(
+    session: Session, queues: Sequence[str] | None = None
+) -> Sequence[Row[str, str, int, int]]:
     """Return (queue, owner, number of waiting jobs, number of waiting jobs that are on hold)."""
     counts = (func.count(), func.count(JobRow.held_by))
-    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
+    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queues))
     return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
 
 
-def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any, Any]]:
+def running(
+    session: Session, queues: Sequence[str] | None = None
+) -> Sequence[Row[str, str, Any, Any, Any]]:
     """Return (queue, owner, slices, bundle, roles) of each attempt that might hold slots."""
     held = (AttemptRow.slices, AttemptRow.bundle, AttemptRow.roles)
     columns = (JobRow.queue, JobRow.owner, *held)
     live = (AttemptRow.finished_at.is_(None), *_unfinished())
     query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
-    return session.execute(query.where(*live, _is_in(queue))).all()
+    return session.execute(query.where(*live, _is_in(queues))).all()
 
 
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
@@ -140,5 +161,5 @@ def _unfinished() -> tuple[ColumnElement[bool], ...]:
     return JobRow.finished_at.is_(None), JobRow.state.in_(states)
 
 
-def _is_in(queue: str | None) -> ColumnElement[bool]:
-    return true() if queue is None else JobRow.queue == queue
+def _is_in(queues: Sequence[str] | None) -> ColumnElement[bool]:
+    return true() if queues is None else JobRow.queue.in_(queues)

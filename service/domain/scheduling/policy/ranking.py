@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter, itemgetter
 
@@ -13,6 +13,7 @@ from service.domain.scheduling.policy.records import Snapshot, WaitingJob
 from service.domain.scheduling.rules import order, shares
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.limits import QueueLimits
+from service.domain.scheduling.rules.tree import QueueTree, Uses
 
 
 class Ranking:
@@ -22,7 +23,6 @@ class Ranking:
         self._guaranteed = _within_quota(snapshot, gangs, now)
         active = active_accounts(snapshot)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._of_accounts: dict[shares.Account, tuple[shares.Tier, shares.UserStanding]] = {}
         self._overdue = {
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
@@ -30,15 +30,16 @@ class Ranking:
         self._find_overdue(snapshot, gangs, emptied, now)
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
-        tier, user = self._standing(job)
+        tiers, user = self._standing(job)
         left_s = job.guess_s if job.left_s is None else job.left_s
         return order.Rank(
-            tier,
+            tiers,
             -job.priority,
             user,
             order.OVERDUE if job.job_id in self._overdue else order.work_left(left_s, gang.weight),
             job.seq,
             job.place,
+            self._standings.path(job.queue),
         )
 
     def far_ahead(self, job: RunningJob) -> shares.FarAhead:
@@ -49,16 +50,11 @@ class Ranking:
         waited for a long time."""
         return job_id in self._forgiven
 
-    def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tier, shares.UserStanding]:
-        account = job.queue, job.owner
-        standing = self._of_accounts.get(account)
-        if standing is None:
-            standing = self._standings.tier(job.queue), self._standings.user(*account)
-            self._of_accounts[account] = standing
-        tier, user = standing
+    def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tiers, shares.UserStanding]:
+        tiers = self._standings.tiers(job.queue, self._guaranteed.get(job.job_id, 0))
         if job.job_id in self._forgiven:
-            user = shares.UserStanding.BEHIND
-        return shares.Tier.QUOTA if job.job_id in self._guaranteed else tier, user
+            return tiers, shares.UserStanding.BEHIND
+        return tiers, self._standings.user(job.queue, job.owner)
 
     def _find_overdue(
         self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime
@@ -70,8 +66,8 @@ class Ranking:
         able = Able(snapshot, gangs, now)
         found, forgave = set(), set()
         for job in waiting:
-            tier, user = self._standing(job)
-            among = tier, job.priority
+            tiers, user = self._standing(job)
+            among = tiers, job.priority
             is_behind = user is shares.UserStanding.BEHIND
             forgives = job.waited_s > order.FORGIVING_S and not is_behind and among not in forgave
             if (among, user) in found and not forgives:
@@ -125,13 +121,71 @@ def at_the_front(
     return [fronts.rank(job.queue, rank) for job, rank in in_queue], there
 
 
-def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
-    """Return the jobs whose slots are guaranteed by the quota of their queue. Jobs are counted
-    against the quota in the order of priority; among jobs with the same priority, running jobs come
-    first. Waiting jobs that can't start now are not counted."""
-    having = {queue.name for queue in snapshot.queues if queue.quota}
-    if not having:
-        return set()
+def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> dict[str, int]:
+    """Return the jobs whose slots are guaranteed by the quota of a queue on their path, and the
+    number of such queues: if a queue guarantees the slots, so do all queues above it.
+
+    Jobs claim what is left of the quota of their own queue, in the order of priority; among jobs
+    with the same priority, running jobs come first. The other jobs then claim, in the same order,
+    what is left of the quota of the parent, without what its children keep because of their lending
+    limits, and so on. Waiting jobs that can't start now are not counted."""
+    tree = QueueTree(snapshot.queues)
+    if not tree.quotas:
+        return {}
+    claims: Iterable[tuple[WaitingJob | RunningJob, Gang]] = _claims(snapshot, gangs, tree, now)
+    if tree.depth > 1:
+        claims = list(claims)
+    claimed: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
+    found: dict[str, int] = {}
+    for num_above in reversed(range(tree.depth)):
+        left = {
+            name: _unclaimed(tree, name, quota, claimed)
+            for name, quota in tree.quotas.items()
+            if len(tree.path(name)) == num_above + 1
+        }
+        quotas = shares.Quotas(left, gangs.kinds)
+        for job, gang in claims:
+            path = tree.path(job.queue)
+            is_under = num_above < len(path) and job.job_id not in found
+            if is_under and quotas.grant(path[num_above], gang.kind, gang.least):
+                found[job.job_id] = num_above + 1
+                if tree.depth > 1:
+                    _count_claim(claimed, path[: num_above + 1], gang)
+            if quotas.are_spent:
+                break
+    return found
+
+
+def _unclaimed(
+    tree: QueueTree,
+    name: str,
+    quota: Mapping[str, float],
+    claimed: Uses,
+) -> dict[str, float]:
+    """Return what the jobs of a queue can still claim of its quota."""
+    of_queue = claimed.get(name, {})
+    return {
+        resource: amount
+        - of_queue.get(resource, 0.0)
+        - sum(tree.reserved(name, resource, claimed, "").values())
+        for resource, amount in quota.items()
+    }
+
+
+def _count_claim(
+    claimed: defaultdict[str | None, dict[str, float]], path: Sequence[str], gang: Gang
+) -> None:
+    for name in path:
+        for resource, each in gang.kind.counted:
+            of_queue = claimed[name]
+            of_queue[resource] = of_queue.get(resource, 0.0) + gang.least * each
+
+
+def _claims(
+    snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime
+) -> Iterator[tuple[WaitingJob | RunningJob, Gang]]:
+    """Return the jobs that count against a quota, in the order in which they claim it."""
+    having = {name for name in tree.queues if not tree.quotas.keys().isdisjoint(tree.path(name))}
     in_order: defaultdict[tuple[int, bool], list[WaitingJob | RunningJob]] = defaultdict(list)
     for running in snapshot.running:
         if running.queue in having:
@@ -141,17 +195,16 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
         if waiting.queue in having or waiting.array is not None:
             in_order[-waiting.priority, True].append(waiting)
     able = Able(snapshot, gangs, now)
-    quotas = shares.Quotas(snapshot.queues, gangs.kinds)
-    found: set[str] = set()
-    for _, jobs in sorted(in_order.items(), key=itemgetter(0)):
-        for job in sorted(jobs, key=attrgetter("place", "seq")):
-            if quotas.are_spent:
-                return found
-            gang = gangs.of(job.request)
-            counts = isinstance(job, RunningJob) or able.claims_capacity(job, gang)
-            if counts and quotas.grant(job.queue, gang.kind, gang.least):
-                found.add(job.job_id)
-    return found
+    for_each = (
+        (job, gangs.of(job.request))
+        for _, jobs in sorted(in_order.items(), key=itemgetter(0))
+        for job in sorted(jobs, key=attrgetter("place", "seq"))
+    )
+    return (
+        (job, gang)
+        for job, gang in for_each
+        if isinstance(job, RunningJob) or able.claims_capacity(job, gang)
+    )
 
 
 class Able:
@@ -187,7 +240,8 @@ class Able:
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
     """Return the limits of queues. The slots that jobs hold, and the slots that running groups
     lack, count towards the limits."""
-    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
+    nodes = [*snapshot.nodes, *snapshot.to_come]
+    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up, nodes)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))
         if of_account is not None:
