@@ -20,9 +20,9 @@ class Ranking:
     """The ranks of the jobs of a snapshot."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime) -> None:
-        self._guaranteed = _within_quota(snapshot, gangs, now)
         active = active_accounts(snapshot)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
+        self._guaranteed = _within_quota(snapshot, gangs, self._standings, now)
         self._overdue = {
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
@@ -121,54 +121,85 @@ def at_the_front(
     return [fronts.rank(job.queue, rank) for job, rank in in_queue], there
 
 
-def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> dict[str, int]:
+_Claim = tuple[WaitingJob | RunningJob, Gang]
+
+
+def _within_quota(
+    snapshot: Snapshot, gangs: Gangs, standings: shares.Standings, now: datetime
+) -> dict[str, int]:
     """Return the jobs whose slots are guaranteed by the quota of a queue on their path, and the
     number of such queues: if a queue guarantees the slots, so do all queues above it.
 
     Jobs claim what is left of the quota of their own queue, in the order of priority; among jobs
-    with the same priority, running jobs come first. The other jobs then claim, in the same order,
-    what is left of the quota of the parent, without what its children keep because of their lending
-    limits, and so on. Waiting jobs that can't start now are not counted."""
+    with the same priority, running jobs come first. The other jobs then claim what is left of the
+    quota of the parent, without what its children keep because of their lending limits, and so on.
+    Waiting jobs that can't start now are not counted."""
     tree = QueueTree(snapshot.queues)
     if not tree.quotas:
         return {}
-    claims: Iterable[tuple[WaitingJob | RunningJob, Gang]] = _claims(snapshot, gangs, tree, now)
-    if tree.depth > 1:
-        claims = list(claims)
+    claims = _claims(snapshot, gangs, tree, now)
+    if tree.depth == 1:
+        return dict.fromkeys(_granted(claims, tree.quotas, 0, standings, gangs), 1)
+    left_over = list(claims)
     claimed: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
     found: dict[str, int] = {}
-    for num_above in reversed(range(tree.depth)):
-        left = {
-            name: _unclaimed(tree, name, quota, claimed)
-            for name, quota in tree.quotas.items()
-            if len(tree.path(name)) == num_above + 1
-        }
-        quotas = shares.Quotas(left, gangs.kinds)
-        for job, gang in claims:
-            path = tree.path(job.queue)
-            is_under = num_above < len(path) and job.job_id not in found
-            if is_under and quotas.grant(path[num_above], gang.kind, gang.least):
-                found[job.job_id] = num_above + 1
-                if tree.depth > 1:
-                    _count_claim(claimed, path[: num_above + 1], gang)
-            if quotas.are_spent:
-                break
+    for level in reversed(range(tree.depth)):
+        here = [name for name in tree.quotas if len(tree.path(name)) == level + 1]
+        left = {name: _unclaimed(tree, name, claimed) for name in here}
+        under = [each for each in left_over if len(standings.path(each[0].queue)) > level]
+        own = [each for each in under if len(standings.path(each[0].queue)) == level + 1]
+        others = [each for each in under if len(standings.path(each[0].queue)) > level + 1]
+        others.sort(key=lambda each: _rank_under(each[0], each[1], level, standings))
+        granted = set(_granted([*own, *others], left, level, standings, gangs))
+        for job, gang in under:
+            if job.job_id in granted:
+                _count_claim(claimed, standings.path(job.queue)[: level + 1], gang)
+        found |= dict.fromkeys(granted, level + 1)
+        left_over = [each for each in left_over if each[0].job_id not in granted]
     return found
 
 
-def _unclaimed(
-    tree: QueueTree,
-    name: str,
-    quota: Mapping[str, float],
-    claimed: Uses,
-) -> dict[str, float]:
+def _granted(
+    claims: Iterable[_Claim],
+    quotas: Mapping[str, Mapping[str, float]],
+    level: int,
+    standings: shares.Standings,
+    gangs: Gangs,
+) -> Iterator[str]:
+    """Yield the jobs whose claims are granted by the queues at this level of their paths."""
+    left = shares.Quotas(quotas, gangs.kinds)
+    if left.are_spent:
+        return
+    for job, gang in claims:
+        if left.grant(standings.path(job.queue)[level], gang.kind, gang.least):
+            yield job.job_id
+        if left.are_spent:
+            return
+
+
+def _rank_under(
+    job: WaitingJob | RunningJob, gang: Gang, level: int, standings: shares.Standings
+) -> tuple[object, ...]:
+    """Return the sort key of a job's claim to the quota of a queue above its own. Running jobs come
+    first, so that the queue does not take back more than its quota. Waiting jobs come in the order
+    in which they rank within the queue, so that the quota doesn't change this order."""
+    left_s = job.guess_s if job.left_s is None else job.left_s
+    return (
+        isinstance(job, WaitingJob),
+        standings.tiers(job.queue)[level + 1 :],
+        *(-job.priority, job.place, standings.user(job.queue, job.owner)),
+        *(order.work_left(left_s, gang.weight), job.seq),
+    )
+
+
+def _unclaimed(tree: QueueTree, name: str, claimed: Uses) -> dict[str, float]:
     """Return what the jobs of a queue can still claim of its quota."""
     of_queue = claimed.get(name, {})
     return {
         resource: amount
         - of_queue.get(resource, 0.0)
         - sum(tree.reserved(name, resource, claimed, "").values())
-        for resource, amount in quota.items()
+        for resource, amount in tree.quotas[name].items()
     }
 
 
@@ -181,9 +212,7 @@ def _count_claim(
             of_queue[resource] = of_queue.get(resource, 0.0) + gang.least * each
 
 
-def _claims(
-    snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime
-) -> Iterator[tuple[WaitingJob | RunningJob, Gang]]:
+def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) -> Iterator[_Claim]:
     """Return the jobs that count against a quota, in the order in which they claim it."""
     having = {name for name in tree.queues if not tree.quotas.keys().isdisjoint(tree.path(name))}
     in_order: defaultdict[tuple[int, bool], list[WaitingJob | RunningJob]] = defaultdict(list)

@@ -102,9 +102,9 @@ def may_evict(
     rank, and `ahead` states whether its queues and user are far ahead."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
-    if coming >= rank:
-        return False
     at = coming.level(rank)
+    if not coming.is_before(rank, at):
+        return False
     ours, theirs = coming.tiers[at], rank.tiers[at]
     if ours is Tier.QUOTA and theirs is not Tier.QUOTA:
         return True

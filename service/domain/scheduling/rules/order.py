@@ -64,15 +64,19 @@ class Rank(NamedTuple):
 
     def level(self, other: Rank) -> int:
         """Return the index of the tiers that decide whether one of the jobs may take the slots of
-        the other: the first tiers that differ, but no later than where their paths part. The
-        queues further down share the resources of different parents."""
+        the other: those of the queues at which their paths part. The queues above contain both
+        jobs, and the queues below share the resources of different parents."""
         last = len(self.tiers) - 1
         for at in range(last):
-            if self.tiers[at] != other.tiers[at]:
-                return at
             if self.path[at : at + 1] != other.path[at : at + 1]:
                 return at
         return last
+
+    def is_before(self, other: Rank, level: int) -> bool:
+        """Whether the job ranks better, without regard to the tiers above this level."""
+        if not level:
+            return self < other
+        return (self.tiers[level:], self[1:]) < (other.tiers[level:], other[1:])
 
     @property
     def standing(self) -> tuple[int, int, int]:
