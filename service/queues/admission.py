@@ -139,10 +139,15 @@ def refuse_priority(queue: Queue, priority: int) -> None:
     queue."""
     if priority > queue.max_priority:
         raise PriorityTooHigh(
-            f"is {priority}, but the maximum of the queue {queue.name!r} is {queue.max_priority}",
+            f"is {priority}, but the maximum of {_named(queue)} is {queue.max_priority}",
             pointer="/priority",
             hint="an admin can raise the job's priority after its submission",
         )
+
+
+def _named(queue: Queue) -> str:
+    above = "" if queue.parent is None else " and the queues above it"
+    return f"the queue {queue.name!r}{above}"
 
 
 def limit_in(
@@ -154,7 +159,7 @@ def limit_in(
     most_s = queue.max_runtime_s
     if own_s is not None and most_s is not None and own_s > most_s:
         raise RuntimeTooLong(
-            f"is {own_s} s, but the maximum of the queue {queue.name!r} is {most_s} s",
+            f"is {own_s} s, but the maximum of {_named(queue)} is {most_s} s",
             pointer=pointer,
             hint=f"set max_runtime_s to at most {most_s}, or choose another queue",
         )

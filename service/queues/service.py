@@ -236,7 +236,7 @@ def _views(session: Session, prices: PricesNow, only: str | None = None) -> list
 
 
 @dataclass
-class _Use:
+class _QueueUse:
     """The jobs of a queue and of all queues under it."""
 
     num_waiting: int = 0
@@ -245,8 +245,8 @@ class _Use:
     holds: dict[str, float] = field(default_factory=dict)
 
 
-def _uses(tree: QueueTree, users: Mapping[str, Sequence[views.QueueUser]]) -> dict[str, _Use]:
-    found = {name: _Use() for name in tree.queues}
+def _uses(tree: QueueTree, users: Mapping[str, Sequence[views.QueueUser]]) -> dict[str, _QueueUse]:
+    found = {name: _QueueUse() for name in tree.queues}
     for name, of_queue in users.items():
         for use in (found[each] for each in tree.path(name) if each in found):
             for user in of_queue:
@@ -257,7 +257,7 @@ def _uses(tree: QueueTree, users: Mapping[str, Sequence[views.QueueUser]]) -> di
     return found
 
 
-def _allowed(line: Sequence[Queue], uses: Mapping[str, _Use]) -> list[views.QueueBound]:
+def _allowed(line: Sequence[Queue], uses: Mapping[str, _QueueUse]) -> list[views.QueueBound]:
     """Return, for each resource that a queue or a queue above it limits, the limit that allows the
     least more. `line` begins with the queue."""
     found: dict[str, views.QueueBound] = {}

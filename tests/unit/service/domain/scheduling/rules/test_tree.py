@@ -17,7 +17,7 @@ from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import Standings, Tier, Used
 from service.domain.scheduling.rules.tree import QueueTree
 from tests.unit.service.domain.scheduling import snapshots
-from tests.unit.service.domain.scheduling.rules.trees import Oracle, snapshot_of, tree_of
+from tests.unit.service.domain.scheduling.rules.trees import TreeOracle, snapshot_of, tree_of
 from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
 FOR_SLOTS = ("waiting_for_slots", "lending_limit")
@@ -31,7 +31,7 @@ def test_a_job_starts_if_no_queue_above_it_forbids_it() -> None:
         snapshot = replace(
             snapshot, running=tuple(replace(job, held_s=0.0) for job in snapshot.running)
         )
-        oracle, (job,) = Oracle(snapshot), snapshot.queue
+        oracle, (job,) = TreeOracle(snapshot), snapshot.queue
         (decision,) = (each for each in plan(snapshot, NOW) if each.job_id == job.job_id)
         binding = oracle.binding(job, snapshot.running)
         free = snapshot.nodes[0].available_to_us["GPU"]
@@ -56,7 +56,7 @@ def test_it_is_the_turn_of_the_job_that_the_recursion_names(part: int) -> None:
         draw = random.Random(seed)
         queues = tree_of(draw)
         snapshot = snapshot_of(draw, queues, 6)
-        oracle = Oracle(snapshot)
+        oracle = TreeOracle(snapshot)
         order = in_order(snapshot, NOW, lambda job_id, error: None)
         jobs = [snapshot.queue[at] for at in order.queue]
         for first, second in itertools.pairwise(jobs):
@@ -69,7 +69,7 @@ def test_only_slots_that_the_rules_allow_are_reclaimed(part: int) -> None:
     for seed in range(80 * part, 80 * (part + 1)):
         draw = random.Random(seed)
         snapshot = snapshot_of(draw, tree_of(draw), 4)
-        oracle = Oracle(snapshot)
+        oracle = TreeOracle(snapshot)
         decisions = plan(snapshot, NOW)
         jobs = {job.job_id: job for job in snapshot.queue}
         running = {job.job_id: job for job in snapshot.running}
@@ -207,7 +207,7 @@ def test_quotas_that_children_share() -> None:
     draw = random.Random(1)
     for _ in range(200):
         queues = tree_of(draw)
-        tree, oracle = QueueTree(queues), Oracle(snapshot_of(draw, queues, 0))
+        tree, oracle = QueueTree(queues), TreeOracle(snapshot_of(draw, queues, 0))
         for queue in queues:
             quota = tree.quotas.get(queue.name, {}).get("GPU", 0.0)
             assert quota == oracle.quota(queue.name)

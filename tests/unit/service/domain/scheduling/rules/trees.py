@@ -98,7 +98,7 @@ def snapshot_of(draw: random.Random, queues: Sequence[Queue], num_waiting: int) 
 
 
 @dataclass
-class Oracle:
+class TreeOracle:
     """What the rules mean for a snapshot whose jobs need one GPU each."""
 
     snapshot: Snapshot
