@@ -24,7 +24,7 @@ class QueueUser(View):
 
 
 class QueueBound(View):
-    """What the rules of a queue and the queues above it still allow of one resource."""
+    """The amount of a resource that the rules of a queue and the queues above it still allow."""
 
     resource: str
     """A resource with Ray's name, or `jobs` for the number of running jobs."""
@@ -38,8 +38,8 @@ class QueueBound(View):
 
 
 class Queue(View):
-    """A queue: its rules, and the jobs in it. The jobs of a parent are those of all queues under
-    it."""
+    """A queue: its rules, and the jobs in it. The jobs of a parent are the jobs of all queues
+    under it."""
 
     name: str
     parent: str | None = None
@@ -77,7 +77,7 @@ class Queue(View):
     children: list[str] = []
     """Queues whose parent is this queue, sorted by name."""
     allowed: list[QueueBound] = []
-    """What the rules of the queue and the queues above it still allow, for each limited
+    """The amount that the rules of the queue and the queues above it still allow, for each limited
     resource."""
     warnings: list[Reason] = []
     """Rules that the cluster can't satisfy, such as a quota above its resources."""

@@ -35,7 +35,8 @@ def list_queues(
     shown = {queue.name: queue.name for queue in found}
     if tree:
         shown = in_tree({queue.name: queue.parent for queue in found})
-        found.sort(key=lambda queue: list(shown).index(queue.name))
+        by_name = {queue.name: queue for queue in found}
+        found = [by_name[name] for name in shown]
     headings = ("NAME", "WAITING", "RUNNING", "HOLDS", "LIMIT", "QUOTA", "WEIGHT")
     listing(
         found,

@@ -43,9 +43,10 @@ def _show(report: ShareReport) -> None:
     from dray.cli.display.tables import in_tree, table
 
     rows = []
-    shown = in_tree({queue.name: queue.parent for queue in report.queues})
-    for queue in sorted(report.queues, key=lambda queue: list(shown).index(queue.name)):
-        name = shown[queue.name]
+    by_name = {queue.name: queue for queue in report.queues}
+    parents = {queue.name: queue.parent for queue in report.queues}
+    for own_name, name in in_tree(parents).items():
+        queue = by_name[own_name]
         rows.append((name, None, *_share(queue), _tier(queue), queue.until))
         rows += [(name, u.owner, *_share(u), u.standing, u.until) for u in queue.users]
     head = ("QUEUE", "USER", "WEIGHT", "SHARE", "DUE", "USED", "DIFFERENCE", "MARGIN", "STANDING")

@@ -133,15 +133,16 @@ def in_tree(parents: Mapping[str, str | None]) -> dict[str, str]:
     """Return the names in the order of a tree, each mapped to the name indented by its depth.
     `parents` maps each name to its parent."""
     found: dict[str, str] = {}
+    children: dict[str | None, list[str]] = {}
+    for name, parent in sorted(parents.items()):
+        children.setdefault(parent if parent in parents else None, []).append(name)
 
-    def add(name: str, depth: int) -> None:
-        found[name] = "  " * depth + name
-        for child in sorted(each for each, parent in parents.items() if parent == name):
-            add(child, depth + 1)
+    def add(above: str | None, indent: str) -> None:
+        for name in children.get(above, ()):
+            found[name] = indent + name
+            add(name, indent + "  ")
 
-    for name in sorted(parents):
-        if parents[name] not in parents:
-            add(name, 0)
+    add(None, "")
     return found
 
 

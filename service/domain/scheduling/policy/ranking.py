@@ -130,9 +130,9 @@ def _within_quota(
     """Return the jobs whose slots are guaranteed by the quota of a queue on their path, and the
     number of such queues: if a queue guarantees the slots, so do all queues above it.
 
-    Jobs claim what is left of the quota of their own queue, in the order of priority; among jobs
-    with the same priority, running jobs come first. The other jobs then claim what is left of the
-    quota of the parent, without what its children keep because of their lending limits, and so on.
+    Jobs claim the quota of their own queue, in the order of priority; among jobs with the same
+    priority, running jobs come first. The other jobs then claim the rest of the quota of the
+    parent, without the resources that its children keep because of their lending limits, and so on.
     Waiting jobs that can't start now are not counted."""
     tree = QueueTree(snapshot.queues)
     if not tree.quotas:
@@ -193,7 +193,7 @@ def _rank_under(
 
 
 def _unclaimed(tree: QueueTree, name: str, claimed: Uses) -> dict[str, float]:
-    """Return what the jobs of a queue can still claim of its quota."""
+    """Return the part of a queue's quota that its jobs can still claim."""
     of_queue = claimed.get(name, {})
     return {
         resource: amount

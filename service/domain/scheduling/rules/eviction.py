@@ -201,7 +201,7 @@ class Candidates:
                 job for job, rank, _ in every if may_shrink(coming, job, rank, least_s)
             ]
             self._leaving = [each for each in every if may_evict(coming, *each, least_s)]
-            if len(coming.tiers) > 1:  # the queues nearest in the tree give back first
+            if len(coming.tiers) > 1:  # the queues nearest in the tree release slots first
                 self._leaving.sort(key=lambda each: _distance(coming, each[1]))
         shrinking = [job for job in self._shrinking if job.job_id not in but]
         for job in shrinking:

@@ -29,7 +29,7 @@ class Lending:
         """The resources that the jobs of each queue hold, including the queues under it; of all
         queues for None."""
         self._soon: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
-        """The same once the jobs that were asked to release slots have released them."""
+        """Like `_now`, once the jobs that were asked to release slots have released them."""
 
     def add(self, queue: str, held: Iterable[tuple[str, float]]) -> None:
         """Count resources that a job of the queue holds."""

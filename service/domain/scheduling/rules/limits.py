@@ -97,7 +97,7 @@ class _Scope:
     use: _Use
     height: int
     """The position among the scopes of an account: the limits of the user come before the limits of
-    the queue, and the limits of a queue before those of its parent."""
+    the queue, and the limits of a queue before the limits of its parent."""
     borrowing: Mapping[str, float]
     """The borrowing limit, where it is what limits the queue."""
 

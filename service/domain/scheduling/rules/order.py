@@ -64,8 +64,8 @@ class Rank(NamedTuple):
 
     def level(self, other: Rank) -> int:
         """Return the index of the tiers that decide whether one of the jobs may take the slots of
-        the other: those of the queues at which their paths part. The queues above contain both
-        jobs, and the queues below share the resources of different parents."""
+        the other: the tiers of the queues at which their paths part. The queues above contain
+        both jobs, and the queues below share the resources of different parents."""
         last = len(self.tiers) - 1
         for at in range(last):
             if self.path[at : at + 1] != other.path[at : at + 1]:

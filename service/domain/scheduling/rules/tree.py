@@ -29,7 +29,7 @@ class QueueTree:
     def __init__(self, queues: Iterable[Queue]) -> None:
         self.queues = {queue.name: queue for queue in queues}
         self.children: defaultdict[str | None, list[str]] = defaultdict(list)
-        """The names of the children of each queue; those of None have no parent."""
+        """The names of the children of each queue, and of the queues without a parent for None."""
         for queue in self.queues.values():
             self.children[self._parent(queue)].append(queue.name)
         self._paths: dict[str, Path] = {}
@@ -59,10 +59,12 @@ class QueueTree:
 
     def under(self, name: str) -> list[str]:
         """Return the names of the queue and of all queues under it."""
-        found = [name]
-        for each in found:
-            found += [child for child in self.children.get(each, ()) if child not in found]
-        return found
+        found, at = {name: None}, 0
+        while at < len(found):
+            names = list(found)[at:]
+            at = len(found)
+            found |= dict.fromkeys(child for each in names for child in self.children.get(each, ()))
+        return list(found)
 
     def _parent(self, queue: Queue) -> str | None:
         return queue.parent if queue.parent in self.queues else None

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from service.domain.scheduling.outlook.factors import Factors
 from service.domain.scheduling.policy import Preempt, Snapshot, Start, Wait, WaitingJob, plan
 from service.domain.scheduling.policy.ordering import in_order
 from service.domain.scheduling.rules.queues import Queue
@@ -201,6 +202,51 @@ def test_usage_moves_with_its_queue_to_another_parent() -> None:
     assert (after.of_queues["a"].used_s, after.of_queues["b"].used_s) == (10 * HOUR, 50 * HOUR)
     assert (after.tier("a"), after.tier("b")) == (Tier.SHARE, Tier.AHEAD)
     assert after.tier("a1") is Tier.AHEAD, "among the children of its new parent"
+
+
+def test_reasons_name_the_queues_that_decide() -> None:
+    queues = (Queue("lab", quota={"GPU": 2.0}), Queue("a", parent="lab"), Queue("other"))
+    there = [
+        snapshots.running(f"r{n}", {"n": 1}, queue="other", seq=n, yields=False) for n in range(4)
+    ]
+    waiting = [
+        snapshots.waiting("first", queue="a", seq=10, priority=10),
+        snapshots.waiting("second", queue="other", seq=11, priority=90),
+    ]
+    snapshot = snapshots.snapshot(waiting, there, {"n": 4.0}, queues=queues)
+    (asked,) = (each for each in plan(snapshot, NOW) if each.job_id.startswith("r"))
+    assert isinstance(asked, Preempt)
+    assert asked.reason.message == (
+        "releases its slots for job first, which is within the quota of 'lab'"
+    )
+    factors = Factors(snapshot, NOW)
+    (ahead,) = factors.ahead("second", 20)
+    assert (ahead.job_id, ahead.decided_by) == ("first", "tier")
+    assert ahead.message == (
+        "within the quota of the queue 'lab'; this job: the queue 'other' is not ahead of its share"
+    )
+    tiers = [each.message for each in factors.of("first") if each.name == "tier"]
+    assert tiers == [
+        "within the quota of the queue 'lab'",
+        "the queue 'a' is not ahead of its share",
+    ]
+
+
+def test_the_queues_nearest_in_the_tree_return_slots_first() -> None:
+    """Of two queues that borrow, the one with the same parent is asked."""
+    queues = (
+        *(Queue("lab"), Queue("a", parent="lab", quota={"GPU": 1.0}), Queue("b", parent="lab")),
+        *(Queue("rest"), Queue("c", parent="rest")),
+    )
+    for near in (0, 1):
+        there = [
+            snapshots.running(f"r{n}", {"n": 1}, queue="b" if n == near else "c", lost_s=float(n))
+            for n in range(2)
+        ]
+        (job,) = (snapshots.waiting("mine", queue="a"),)
+        seen = snapshots.snapshot([job], there, {"n": 2.0}, queues=queues)
+        asked = [each.job_id for each in plan(seen, NOW) if isinstance(each, Preempt)]
+        assert asked == [f"r{near}"]
 
 
 def test_quotas_that_children_share() -> None:
