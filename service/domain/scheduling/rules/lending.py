@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.slots import EPSILON, Node, spoken
 from service.domain.scheduling.rules.queues import has_of
-from service.domain.scheduling.rules.tree import QueueTree
+from service.domain.scheduling.rules.tree import QueueTree, Uses
 
 
 class Lending:
@@ -31,6 +31,9 @@ class Lending:
         self._soon: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
         """Like `_now`, once the jobs that were asked to release slots have released them."""
 
+        self._found: dict[tuple[str, WorkerKind, bool], tuple[int, str] | None] = {}
+        """The answers of `workers` since the uses have changed."""
+
     def add(self, queue: str, held: Iterable[tuple[str, float]]) -> None:
         """Count resources that a job of the queue holds."""
         held = list(held)
@@ -45,6 +48,7 @@ class Lending:
     def trial(self) -> Lending:
         """Return a copy in which jobs can leave for a trial."""
         found = copy.copy(self)
+        found._found = {}
         found._soon = defaultdict(dict, {name: dict(held) for name, held in self._soon.items()})
         return found
 
@@ -52,18 +56,23 @@ class Lending:
         """Return how many workers of a job of this queue fit without the resources that other
         queues keep for themselves, and a message that names these; None if no queue keeps any of
         the kind's resources."""
-        uses, found = self._soon if soon else self._now, None
+        key = queue, kind, soon
+        if key not in self._found:
+            self._found[key] = self._workers(queue, kind, self._soon if soon else self._now)
+        return self._found[key]
+
+    def _workers(self, queue: str, kind: WorkerKind, uses: Uses) -> tuple[int, str] | None:
+        found, path = None, self._tree.path(queue)
         for resource, each in kind.counted:
             if not each or resource not in self._total:
                 continue
             keeping: dict[str, float] = {}
-            path = self._tree.path(queue)
             for above, but in zip((None, *path), (*path, ""), strict=True):
                 keeping |= self._tree.reserved(above, resource, uses, but)
             if not keeping:
                 continue
             kept = sum(keeping.values())
-            left = self._total[resource] - uses[None].get(resource, 0.0) - kept
+            left = self._total[resource] - uses.get(None, {}).get(resource, 0.0) - kept
             number = max(0, math.floor((left + EPSILON) / each))
             if found is None or number < found[0]:
                 first = min(keeping, key=lambda name: (-keeping[name], name))
@@ -80,6 +89,7 @@ class Lending:
         queue: str,
         held: Iterable[tuple[str, float]],
     ) -> None:
+        self._found.clear()
         for name in (None, *self._tree.path(queue)):
             use = uses[name]
             for resource, amount in held:

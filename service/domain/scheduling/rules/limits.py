@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.domain.scheduling.placement.gangs import WorkerKind
@@ -100,10 +100,6 @@ class _Scope:
     the queue, and the limits of a queue before the limits of its parent."""
     borrowing: Mapping[str, float]
     """The borrowing limit, where it is what limits the queue."""
-
-    @property
-    def limits_nothing(self) -> bool:
-        return self.max_running is None and not self.amounts
 
     def counted(self, kind: WorkerKind) -> _Counted:
         """Return the limited resources of a worker."""
@@ -219,6 +215,8 @@ class QueueLimits:
         self.lending = Lending(self._tree, nodes) if self._tree.lent else None
         self._uses: defaultdict[tuple[str, str | None], _Use] = defaultdict(_Use)
         """The jobs of each queue, and of each user in it."""
+        self._of_queues: dict[str, list[_Scope]] = {}
+        """The limits of each queue and of the queues above it."""
         self._of_accounts: dict[Account, AccountLimits | None] = {}
         for holder in holders:
             limits = self.of((holder.queue, holder.owner))
@@ -231,7 +229,7 @@ class QueueLimits:
             return self._of_accounts[account]
         except KeyError:
             pass
-        scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
+        scopes = [*self._of_user(*account), *self._of_queue(account[0])]
         why = self._used_up.get(account[0])
         closed = None if why is None else Headroom(0, BUDGET_USED_UP, why, height=-1)
         limits = None
@@ -240,24 +238,34 @@ class QueueLimits:
         self._of_accounts[account] = limits
         return limits
 
-    def _made(self, name: str, owner: str) -> Iterator[_Scope]:
-        """Yield the scopes of an account in the order of their heights."""
-        line = self._tree.upwards(name)
-        for height, queue in enumerate(line):
-            yield _Scope(
+    def _of_user(self, name: str, owner: str) -> list[_Scope]:
+        return [
+            _Scope(
                 USER_LIMIT,
                 *(queue.user_limit, queue.max_running_per_user, owner),
                 *(f" in the queue {queue.name!r}", "its limit for a user"),
                 *(f"the queue {queue.name!r} allows a user", self._uses[queue.name, owner]),
                 *(height, {}),
             )
-        for height, queue in enumerate(line, len(line)):
-            yield _Scope(
-                QUEUE_LIMIT,
-                *(queue.most, queue.max_running, f"the queue {queue.name!r}", "", "its limit"),
-                *(f"the queue {queue.name!r} allows", self._uses[queue.name, None]),
-                *(height, {n: queue.borrowing_limit[n] for n in queue.bound_by_borrowing}),
-            )
+            for height, queue in enumerate(self._tree.upwards(name))
+            if queue.user_limit or queue.max_running_per_user is not None
+        ]
+
+    def _of_queue(self, name: str) -> list[_Scope]:
+        found = self._of_queues.get(name)
+        if found is None:
+            line = self._tree.upwards(name)
+            found = self._of_queues[name] = [
+                _Scope(
+                    QUEUE_LIMIT,
+                    *(queue.most, queue.max_running, f"the queue {queue.name!r}", "", "its limit"),
+                    *(f"the queue {queue.name!r} allows", self._uses[queue.name, None]),
+                    *(height, {n: queue.borrowing_limit[n] for n in queue.bound_by_borrowing}),
+                )
+                for height, queue in enumerate(line, len(line))
+                if queue.most or queue.max_running is not None
+            ]
+        return found
 
 
 def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | None]:

@@ -211,7 +211,7 @@ def test_reasons_name_the_queues_that_decide() -> None:
     ]
     waiting = [
         snapshots.waiting("first", queue="a", seq=10, priority=10),
-        snapshots.waiting("second", queue="other", seq=11, priority=90),
+        snapshots.waiting("second", queue="other", seq=11, priority=50),
     ]
     snapshot = snapshots.snapshot(waiting, there, {"n": 4.0}, queues=queues)
     (asked,) = (each for each in plan(snapshot, NOW) if each.job_id.startswith("r"))
