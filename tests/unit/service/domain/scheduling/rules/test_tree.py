@@ -249,6 +249,35 @@ def test_the_queues_nearest_in_the_tree_return_slots_first() -> None:
         assert asked == [f"r{near}"]
 
 
+def test_a_job_that_its_own_queue_blocks_does_not_block_its_siblings() -> None:
+    queues = (
+        Queue("lab", limit={"GPU": 4.0}),
+        *(Queue("a", parent="lab", limit={"GPU": 1.0}), Queue("b", parent="lab")),
+    )
+    there = [snapshots.running("r", {"n": 1}, queue="a", held_s=0.0)]
+    waiting = [snapshots.waiting(f"a{n}", queue="a", seq=n) for n in range(4)]
+    waiting += [snapshots.waiting(f"b{n}", queue="b", seq=10 + n) for n in range(4)]
+    found = plan(snapshots.snapshot(waiting, there, {"n": 8.0}, queues=queues), NOW)
+    assert [each.job_id for each in found if isinstance(each, Start)] == ["b0", "b1", "b2"]
+    codes = {each.job_id: each.reason.message for each in found if isinstance(each, Wait)}
+    assert "the queue 'a' holds 1 GPU, and its limit is 1 GPU" in codes["a3"]
+    assert "the queue 'lab' holds 4 GPU, and its limit is 4 GPU" in codes["b3"]
+
+
+@pytest.mark.parametrize(("lends", "first"), [(0.0, "outside"), (4.0, "inside")])
+def test_a_quota_that_is_not_lent_does_not_count_for_siblings(lends: float, first: str) -> None:
+    queues = (
+        *(Queue("lab"), Queue("b", parent="lab"), Queue("other")),
+        Queue("a", parent="lab", quota={"GPU": 4.0}, lending_limit={"GPU": lends}),
+    )
+    waiting = [
+        snapshots.waiting("inside", queue="b", priority=10),
+        snapshots.waiting("outside", queue="other", priority=90),
+    ]
+    snapshot = snapshots.snapshot(waiting, [], {"n": 8.0}, queues=queues)
+    assert Factors(snapshot, NOW).in_order()[0] == first
+
+
 def test_quotas_that_children_share() -> None:
     draw = random.Random(1)
     for _ in range(200):
