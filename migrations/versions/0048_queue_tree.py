@@ -11,6 +11,8 @@ down_revision = "0044"
 
 def upgrade() -> None:
     empty = sa.text("'{}'")
+    no = sa.text("false")
     op.add_column("queues", sa.Column("parent", sa.String(64)))
+    op.add_column("queues", sa.Column("is_parent", sa.Boolean(), nullable=False, server_default=no))
     for name in ("borrowing_limit", "lending_limit"):
         op.add_column("queues", sa.Column(name, sa.JSON(), nullable=False, server_default=empty))

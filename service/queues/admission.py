@@ -36,9 +36,9 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
     queues, Unsatisfiable if its limits or the limits of a queue above it can never allow the job,
     and QueueFull if too many jobs would be waiting. Returns the queue as `locked` does.
     """
-    line = _locked_line(session, name)
-    children = repository.children(session, name)
-    if children:
+    line, is_parent = _locked_line(session, name)
+    if is_parent:
+        children = repository.children(session, name)
         listed = ", ".join(children[:MAX_NAMED]) + (
             " and more" if len(children) > MAX_NAMED else ""
         )
@@ -68,20 +68,21 @@ def locked(session: Session, name: str) -> Queue:
     Until this transaction ends, no other transaction can delete or change these queues. If one of
     them limits the number of waiting jobs, no other transaction can add jobs under it either.
     """
-    return QueueTree(_locked_line(session, name)).combined(name)
+    return QueueTree(_locked_line(session, name)[0]).combined(name)
 
 
-def _locked_line(session: Session, name: str) -> list[Queue]:
+def _locked_line(session: Session, name: str) -> tuple[list[Queue], bool]:
+    """Return the queue and the queues above it, and whether the queue has children."""
     found = repository.lock(session, name)
     if found is None:
         raise _unknown(session, name)
-    line = [found]
+    line = [found[0]]
     while line[-1].parent is not None:
         above = repository.lock(session, line[-1].parent)
         if above is None:
             break
-        line.append(above)
-    return line
+        line.append(above[0])
+    return line, found[1]
 
 
 def _unknown(session: Session, name: str) -> UnknownQueue:

@@ -7,9 +7,20 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, QueueRow
@@ -35,19 +46,24 @@ def get(session: Session, name: str) -> Queue | None:
     return _found(session, _named(), name)
 
 
-def lock(session: Session, name: str) -> Queue | None:
-    """Lock the queue and return it; None if it does not exist.
+def lock(session: Session, name: str) -> tuple[Queue, bool] | None:
+    """Lock the queue and return it, and whether it has children; None if it does not exist.
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
     the queue limits the number of waiting jobs, no other transaction can add waiting jobs either. A
     queue without such a limit is locked in shared mode, so that submissions to it do not wait for
     each other.
     """
-    return _found(session, _locking(shared=True), name) or lock_alone(session, name)
+    for shared in (True, False):
+        query = _locking(shared=shared).add_columns(QueueRow.is_parent)
+        row = session.connection().execute(query, {"queue": name}).one_or_none()
+        if row is not None:
+            return Queue(*row[:-1]), row[-1]
+    return None
 
 
 def lock_alone(session: Session, name: str) -> Queue | None:
-    """Like `lock`, but always in exclusive mode."""
+    """Lock the queue in exclusive mode, and return it; None if it does not exist."""
     return _found(session, _locking(shared=False), name)
 
 
@@ -86,9 +102,18 @@ def children(session: Session, name: str) -> Sequence[str]:
     return session.scalars(query).all()
 
 
+def mark_parents(session: Session) -> None:
+    """Update `is_parent` of all queues after a change of any parent."""
+    child = aliased(QueueRow)
+    has = select(child.name).where(child.parent == QueueRow.name).correlate(QueueRow).exists()
+    changed = update(QueueRow).where(QueueRow.is_parent != has).values(is_parent=has)
+    session.execute(changed.execution_options(synchronize_session=False))
+
+
 def put(session: Session, queue: Queue) -> None:
     """Add a queue, or replace its rules."""
     _upsert(session, queue, asdict(queue))
+    mark_parents(session)
 
 
 def add(session: Session, queue: Queue) -> None:
@@ -106,6 +131,7 @@ def _upsert(session: Session, queue: Queue, changes: dict[str, Any]) -> None:
 
 def remove(session: Session, name: str) -> None:
     session.execute(delete(QueueRow).where(QueueRow.name == name))
+    mark_parents(session)
 
 
 def _waiting() -> tuple[ColumnElement[bool], ...]:
