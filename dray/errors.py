@@ -229,6 +229,10 @@ class UnknownQueue(BadRequest, code="unknown_queue"):
     """The job's queue does not exist; the detail lists the existing queues."""
 
 
+class QueueHoldsNoJobs(BadRequest, code="queue_holds_no_jobs"):
+    """The job's queue is the parent of other queues; the hint lists these."""
+
+
 class PriorityTooHigh(BadRequest, code="priority_too_high"):
     """The job's priority is above its queue's `max_priority`."""
 
@@ -423,7 +427,8 @@ class TooManyReservations(Conflict, code="too_many_reservations"):
 
 
 class QueueInUse(Conflict, code="queue_in_use"):
-    """The queue can't be deleted, because it has unfinished jobs or is the default queue."""
+    """The queue can't be deleted, because it has unfinished jobs or children, or is the default
+    queue."""
 
 
 class CheckpointInUse(Conflict, code="checkpoint_in_use"):

@@ -246,9 +246,12 @@ DRILL: Mapping[str, Any] = {
 }
 
 RULES: Mapping[str, Any] = {
+    "parent": "lab",
     "weight": 2.0,
     "user_weights": {"ann": 2.0},
     "quota": {"GPU": 4.0},
+    "borrowing_limit": {"GPU": 3.0},
+    "lending_limit": {"GPU": 2.0},
     "limit": {"GPU": 8.0, "memory": 68_719_476_736.0},
     "user_limit": {"GPU": 2.0},
     "max_running": None,
@@ -277,6 +280,10 @@ QUEUE: Mapping[str, Any] = {
     "currency": "EUR",
     **USE,
     "users": [{"owner": "ann", "weight": 2.0, **USE}],
+    "children": [],
+    "allowed": [
+        {"resource": "GPU", "left": 1.0, "most": 8.0, "queue": "lab", "rule": "limit"},
+    ],
     "warnings": [
         {
             "code": "quota_above_cluster",

@@ -189,6 +189,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/queue",
         "hint": "did you mean 'night'?",
     },
+    "queue_holds_no_jobs": {
+        "detail": "the queue 'lab' is the parent of other queues, so it holds no jobs",
+        "pointer": "/queue",
+        "hint": "choose a queue under it: day, night",
+    },
     "priority_too_high": {
         "detail": "is 90, but the maximum of the queue 'night' is 70",
         "pointer": "/priority",

@@ -149,6 +149,7 @@ async def list_jobs(
         "job_finished",
         "job_not_waiting",
         "unknown_queue",
+        "queue_holds_no_jobs",
         "queue_full",
         "priority_too_high",
         "runtime_too_long",

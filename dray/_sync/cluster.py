@@ -29,11 +29,12 @@ class ClusterCalls(Calls):
         These rules are numbers: `weight`, `max_running`, `max_running_per_user`, `max_queued`,
         `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`.
         `default_max_runtime_s` and `max_runtime_s` are seconds, or durations such as `"2h"`.
-        `quota`, `limit` and `user_limit` map Ray's resource names to amounts, for example
-        `limit={"GPU": 8, "memory": "64GiB"}`. `user_weights` maps users to weights, for example
-        `user_weights={"ann": 2}`. Resources and users that are not given remain unchanged. Pass
-        None to restore the default of a rule, or to remove a resource or a user's weight. Raises
-        InvalidQueue if the rules contradict each other.
+        `quota`, `borrowing_limit`, `lending_limit`, `limit` and `user_limit` map Ray's resource
+        names to amounts, for example `limit={"GPU": 8, "memory": "64GiB"}`. `user_weights` maps
+        users to weights, for example `user_weights={"ann": 2}`. `parent` is the name of a queue.
+        Resources and users that are not given remain unchanged. Pass None to restore the default of
+        a rule, or to remove a resource or a user's weight. Raises InvalidQueue if the rules
+        contradict each other or the rules of the queues above or under the queue.
         """
         path = f"/v1/queues/{segment(name)}"
         call = Call.with_json("PATCH", path, rules, params(create=True))
@@ -41,7 +42,7 @@ class ClusterCalls(Calls):
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue. Only for admins. Raises QueueInUse if the queue has jobs that have not
-        ended."""
+        ended, or children."""
         self._send(Call("DELETE", f"/v1/queues/{segment(name)}"))
 
     def costs(

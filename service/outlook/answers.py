@@ -34,7 +34,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
-from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import singletons
 from service.lifecycle.resizing import request_of
 from service.outlook import codec, forecasts
@@ -49,7 +49,7 @@ is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
-        *("queue_limit", "user_limit"),
+        *("queue_limit", "user_limit", "lending_limit"),
     }
 )
 """Reasons why jobs wait although they might start immediately in another queue, with fewer
@@ -242,24 +242,25 @@ def _favoured(situation: Situation, row: JobRow) -> list[views.Reason]:
 
 
 def _choices(session: Session, row: JobRow, earlier: RunTimes, now: datetime) -> Choices:
-    queues = queues_repository.every(session)
-    here = next((queue for queue in queues if queue.name == row.queue), Queue(row.queue))
-    others = (queue for queue in queues if queue is not here)
+    tree = QueueTree(queues_repository.every(session))
     return Choices(
         resubmit=Resubmission(row, earlier),
-        queues=tuple(that_accept(session, others, row, now)),
-        max_priority=here.max_priority,
+        queues=tuple(that_accept(session, tree, row, now)),
+        max_priority=tree.combined(row.queue).max_priority,
     )
 
 
 def that_accept(
-    session: Session, queues: Iterable[Queue], row: JobRow, now: datetime
+    session: Session, tree: QueueTree, row: JobRow, now: datetime
 ) -> Iterator[OtherQueue]:
     """Yield the queues to which the job could be moved."""
     own_s = None if row.is_runtime_of_queue else row.max_runtime_s
-    for queue in queues:
+    for name in tree.queues:
+        if name == row.queue or tree.children.get(name):
+            continue
+        queue = tree.combined(name)
         try:
-            admission.refuse_if_full(session, queue, row.owner, 1)
+            admission.refuse_if_full(session, tree.upwards(name), row.owner, 1)
             limit_s = admission.limit_in(queue, own_s, row.runtime_used_s)
         except DomainError:
             continue

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.db.models import JobRow, ReservationRow
 from service.db.repositories.bulk import table_of
+from service.db.session import wait_for_others
 from service.domain.scheduling.rules.reservations import ReservationRules
 
 _RULES = tuple(field.name for field in fields(ReservationRules))
@@ -23,10 +24,8 @@ transactions could add reservations of the same nodes for the same time."""
 
 
 def lock_changes(session: Session) -> None:
-    """Wait for all other transactions that change reservations. On SQLite, no other transaction can
-    write at the same time."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(LOCK_OF_CHANGES)))
+    """Wait for all other transactions that change reservations."""
+    wait_for_others(session, LOCK_OF_CHANGES)
 
 
 def every(session: Session) -> list[ReservationRules]:

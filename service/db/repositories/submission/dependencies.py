@@ -25,6 +25,7 @@ from dray.views import JobState
 from service.db.models import JobDependencyRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission.arrays import by_unit
+from service.db.session import wait_for_others
 from service.domain.scheduling.rules.dependencies import Prerequisite, is_against
 from service.domain.states import STOPPED_EARLY, UNFINISHED
 
@@ -121,10 +122,8 @@ other job waits for a new job."""
 
 
 def lock_changes(session: Session) -> None:
-    """Wait for all other transactions that change dependencies of stored jobs. On SQLite, no other
-    transaction can write at the same time."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(LOCK_OF_CHANGES)))
+    """Wait for all other transactions that change dependencies of stored jobs."""
+    wait_for_others(session, LOCK_OF_CHANGES)
 
 
 def chain(session: Session, first: str, last: str) -> list[str] | None:

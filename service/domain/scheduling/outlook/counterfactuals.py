@@ -22,12 +22,17 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.slots import Request, amount_of, count, fits, workers
 from service.domain.scheduling.policy import WaitingJob
-from service.domain.scheduling.rules.limits import QUEUE_LIMIT, USER_LIMIT, why_never
+from service.domain.scheduling.rules.limits import (
+    LENDING_LIMIT,
+    QUEUE_LIMIT,
+    USER_LIMIT,
+    why_never,
+)
 from service.domain.scheduling.rules.obstacles import Reason, jobs
 from service.domain.scheduling.rules.queues import Queue
 
 UNSATISFIABLE = "unsatisfiable"
-LIMITS = (QUEUE_LIMIT, USER_LIMIT)
+LIMITS = (QUEUE_LIMIT, USER_LIMIT, LENDING_LIMIT)
 MAX_QUEUES = 3
 """Maximum number of other queues to try."""
 MAX_SIZES = 2

@@ -21,6 +21,7 @@ from service.domain.scheduling.placement.slots import Kind, Node, fits, fits_pin
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import QueueTree
 
 ClassKey = tuple[object, ...]
 _Sort = tuple[Kind, bool]
@@ -41,7 +42,8 @@ class JobClasses:
         """queue: jobs in the order in which a plan considers them, as far as this order is
         known."""
         self._has_reservations = has_reservations
-        self._queues = {each.name: each for each in queues}
+        self._tree = QueueTree(queues)
+        self._alone: dict[str, tuple[bool, bool]] = {}
         self._nodes = list(nodes)
         self._positions: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
@@ -167,9 +169,7 @@ class JobClasses:
             *(request.kind, request.num_workers, request.min_workers, request.required_level),
             *(request.homes, request.role_kinds, job.yields),
         )
-        queue = self._queues.get(job.queue) or Queue(job.queue)
-        is_of_queue = bool(queue.quota or queue.limit) or queue.max_running is not None
-        is_of_user = bool(queue.user_limit) or queue.max_running_per_user is not None
+        is_of_queue, is_of_user = self._counts_alone(job.queue)
         return (
             *asks,
             job.queue if is_of_queue or is_of_user else None,
@@ -184,6 +184,21 @@ class JobClasses:
             return ()
         claim = job.reservation, job.owner, job.queue, job.project
         return *claim, job.ends_within_s, job.attempt > 0
+
+    def _counts_alone(self, name: str) -> tuple[bool, bool]:
+        """Whether the jobs of the queue, and of each of its users, have limits or quotas of their
+        own."""
+        found = self._alone.get(name)
+        if found is None:
+            line = self._tree.upwards(name)
+            of_queue = bool(self._tree.lent) or any(
+                queue.quota or queue.limit or queue.max_running is not None for queue in line
+            )
+            of_user = any(
+                queue.user_limit or queue.max_running_per_user is not None for queue in line
+            )
+            found = self._alone[name] = of_queue, of_user
+        return found
 
 
 def _fits(sort: _Sort, free: Mapping[str, float]) -> int:

@@ -18,6 +18,7 @@ from service.domain.scheduling.policy.ranking import active_accounts
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Tier, UserStanding
+from service.domain.scheduling.rules.tree import QueueTree
 
 UNKNOWN_S = 3600.0
 """Assumed running time of a job, in seconds, if nothing is known about this job or other jobs."""
@@ -124,13 +125,19 @@ class Situation:
         standings = Standings(snapshot.queues, snapshot.used_s, accounts)
         there = {name for name, _ in accounts}
         found = []
+        tree = QueueTree(snapshot.queues)
+        path = tree.path(queue)
+        there = {above for name in there for above in tree.path(name)}
         for other in snapshot.queues:
-            if other.quota and other.name != queue and other.name in there:
+            if other.quota and other.name not in path and other.name in there:
                 message = f"jobs within the quota of the queue {other.name!r} come first"
                 found.append(Reason("other_quota", message))
-        if standings.tier(queue) is Tier.AHEAD:
-            message = f"the queue {queue!r} has used more than its share: other queues come first"
-            found.append(Reason("queue_is_ahead", message))
+        for name in path:
+            if standings.tier(name) is Tier.AHEAD:
+                message = (
+                    f"the queue {name!r} has used more than its share: other queues come first"
+                )
+                found.append(Reason("queue_is_ahead", message))
         standing = standings.user(queue, owner)
         if standing is UserStanding.AHEAD:
             message = f"{owner} has used more than their share of the queue: other users come first"

@@ -27,6 +27,7 @@ from service.domain.scheduling.policy.windows import Leaving
 from service.domain.scheduling.rules import eviction, order
 from service.domain.scheduling.rules.backfill import Backfill
 from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import FarAhead
 
@@ -48,6 +49,7 @@ class Departures:
         gangs: Gangs,
         ranks: Mapping[str, order.Rank],
         ahead: Mapping[str, FarAhead],
+        lending: Lending | None,
     ) -> None:
         """`leaving` contains the jobs that leave reserved nodes. `ranks` and `ahead` contain the
         ranks of the running jobs in the scheduling order, and which of their accounts are far ahead
@@ -56,6 +58,7 @@ class Departures:
         self._stock = stock
         self._gangs = gangs
         self._ranks = ranks
+        self._lending = lending
         running = eviction.cheapest_first(snapshot.running, ranks)
         asked = () if snapshot.slots_lag else running
         self._candidates = eviction.Candidates(asked, ranks, ahead, snapshot.min_run_s)
@@ -70,7 +73,7 @@ class Departures:
                 self._expect(job, job.slices)
             elif job.recalled:
                 self._expect(job, job.recalled)
-        self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
+        self._unevictable: dict[tuple[object, ...], tuple[order.Rank, int]] = {}
         """For each kind of request for which not enough slots could be freed: the rank of the
         requesting job, and the number of its workers that would fit if every job that can be asked
         for slots released them."""
@@ -119,7 +122,7 @@ class Departures:
         for job, gang, rank in waiting:
             if not emptied.can_hold(gang) or not able.claims_capacity(job, gang):
                 continue
-            standing = _standing(rank)
+            standing = rank.standing
             # The sizing rules ignore topology domains, so don't use them for jobs that require one.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
@@ -142,7 +145,7 @@ class Departures:
             claims.append(
                 ElasticClaim(
                     running.job_id,
-                    _standing(rank),
+                    rank.standing,
                     self._gangs.of(running.request).kind,
                     choice,
                     held=count(running.slices),
@@ -206,7 +209,10 @@ class Departures:
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets
-        key = gang.kind, job.yields, is_sized
+        lent = None
+        if self._lending is not None:
+            lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
+        key = gang.kind, job.yields, is_sized, job.queue if lent else None
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
@@ -214,7 +220,7 @@ class Departures:
         kept |= self._stock.ended if offer.keeps_for_later else set()
         kept |= self.targets.keys() if is_sized else set()
         candidates = self._candidates.of(rank, kept)
-        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
+        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs, lent)
         if not found.asks:
             self._unevictable[key] = rank, found.capacity
             return False
@@ -264,8 +270,7 @@ class Departures:
         for part in slices:
             self._leaving_from[part.node_id].append(running.job_id)
         self.backfill.leaves(running.job_id, slices)
-        self._stock.expect(running.job_id, self._gangs.of(running.request).kind, slices)
-
-
-def _standing(rank: order.Rank) -> Standing:
-    return int(rank.tier), rank.falling_priority, rank.user
+        kind = self._gangs.of(running.request).kind
+        if self._lending is not None:
+            self._lending.leave(running.queue, kind, count(slices))
+        self._stock.expect(running.job_id, kind, slices)

@@ -13,6 +13,7 @@ from ray_workers.shared.contracts import Cause
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.errors import InvalidQueue, RuntimeTooLong
+from service.domain.scheduling.rules.tree import QueueTree
 from service.outlook import answers
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, events_of
@@ -140,10 +141,10 @@ async def test_a_queue_whose_default_is_used_up_is_not_suggested(service: Servic
     def suggested(session: Session) -> dict[str, float | None]:
         row = jobs_repository.get(session, job_id)
         assert row is not None
-        queues = queues_repository.every(session)
-        found = answers.that_accept(session, queues, row, service.now)
+        tree = QueueTree(queues_repository.every(session))
+        found = answers.that_accept(session, tree, row, service.now)
         return {one.queue.name: one.ends_within_s for one in found}
 
-    assert service.database.read_sync(suggested) == {"default": None, "long": 3000.0}
+    assert service.database.read_sync(suggested) == {"long": 3000.0}
     with pytest.raises(RuntimeTooLong):
         await service.change(job_id, queue="short")
