@@ -30,6 +30,9 @@ from service.domain.scheduling.rules.shares import FarAhead, Tier, UserStanding
 MIN_RUN_S = 300.0
 """Default number of seconds for which a job holds its slots before it can be asked to release
 them."""
+RUNS_PER_START = 20.0
+"""Minimum time for which a job trains before it is preempted for a user's or queue's share or for a
+shorter job, relative to the time that its start took."""
 CLEARLY_LESS = 0.5
 """Upper bound for the waiting job's remaining work, relative to the running job's remaining
 work."""
@@ -79,6 +82,18 @@ class RunningJob:
     """Seconds since the group was last granted additional slots."""
     shrunk_s: float = math.inf
     """Seconds since the job was last asked to release slots because others gain more from them."""
+    start_s: float = 0.0
+    """Seconds from the assignment of the slots until the job could train; 0 if unknown."""
+
+    @property
+    def has_earned_start(self) -> bool:
+        """Whether the job has held its slots for long enough for another start to cost little in
+        comparison."""
+        return self.held_s >= self.earns_start_s
+
+    @property
+    def earns_start_s(self) -> float:
+        return RUNS_PER_START * self.start_s
 
 
 def leftover(holder: Holder) -> RunningJob:
@@ -105,10 +120,12 @@ def may_evict(
         return True
     if coming.tier == rank.tier and coming.priority > rank.priority:
         return True
+    if not running.yields or not running.has_earned_start:
+        return False
     user_is_owed = ahead.user and coming.user < rank.user
     is_owed = user_is_owed or (ahead.queue and coming.tier < rank.tier)
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
-    return running.yields and (is_owed or has_less)
+    return is_owed or has_less
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:

@@ -22,7 +22,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.rules import order
-from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S
+from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S, RUNS_PER_START
 from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
@@ -57,6 +57,7 @@ def test_slots_that_are_being_left_are_waited_for_and_nobody_else_is_asked() -> 
         (waiting("new", 1), {"yields": False}),
         (waiting("new", 1), {"priority": 51, "yields": False}),
         (waiting("new", 1, priority=99), {"held_s": MIN_RUN_S - 1}),
+        (waiting("new", 1), {"start_s": 60.0, "held_s": 60.0 * RUNS_PER_START - 1}),
         (waiting("new", 4, left_s=HOUR), {"left_s": HOUR}),
         (waiting("new", 1), {"waited_s": order.LONGEST_WAIT_S + 1}),
         (waiting("new", 4, left_s=CLEARLY_LESS * HOUR), {"left_s": HOUR}),
@@ -82,6 +83,17 @@ def test_a_higher_priority_pushes_out_also_what_loses_its_work() -> None:
     _, leaves = plan(snapshot([waiting("new", 1, priority=51)], there), NOW)
     assert isinstance(leaves, Preempt)
     assert leaves.reason.message.endswith("has a higher priority")
+
+
+def test_how_long_a_start_took_matters_neither_to_priorities_nor_after_a_long_run() -> None:
+    slow = {"start_s": 600.0, "held_s": MIN_RUN_S}
+    _, leaves = plan(
+        snapshot([waiting("new", 1, priority=99)], [running("r", {"n": 4}, **slow)]), NOW
+    )
+    assert isinstance(leaves, Preempt)
+    slow["held_s"] = 600.0 * RUNS_PER_START
+    _, leaves = plan(snapshot([waiting("new", 1)], [running("r", {"n": 4}, **slow)]), NOW)
+    assert isinstance(leaves, Preempt)
 
 
 def test_those_that_lose_the_least_leave_and_no_more_than_are_needed() -> None:
@@ -168,6 +180,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
                 priority=draw(st.integers(49, 51)),
                 left_s=draw(st.none() | st.floats(0, 10 * HOUR)),
                 held_s=draw(st.sampled_from([0.0, MIN_RUN_S, HOUR])),
+                start_s=draw(st.sampled_from([0.0, 600.0])),
                 lost_s=draw(st.floats(0, HOUR)),
                 yields=draw(st.booleans()),
                 is_leaving=draw(st.booleans()),
