@@ -21,7 +21,7 @@ from api.http.connections import Admission, Limits
 from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
-from api.routes import federation, jobs, status
+from api.routes import bulk, federation, jobs, status
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
 from service.config.settings import Settings
@@ -59,7 +59,7 @@ def create_app(
         running = runtime or await Runtime.open(settings, loops=loops)
         context = Context(
             *(running, authority, telemetry, ConcurrencyLimiter(ConcurrencyLimits())),
-            ConcurrencyLimiter(federation.UPLOADS),
+            *(ConcurrencyLimiter(bulk.LIMITS), ConcurrencyLimiter(federation.UPLOADS)),
         )
         app.state.context = context
         try:

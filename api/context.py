@@ -28,6 +28,9 @@ class Context:
     authority: Authority
     telemetry: Telemetry
     limiter: ConcurrencyLimiter
+    bulk: ConcurrencyLimiter
+    """Concurrency limiter for changes of many jobs, which can take minutes. Other limited requests
+    don't wait for them."""
     uploads: ConcurrencyLimiter
     """Concurrency limiter for updates from clients of federated jobs. The parts of an update are
     held in memory."""
@@ -81,6 +84,13 @@ async def admin(request: Request) -> str:
     return context.authority.actor(name)
 
 
+async def whose(request: Request) -> str | None:
+    """Return the user whose objects the caller can see, or None if the caller is an admin, who can
+    see the objects of all users."""
+    caller = caller_of(request)
+    return None if context_of(request).authority.is_admin(caller) else caller
+
+
 async def page_caller(request: Request) -> str:
     """Return the name of the caller of a web page. If the caller has no token, the browser asks its
     user for one."""
@@ -111,6 +121,7 @@ TheQueries = Annotated[Queries, use_cases(lambda runtime: runtime.queries)]
 TheFaults = Annotated[FaultService, use_cases(lambda runtime: runtime.faults)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]
+Whose = Annotated[str | None, Depends(whose)]
 Admin = Annotated[str, Depends(admin)]
 PageCaller = Annotated[str, Depends(page_caller)]
 NoParameters = Depends(no_parameters)

@@ -198,6 +198,15 @@ BODY = (
 )
 """Problems of a call with a JSON body."""
 
+SUBMISSION = (
+    *("data_source_forbidden", "unknown_queue", "queue_holds_no_jobs", "queue_full"),
+    *("priority_too_high", "runtime_too_long", "unsatisfiable", "out_of_memory"),
+    *("code_unfit", "array_too_large"),
+    *("invalid_trial", "sampler_unavailable", "init_from_not_found", "init_from_differs"),
+    *("quota_exceeded", "storage_unavailable"),
+)
+"""Problems of a job document that is submitted."""
+
 EVERYWHERE = (
     "malformed_request",
     "unauthorized",

@@ -17,6 +17,8 @@ from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
 from dray._async.jobs import ArrayCalls, JobCalls
 from dray._async.reports import ReportCalls
+from dray._async.reservations import ReservationCalls
+from dray._async.schedules import ScheduleCalls
 from dray._async.submitting import SubmitCalls
 from dray._async.tracking import TrackingCalls
 from dray._async.webhooks import WebhookCalls
@@ -26,6 +28,7 @@ from dray.views import JobState
 
 
 class AsyncClient(
+    ScheduleCalls,
     SubmitCalls,
     TrackingCalls,
     ReportCalls,
@@ -35,6 +38,7 @@ class AsyncClient(
     FederationCalls,
     DownloadCalls,
     ClusterCalls,
+    ReservationCalls,
     WebhookCalls,
 ):
     """Asynchronous client for a dray server.

@@ -18,6 +18,8 @@ from dray._sync.downloads import DownloadCalls
 from dray._sync.federation import FederationCalls
 from dray._sync.jobs import ArrayCalls, JobCalls
 from dray._sync.reports import ReportCalls
+from dray._sync.reservations import ReservationCalls
+from dray._sync.schedules import ScheduleCalls
 from dray._sync.submitting import SubmitCalls
 from dray._sync.tracking import TrackingCalls
 from dray._sync.webhooks import WebhookCalls
@@ -26,6 +28,7 @@ from dray.views import JobState
 
 
 class Client(
+    ScheduleCalls,
     SubmitCalls,
     TrackingCalls,
     ReportCalls,
@@ -35,6 +38,7 @@ class Client(
     FederationCalls,
     DownloadCalls,
     ClusterCalls,
+    ReservationCalls,
     WebhookCalls,
 ):
     """Asynchronous client for a dray server.

@@ -229,12 +229,25 @@ class UnknownQueue(BadRequest, code="unknown_queue"):
     """The job's queue does not exist; the detail lists the existing queues."""
 
 
+class QueueHoldsNoJobs(BadRequest, code="queue_holds_no_jobs"):
+    """The job's queue is the parent of other queues; the hint lists these."""
+
+
 class PriorityTooHigh(BadRequest, code="priority_too_high"):
     """The job's priority is above its queue's `max_priority`."""
 
 
 class RuntimeTooLong(BadRequest, code="runtime_too_long"):
     """The job's `max_runtime_s` is above its queue's `max_runtime_s`."""
+
+
+class ReservationUnfit(BadRequest, code="reservation_unfit"):
+    """The reservation that the job names does not exist, has ended, or is not for the job's user,
+    queue or project."""
+
+
+class InvalidReservation(BadRequest, code="invalid_reservation"):
+    """The fields of a reservation contradict each other; `pointer` names the invalid field."""
 
 
 class InvalidQueue(BadRequest, code="invalid_queue"):
@@ -334,6 +347,10 @@ class QueueNotFound(NotFound, code="queue_not_found"):
     """There is no queue with this name."""
 
 
+class ReservationNotFound(NotFound, code="reservation_not_found"):
+    """There is no reservation with this name, or it doesn't concern you."""
+
+
 class DecisionNotFound(NotFound, code="decision_not_found"):
     """The scheduler has no round with this number, or the round's record was deleted."""
 
@@ -352,6 +369,10 @@ class ExperimentNotFound(NotFound, code="experiment_not_found"):
 
 class WebhookNotFound(NotFound, code="webhook_not_found"):
     """The webhook does not exist, or it belongs to another user."""
+
+
+class ScheduleNotFound(NotFound, code="schedule_not_found"):
+    """The schedule does not exist, or it belongs to another user."""
 
 
 class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
@@ -393,8 +414,21 @@ class QueueFull(Conflict, code="queue_full"):
     """The queue already has the maximum number of waiting jobs."""
 
 
+class ReservationExists(Conflict, code="reservation_exists"):
+    """A reservation with this name exists and has not ended."""
+
+
+class ReservationOverlaps(Conflict, code="reservation_overlaps"):
+    """Another reservation includes some of the same nodes at the same time."""
+
+
+class TooManyReservations(Conflict, code="too_many_reservations"):
+    """The server stores no more reservations."""
+
+
 class QueueInUse(Conflict, code="queue_in_use"):
-    """The queue can't be deleted, because it has unfinished jobs or is the default queue."""
+    """The queue can't be deleted, because it has unfinished jobs or children, or is the default
+    queue."""
 
 
 class CheckpointInUse(Conflict, code="checkpoint_in_use"):
@@ -415,6 +449,18 @@ class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
 
 class TooManyWebhooks(Conflict, code="too_many_webhooks"):
     """You already have the maximum number of webhooks per user."""
+
+
+class TooManySchedules(Conflict, code="too_many_schedules"):
+    """You already have the maximum number of schedules per user."""
+
+
+class ScheduleExists(Conflict, code="schedule_exists"):
+    """You already have a schedule of this name."""
+
+
+class RunUnfinished(Conflict, code="run_unfinished"):
+    """A previous run of the schedule has not ended, and the schedule's runs must not overlap."""
 
 
 class WebhookDisabled(Conflict, code="webhook_disabled"):

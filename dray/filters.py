@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -62,7 +62,7 @@ Label = Annotated[
 ]
 
 
-class JobFilter(BaseModel):
+class BasicJobFilter(BaseModel):
     """Selects the jobs that match all given fields. A field that is None matches all jobs."""
 
     # The SDK constructs filters without validation, so building the validator is deferred until
@@ -95,13 +95,6 @@ class JobFilter(BaseModel):
             description="Jobs whose name contains this text, ignoring case.",
         ),
     ] = None
-    id_prefix: Annotated[
-        str | None,
-        Field(
-            pattern="^job-[0-9a-z]{0,60}$",
-            description="Jobs whose id starts with this prefix.",
-        ),
-    ] = None
     array: Annotated[
         str | None,
         Field(
@@ -113,6 +106,36 @@ class JobFilter(BaseModel):
         int | None,
         Field(ge=0, le=MAX_INDEX, description="Jobs with this index in their array."),
     ] = None
+    owner: Annotated[
+        str | None,
+        Field(max_length=255, description="Jobs of this owner; `@me` means the caller."),
+    ] = None
+    project: Annotated[str | None, Field(max_length=255)] = None
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        """The key and value of each label. If a key has two values, no job matches."""
+        pairs = (text.partition("=") for text in dict.fromkeys(self.label))
+        return [(key, value) for key, _, value in pairs]
+
+
+class JobFilter(BasicJobFilter):
+    """Selects jobs for the list of jobs."""
+
+    id_prefix: Annotated[
+        str | None,
+        Field(
+            pattern="^job-[0-9a-z]{0,60}$",
+            description="Jobs whose id starts with this prefix.",
+        ),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        Field(
+            max_length=64,
+            description="Jobs that this schedule submitted, given by its id, or by its name.",
+        ),
+    ] = None
     collapse_arrays: Annotated[
         bool,
         Field(
@@ -120,11 +143,6 @@ class JobFilter(BaseModel):
             "of these states are listed."
         ),
     ] = False
-    owner: Annotated[
-        str | None,
-        Field(max_length=255, description="Jobs of this owner; `@me` means the caller."),
-    ] = None
-    project: Annotated[str | None, Field(max_length=255)] = None
     created_after: Annotated[
         Time | None, Field(description="Jobs submitted at this time (RFC 3339) or later.")
     ] = None
@@ -139,8 +157,23 @@ class JobFilter(BaseModel):
         ),
     ] = None
 
-    @property
-    def labels(self) -> list[tuple[str, str]]:
-        """The key and value of each label. If a key has two values, no job matches."""
-        pairs = (text.partition("=") for text in dict.fromkeys(self.label))
-        return [(key, value) for key, _, value in pairs]
+
+class AccountingFilter(BasicJobFilter):
+    """Selects what accounting shows: the attempts in a period, of the jobs that the other fields
+    match."""
+
+    since: Annotated[
+        Time | None,
+        Field(
+            description="Start of the period (RFC 3339). The default is the beginning of the "
+            "current month in UTC."
+        ),
+    ] = None
+    until: Annotated[
+        Time | None,
+        Field(description="End of the period (RFC 3339). The default is the current time."),
+    ] = None
+    per: Annotated[
+        Literal["attempt", "job"],
+        Field(description="Whether each item is an attempt or the sum of a job's attempts."),
+    ] = "attempt"

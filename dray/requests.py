@@ -33,6 +33,7 @@ from dray.spec.fields import (
     Name,
     Number,
     QueueName,
+    ReservationName,
     Seconds,
     Sha256,
     Size,
@@ -95,6 +96,7 @@ class DocumentChanges(Document):
     """Replaces the list. Only for a job that has never started and does not belong to an array."""
     queue: QueueName | None = None
     priority: Priority | None = None
+    reservation: ReservationName | None = None
 
     @property
     def patch(self) -> dict[str, Any]:
@@ -246,13 +248,24 @@ Count = Annotated[Int, Field(ge=0, le=10**9)]
 class QueueRequest(Document):
     """The rules of a queue. Resources use Ray's names: `{"GPU": 8, "memory": "64GiB"}`."""
 
+    parent: QueueName | None = None
+    """A queue whose rules apply to this queue and its other children together. A parent holds no
+    jobs itself."""
     weight: Weight = 1.0
-    """The queue's share of the cluster, relative to the weights of the other queues."""
+    """The queue's share of the cluster, or of its parent's share, relative to the weights of the
+    other queues with the same parent."""
     user_weights: UserWeights = Field(default_factory=dict)
     """Each user's share of the queue, relative to the weights of the other users. Users who are not
     listed have weight 1."""
     quota: Amounts = Field(default_factory=dict)
-    """Resources that are guaranteed to the queue's jobs."""
+    """Resources that are guaranteed to the queue's jobs. The quota of a parent includes the quotas
+    of its children."""
+    borrowing_limit: Amounts = Field(default_factory=dict)
+    """Maximum resources that the queue's running jobs can hold in addition to its quota. The quota
+    must name the same resources."""
+    lending_limit: Amounts = Field(default_factory=dict)
+    """Maximum part of the quota that other queues can use while the queue doesn't need it. The
+    quota must name the same resources."""
     limit: Amounts = Field(default_factory=dict)
     """Maximum resources that the queue's running jobs can hold together. Resources that are not
     listed are unlimited."""
@@ -283,9 +296,12 @@ class QueueChangeRequest(Document):
     """Change some rules of a queue, as a JSON merge patch (RFC 7396): null restores the default, or
     removes a resource or a user's weight. Omitted rules remain unchanged."""
 
+    parent: QueueName | None = None
     weight: Weight | None = None
     user_weights: UserWeightChanges | None = None
     quota: AmountChanges | None = None
+    borrowing_limit: AmountChanges | None = None
+    lending_limit: AmountChanges | None = None
     limit: AmountChanges | None = None
     user_limit: AmountChanges | None = None
     max_running: Count | None = None

@@ -49,6 +49,7 @@ from service.loops.leader import Leader, Loops
 from service.loops.metering import Metering
 from service.loops.mlflow_exporter import MlflowExporter
 from service.loops.retention import Retention
+from service.loops.schedule_runner import ScheduleRunner
 from service.loops.scheduling.autoscaler import Autoscaler
 from service.loops.scheduling.cluster_watcher import NOT_ASKED, ClusterWatcher
 from service.loops.scheduling.decision_recorder import DecisionRecorder
@@ -207,6 +208,7 @@ class Runtime:
             *(self.database, self.storage, self.jobs.storage_watch, self.jobs, settings, timings)
         )
         webhooks = WebhookSender(database, signals, settings, timings)
+        schedules = ScheduleRunner(database, signals, self.jobs, settings, timings)
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
@@ -215,6 +217,7 @@ class Runtime:
             ("forecaster", forecaster.run()),
             ("decision recorder", recorder.run()),
             ("webhook sender", webhooks.run()),
+            ("schedules", schedules.run()),
             ("retention", retention.run()),
             *self._exports(database),
         ]

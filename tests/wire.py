@@ -52,6 +52,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "silence_limit_s": 60.0,
         "system_metrics_s": None,
         "array_index": None,
+        "scheduled_at": None,
         "parameters": {},
         "silo_sources": (),
     }
@@ -95,6 +96,7 @@ def rank_task(**fields: Any) -> RankTask:
         "peers": (),
         "furthest_step": 0,
         "array_index": None,
+        "scheduled_at": None,
         "parameters": {},
         "silo_source": None,
     }

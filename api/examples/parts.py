@@ -12,6 +12,7 @@ ARRAY_ID = "array-01kamq7r5e8g0j2n4q6s8t1v3x"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 CODE_ID = "code-3f1c0a5d9b7e42868c1d2e3f4a5b6c7d"
 WEBHOOK_ID = "webhook-01kamq3d6f9h1k4m7p0r2t5w8y"
+SCHEDULE_ID = "schedule-01kamq1c4e7g9j2m5p8r0t3v6x"
 MADE, STARTED, STEPPED = (f"2026-11-21T08:45:0{second}Z" for second in (0, 1, 2))
 
 DOCUMENT: Mapping[str, Any] = {
@@ -46,12 +47,15 @@ JOB: Mapping[str, Any] = {
     "priority": 50,
     "held_by": None,
     "begin_at": None,
+    "reservation": None,
     "deadline": "2026-11-21T18:00:00Z",
     "max_runtime_s": 7200,
     "max_runtime_from": "queue",
     "spec": {"version": 1, **DOCUMENT},
     "array_id": None,
     "array_index": None,
+    "schedule_id": SCHEDULE_ID,
+    "scheduled_at": "2026-11-21T09:45:00+01:00",
     "attempt": 1,
     "world_size": 2,
     "position": None,
@@ -242,9 +246,12 @@ DRILL: Mapping[str, Any] = {
 }
 
 RULES: Mapping[str, Any] = {
+    "parent": "lab",
     "weight": 2.0,
     "user_weights": {"ann": 2.0},
     "quota": {"GPU": 4.0},
+    "borrowing_limit": {"GPU": 3.0},
+    "lending_limit": {"GPU": 2.0},
     "limit": {"GPU": 8.0, "memory": 68_719_476_736.0},
     "user_limit": {"GPU": 2.0},
     "max_running": None,
@@ -273,12 +280,42 @@ QUEUE: Mapping[str, Any] = {
     "currency": "EUR",
     **USE,
     "users": [{"owner": "ann", "weight": 2.0, **USE}],
+    "children": [],
+    "allowed": [
+        {"resource": "GPU", "left": 1.0, "most": 8.0, "queue": "lab", "rule": "limit"},
+    ],
     "warnings": [
         {
             "code": "quota_above_cluster",
             "message": "the queue's quota is 4 GPU, but the cluster has 2 GPU",
         }
     ],
+}
+
+RESERVATION: Mapping[str, Any] = {
+    "name": "class",
+    "state": "planned",
+    "begins_at": "2026-12-01T07:00:00Z",
+    "ends_at": "2026-12-01T11:00:00Z",
+    "maintenance": False,
+    "users": ["ann"],
+    "queues": [],
+    "projects": [],
+    "nodes": [],
+    "node_labels": {},
+    "num_nodes": 2,
+    "num_gpus": None,
+    "all_nodes": False,
+    "accepts_unnamed": False,
+    "flex": False,
+    "at_begin": "preempt",
+    "at_end": "continue",
+    "comment": "distributed training, second lesson",
+    "includes": [{"node_id": "8f2c", "hostname": "node7"}],
+    "num_waiting": 3,
+    "num_running": 0,
+    "created_by": "root",
+    "warnings": [{"code": "too_few_nodes", "message": "includes 1 of 2 nodes so far"}],
 }
 
 SWEEP: Mapping[str, Any] = {
@@ -359,6 +396,50 @@ DELIVERY: Mapping[str, Any] = {
     "tried_at": STARTED,
     "next_try_at": "2026-11-21T08:45:06Z",
     "answer": {"status": 503, "body": "busy", "error": "the receiver answered 503", "took_s": 0.2},
+}
+
+
+SCHEDULE_RUN: Mapping[str, Any] = {
+    "at": "2026-11-21T02:30:00+01:00",
+    "outcome": "submitted",
+    "message": None,
+    "problem": None,
+    "job_id": JOB_ID,
+    "array_id": None,
+    "job_state": "SUCCEEDED",
+    "decided_at": "2026-11-21T01:30:00.04Z",
+}
+REFUSED_RUN: Mapping[str, Any] = {
+    **SCHEDULE_RUN,
+    "at": "2026-11-20T02:30:00+01:00",
+    "outcome": "refused",
+    "message": "there is no queue 'night'; the only queue is default",
+    "problem": {
+        "code": "unknown_queue",
+        "detail": "there is no queue 'night'; the only queue is default",
+        "pointer": "/queue",
+        "hint": "`dray queue set` creates a queue",
+    },
+    "job_id": None,
+    "job_state": None,
+    "decided_at": "2026-11-20T01:30:00.03Z",
+}
+SCHEDULE: Mapping[str, Any] = {
+    "id": SCHEDULE_ID,
+    "name": "nightly",
+    "owner": "ann",
+    "cron": "30 2 * * *",
+    "time_zone": "Europe/Berlin",
+    "overlap": "skip",
+    "missed": "last",
+    "deadline_s": 3600,
+    "job": {"version": 1, **DOCUMENT},
+    "paused": False,
+    "paused_reason": None,
+    "next_times": [f"2026-11-{day}T02:30:00+01:00" for day in (22, 23, 24)],
+    "last_run": SCHEDULE_RUN,
+    "created_at": MADE,
+    "changed_at": MADE,
 }
 
 

@@ -75,6 +75,24 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "ann has 20 webhooks, the maximum per user",
         "hint": "delete a webhook that is no longer needed: `dray webhook ls` lists them",
     },
+    "schedule_not_found": {
+        "detail": "there is no schedule nightly",
+        "hint": "`dray schedule ls` lists the existing schedules",
+    },
+    "schedule_exists": {
+        "detail": "ann already has a schedule 'nightly'",
+        "pointer": "/name",
+        "hint": "choose another name, or change it: `dray schedule change nightly`",
+    },
+    "too_many_schedules": {
+        "detail": "ann has 100 schedules, the maximum per user",
+        "hint": "delete a schedule that is no longer needed, or ask the operator to raise "
+        "DRAY_MAX_SCHEDULES",
+    },
+    "run_unfinished": {
+        "detail": f"{JOB_ID}, the previous run of the schedule 'nightly', has not ended",
+        "hint": "wait until it has ended, cancel it, or change the schedule's overlap",
+    },
     "webhook_disabled": {
         "detail": (
             f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with status 410, so it "
@@ -170,6 +188,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "there is no queue 'nigth'; the queues are default, night",
         "pointer": "/queue",
         "hint": "did you mean 'night'?",
+    },
+    "queue_holds_no_jobs": {
+        "detail": "the queue 'lab' is the parent of other queues, so it holds no jobs",
+        "pointer": "/queue",
+        "hint": "choose a queue under it: day, night",
     },
     "priority_too_high": {
         "detail": "is 90, but the maximum of the queue 'night' is 70",

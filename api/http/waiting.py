@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from api.context import Context, caller_of, context_of
+from api.http.concurrency import ConcurrencyLimiter
 from api.problems import Refused
 from service.db.notifications import LOOK_AGAIN_S
 
@@ -80,8 +81,11 @@ async def long_poll(
 
 
 @asynccontextmanager
-async def limited(request: Request) -> AsyncIterator[None]:
-    """Limit how many long-running requests of a caller run concurrently.
+async def limited(
+    request: Request, limiter: ConcurrencyLimiter | None = None
+) -> AsyncIterator[None]:
+    """Limit how many long-running requests of a caller run concurrently. `limiter` is the context's
+    general limiter by default.
 
     A caller is identified by the name of its token or, on a server without tokens, by its address.
     If the caller disconnects, its request stops waiting and does not run.
@@ -92,7 +96,7 @@ async def limited(request: Request) -> AsyncIterator[None]:
     async with AsyncExitStack() as held:
 
         async def enter() -> bool:
-            await held.enter_async_context(context.limiter.acquire(who))
+            await held.enter_async_context((limiter or context.limiter).acquire(who))
             return True
 
         if await unless_over(context, request, enter()) is None:

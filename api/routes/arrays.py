@@ -81,6 +81,7 @@ async def get(
         *BODY,
         "array_not_found",
         "unknown_queue",
+        "queue_holds_no_jobs",
         "queue_full",
         "priority_too_high",
         "runtime_too_long",

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from api.context import Caller, NoParameters, TheContext, refuse_unless_admin, use_cases
 from api.http import body
 from api.http.caching import fresh
-from api.http.concurrency import TOO_MANY
+from api.http.concurrency import TOO_MANY, ConcurrencyLimits
 from api.http.waiting import limited
 from api.openapi import json_body
 from api.problems import BODY, declare
@@ -25,6 +25,8 @@ TheBulkChanges = Annotated[
         lambda runtime: BulkChanges(runtime.database, runtime.jobs, runtime.settings, annotate_row)
     ),
 ]
+
+LIMITS = ConcurrencyLimits(at_once=2, of_caller=1)
 
 
 @router.post(
@@ -52,7 +54,7 @@ async def change_jobs(
     if wanted.filter.owner == "@me":
         mine = wanted.filter.model_copy(update={"owner": caller})
         wanted = wanted.model_copy(update={"filter": mine})
-    async with limited(request):
+    async with limited(request, context.bulk):
         changed = await changes.run(
             wanted,
             caller=caller,

@@ -28,13 +28,10 @@ from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key, named
 from api.http.waiting import limited
 from api.openapi import JOB_SPEC_BODY, json_body
-from api.problems import Refused, declare
+from api.problems import BODY, SUBMISSION, declare
 from dray import views
 from dray.filters import JobFilter
-from dray.functions import ENTRYPOINT
 from dray.requests import JobChangeRequest, PreemptRequest
-from dray.spec import JobSpec
-from service.config.settings import Settings
 from service.jobs.changes import JobChanges
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -72,29 +69,11 @@ class SubmitQuery(Query):
     openapi_extra=JOB_SPEC_BODY,
     responses=OF_A_DRY_RUN
     | declare(
-        "malformed_request",
-        "body_too_large",
-        "unsupported_media_type",
-        "invalid_document",
-        "data_source_forbidden",
-        "unknown_queue",
-        "queue_full",
-        "priority_too_high",
-        "runtime_too_long",
-        "unsatisfiable",
-        "out_of_memory",
-        "code_unfit",
-        "array_too_large",
-        "invalid_trial",
-        "sampler_unavailable",
+        *BODY,
+        *SUBMISSION,
+        *IDEMPOTENCY_PROBLEMS,
         "dependency_not_found",
         "dependency_never_satisfied",
-        "init_from_not_found",
-        "init_from_differs",
-        "quota_exceeded",
-        "storage_unavailable",
-        *IDEMPOTENCY_PROBLEMS,
-        "invalid_parameter",
         "job_not_found",
         TOO_MANY,
     ),
@@ -119,7 +98,6 @@ async def submit(
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
-    _refuse_functions(spec, context.runtime.settings)
     if query.dry_run:
         async with limited(request):
             return fresh(await jobs.dry_run(spec, owner=owner, project=DEFAULT_PROJECT), 200)
@@ -131,17 +109,6 @@ async def submit(
         idempotency=named(key, fingerprint),
     )
     return fresh(job, 201, {"Location": f"/v1/jobs/{job.id}"})
-
-
-def _refuse_functions(spec: JobSpec, settings: Settings) -> None:
-    is_function = spec.script is not None and spec.script.entrypoint == ENTRYPOINT
-    if is_function and not settings.takes_functions:
-        raise Refused(
-            "forbidden",
-            "this server does not accept pickled functions",
-            pointer="/script/entrypoint",
-            hint="submit a script; the operator can allow functions with DRAY_TAKES_FUNCTIONS",
-        )
 
 
 @router.get(
@@ -182,6 +149,7 @@ async def list_jobs(
         "job_finished",
         "job_not_waiting",
         "unknown_queue",
+        "queue_holds_no_jobs",
         "queue_full",
         "priority_too_high",
         "runtime_too_long",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field, StrictBool
 
@@ -13,8 +13,7 @@ from api.context import (
     NoParameters,
     PageQuery,
     TheContext,
-    caller_of,
-    context_of,
+    Whose,
     refuse_unless_admin,
     use_cases,
 )
@@ -33,16 +32,6 @@ TheWebhooks = Annotated[
 ]
 
 ONE = ("invalid_parameter", "webhook_not_found")
-
-
-async def _whose(request: Request) -> str | None:
-    """Return the user whose webhooks the caller can see, or None if the caller is an admin, who can
-    see all webhooks."""
-    caller = caller_of(request)
-    return None if context_of(request).authority.is_admin(caller) else caller
-
-
-Whose = Annotated[str | None, Depends(_whose)]
 
 
 @router.post(

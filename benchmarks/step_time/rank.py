@@ -194,6 +194,7 @@ def rank_task(
         peers=(),
         furthest_step=0,
         array_index=None,
+        scheduled_at=None,
         parameters={},
         silo_source=None,
     )

@@ -36,6 +36,7 @@ _SCRIPTS = frozenset(
         *("version", "name", "labels", "resources", "after", "array", "sweep"),
         *("queue", "priority", "max_retries", "max_runtime_s"),
         *("begin_at", "deadline", "time_zone", "singleton"),
+        "reservation",
     )
 )
 """Fields of the document that scripts also use."""

@@ -37,15 +37,20 @@ class SubmitCalls(Calls):
         ASCII characters) creates only one job. Raises Unprocessable with a pointer to the invalid
         field, and Unsatisfiable if the cluster could never run the job.
         """
-        document, base = _document(spec)
-        packed = await asyncio.to_thread(packed_code, document, base)
-        if packed is not None:
-            uploaded = await self._upload(packed, None)
-            document = with_code(document, uploaded.id)
+        document = await self._uploaded(spec)
         # All retries use the same key, so that a lost response doesn't cause a second job.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         call = Call.with_json("POST", "/v1/jobs", document, headers={"Idempotency-Key": key})
         return await self._read(views.Job, call)
+
+    async def _uploaded(self, spec: Spec) -> Any:
+        """Return the document to send, after uploading the folder that it names as its code."""
+        document, base = _document(spec)
+        packed = await asyncio.to_thread(packed_code, document, base)
+        if packed is None:
+            return document
+        uploaded = await self._upload(packed, None)
+        return with_code(document, uploaded.id)
 
     async def dry_run(self, spec: Spec) -> views.Explanation:
         """Explain whether and when the job would start if it were submitted now, and which changes

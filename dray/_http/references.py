@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from dray import errors, views
 from dray._http.transport import Parameters, params
-from dray.filters import JobFilter
+from dray.filters import BasicJobFilter, JobFilter
 
 
-def query_of(chosen: JobFilter) -> Parameters:
+def query_of(chosen: BasicJobFilter) -> Parameters:
     """Return the filter as query parameters. The server validates them."""
-    return params(**{name: getattr(chosen, name) for name in JobFilter.model_fields})
+    return params(**{name: getattr(chosen, name) for name in type(chosen).model_fields})
 
 
 MAX_CANDIDATES = 10

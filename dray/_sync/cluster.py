@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
 from dray import views
+from dray._http import references
 from dray._http.transport import Call, params, segment
 from dray._sync.calls import Calls
+from dray.filters import AccountingFilter, States, label_texts, states_of
 
 
 class ClusterCalls(Calls):
@@ -26,11 +29,12 @@ class ClusterCalls(Calls):
         These rules are numbers: `weight`, `max_running`, `max_running_per_user`, `max_queued`,
         `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`.
         `default_max_runtime_s` and `max_runtime_s` are seconds, or durations such as `"2h"`.
-        `quota`, `limit` and `user_limit` map Ray's resource names to amounts, for example
-        `limit={"GPU": 8, "memory": "64GiB"}`. `user_weights` maps users to weights, for example
-        `user_weights={"ann": 2}`. Resources and users that are not given remain unchanged. Pass
-        None to restore the default of a rule, or to remove a resource or a user's weight. Raises
-        InvalidQueue if the rules contradict each other.
+        `quota`, `borrowing_limit`, `lending_limit`, `limit` and `user_limit` map Ray's resource
+        names to amounts, for example `limit={"GPU": 8, "memory": "64GiB"}`. `user_weights` maps
+        users to weights, for example `user_weights={"ann": 2}`. `parent` is the name of a queue.
+        Resources and users that are not given remain unchanged. Pass None to restore the default of
+        a rule, or to remove a resource or a user's weight. Raises InvalidQueue if the rules
+        contradict each other or the rules of the queues above or under the queue.
         """
         path = f"/v1/queues/{segment(name)}"
         call = Call.with_json("PATCH", path, rules, params(create=True))
@@ -38,7 +42,7 @@ class ClusterCalls(Calls):
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue. Only for admins. Raises QueueInUse if the queue has jobs that have not
-        ended."""
+        ended, or children."""
         self._send(Call("DELETE", f"/v1/queues/{segment(name)}"))
 
     def costs(
@@ -53,6 +57,51 @@ class ClusterCalls(Calls):
         all users; other users see only their own costs."""
         query = params(by=by, since=since, until=until)
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
+
+    def accounting(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        per: Literal["attempt", "job"] = "attempt",
+        state: States | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        name_glob: str | None = None,
+        text: str | None = None,
+        array: str | None = None,
+        array_index: int | None = None,
+        page_size: int = 500,
+    ) -> Generator[views.AccountingRow, None, None]:
+        """Yield the attempts that began before `until` and had not ended before `since`, with the
+        slots that they held in between, in the order of the jobs' submission. Pages are fetched
+        when they are needed.
+
+        since, until: times with a time zone; by default, the beginning of the current month in UTC
+        and the current time. per: `job` to add up the attempts of each job. The other arguments
+        select jobs as in `jobs`; `state` is the current state of the job. Admins see the attempts
+        of all users; other users see only their own. Attempts of deleted jobs are included.
+        """
+        chosen = AccountingFilter.model_construct(
+            since=since,
+            until=until,
+            per=per,
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
+            name=name,
+            name_glob=name_glob,
+            text=text,
+            array=array,
+            array_index=array_index,
+        )
+        query = references.query_of(chosen)
+        return self._items(views.AccountingPage, "/v1/accounting", query, page_size=page_size)
 
     def shares(self, *, queue: str | None = None, user: str | None = None) -> views.ShareReport:
         """Return the usage of each queue and user, compared to their shares, or only of one queue

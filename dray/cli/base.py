@@ -32,8 +32,10 @@ ORDER = (
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),
-    *("sweep", "plan", "schema", "cluster", "queue", "costs", "shares", "hold", "release", "move"),
-    *("change", "priority", "max-running", "preempt", "drill", "hangs", "webhook", "federate"),
+    *("sweep", "plan", "schema", "cluster", "queue", "reservation", "costs", "accounting"),
+    *("shares", "hold", "release", "move"),
+    *("change", "priority", "max-running", "preempt", "drill", "hangs", "schedule"),
+    *("webhook", "federate"),
 )
 """The order of commands in the help. Commands that are not listed come last."""
 
@@ -193,6 +195,24 @@ def moment(text: str | None, option: str) -> datetime | None:
             f"{text!r} is not a time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
             param_hint=option,
         ) from None
+
+
+def future(text: str | None, option: str) -> str | None:
+    """Return the time that an option specifies in RFC 3339. Times without an offset are local times
+    of this machine."""
+    from datetime import datetime
+
+    from dray.input.times import SystemZone, from_words
+
+    if text is None:
+        return None
+    try:
+        found = from_words(text, datetime.now().astimezone(), SystemZone(), "this time zone")
+    except OverflowError:
+        raise typer.BadParameter("is too far in the future", param_hint=option) from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    return found.replace(microsecond=0).isoformat()
 
 
 def seconds(text: str) -> float:

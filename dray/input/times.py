@@ -99,7 +99,7 @@ def localised(local: datetime, zone: tzinfo, where: str) -> datetime:
             f"{shown} occurs twice in {where}, because clocks are set back: write "
             f"{early.isoformat()} or {late.isoformat()}"
         )
-    first = _change(late, early, zone)
+    first = first_change(late, early, zone)
     last = (first - _SECOND).astimezone(timezone(before))
     first = first.astimezone(timezone(after))
     skipped = (last + _SECOND).replace(tzinfo=None), first.replace(tzinfo=None)
@@ -116,7 +116,7 @@ def _with_offset(at: datetime) -> datetime:
     return at.replace(tzinfo=timezone(offset), fold=0)
 
 
-def _change(before: datetime, after: datetime, zone: tzinfo) -> datetime:
+def first_change(before: datetime, after: datetime, zone: tzinfo) -> datetime:
     """Return the first second after the zone's offset changes between these two times, in UTC."""
     low = before.astimezone(UTC).replace(microsecond=0)
     high = after.astimezone(UTC).replace(microsecond=0) + _SECOND

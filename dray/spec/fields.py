@@ -83,6 +83,7 @@ NodeLabelValue = Annotated[
 ]
 QUEUE_NAME = r"^[a-z0-9][a-z0-9_-]*$"
 QueueName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=QUEUE_NAME)]
+ReservationName = QueueName
 USER_NAME = r"[A-Za-z0-9._@-]{1,128}"
 UserName = Annotated[str, StringConstraints(pattern=f"^{USER_NAME}$")]
 MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+$")]

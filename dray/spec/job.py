@@ -21,6 +21,7 @@ from dray.spec.fields import (
     LabelValue,
     Name,
     QueueName,
+    ReservationName,
     Seconds,
     a_number,
     wrong,
@@ -126,6 +127,9 @@ class JobSpec(Document):
     time_zone: str | None = None
     """Name of the time zone of those times in `begin_at` and `deadline` that have no offset from
     UTC, such as `Europe/Berlin`. The document is stored with offsets instead."""
+    reservation: ReservationName | None = None
+    """The reservation in which the job runs. It starts only on the reservation's nodes, between its
+    begin and its end, unless the reservation is `flex`."""
     singleton: StrictBool = False
     """Whether the job waits until no other job of its owner with the same name runs or was
     submitted before it and still waits."""

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from dray.input import times
 from dray.spec.fields import wrong
 
-_TIMES: Final = ("begin_at", "deadline")
+_TIMES: Final = ("begin_at", "deadline", "end_at")
 """Fields whose local times belong to the zone in `time_zone`."""
 
 

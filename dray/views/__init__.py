@@ -7,6 +7,7 @@ read responses from a newer server. This package re-exports every class of its m
 
 from dray.drills import DrillKind as DrillKind
 from dray.drills import DrillState as DrillState
+from dray.views.accounting import *
 from dray.views.arrays import *
 from dray.views.attempts import *
 from dray.views.base import *
@@ -19,5 +20,7 @@ from dray.views.outlook import *
 from dray.views.planner import *
 from dray.views.queues import *
 from dray.views.reports import *
+from dray.views.reservations import *
+from dray.views.schedules import *
 from dray.views.tracking import *
 from dray.views.webhooks import *

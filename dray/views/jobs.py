@@ -105,6 +105,8 @@ class Job(View):
     """The time before which the job does not start; unset if it had passed at submission."""
     deadline: datetime | None = None
     """The time at which the job is cancelled if it has not ended."""
+    reservation: str | None = None
+    """The reservation that the job's document names."""
     max_runtime_s: int | None = None
     """Maximum total running time of all attempts."""
     max_runtime_from: Literal["job", "queue"] | None = None
@@ -114,6 +116,11 @@ class Job(View):
     """Id of the job's array. Unset, like `array_index`, if the job is not part of an array."""
     array_index: int | None = None
     """Index of the job in its array, starting at 0."""
+    schedule_id: str | None = None
+    """Id of the schedule that submitted the job. Unset, like `scheduled_at`, for other jobs."""
+    scheduled_at: datetime | None = None
+    """The time of the schedule for which the job was submitted, with the schedule's offset from
+    UTC."""
     attempt: int
     """Number of the latest attempt; 0 before the first attempt."""
     world_size: int

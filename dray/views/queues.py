@@ -23,14 +23,32 @@ class QueueUser(View):
     """Resources held by the running jobs, with Ray's resource names."""
 
 
+class QueueBound(View):
+    """The amount of a resource that the rules of a queue and the queues above it still allow."""
+
+    resource: str
+    """A resource with Ray's name, or `jobs` for the number of running jobs."""
+    left: float
+    """How much more the queue's running jobs can hold."""
+    most: float
+    queue: str
+    """The queue whose rule allows the least: the queue itself or a queue above it."""
+    rule: str
+    """`limit`, `borrowing_limit` (with the quota) or `max_running`."""
+
+
 class Queue(View):
-    """A queue: its rules, and the jobs in it."""
+    """A queue: its rules, and the jobs in it. The jobs of a parent are the jobs of all queues
+    under it."""
 
     name: str
+    parent: str | None = None
     weight: float
     user_weights: dict[str, float]
     """Weights of users, keyed by user name; all other users have weight 1."""
     quota: dict[str, float]
+    borrowing_limit: dict[str, float] = {}
+    lending_limit: dict[str, float] = {}
     limit: dict[str, float]
     user_limit: dict[str, float]
     max_running: int | None = None
@@ -56,6 +74,11 @@ class Queue(View):
     holds: dict[str, float]
     users: list[QueueUser]
     """Users who have unfinished jobs in the queue, sorted by name."""
+    children: list[str] = []
+    """Queues whose parent is this queue, sorted by name."""
+    allowed: list[QueueBound] = []
+    """The amount that the rules of the queue and the queues above it still allow, for each limited
+    resource."""
     warnings: list[Reason] = []
     """Rules that the cluster can't satisfy, such as a quota above its resources."""
 
@@ -128,10 +151,11 @@ class UserShare(View):
 
 
 class QueueShare(View):
-    """The usage of a queue, compared to its share of the cluster's usage. `UserShare`
-    describes the fields."""
+    """The usage of a queue, compared to its share of the usage of all queues with the same parent.
+    The usage of a parent is the usage of all queues under it. `UserShare` describes the fields."""
 
     name: str
+    parent: str | None = None
     weight: float
     quota: dict[str, float] = {}
     """Guaranteed resources. Jobs within the quota come first, regardless of `tier`."""

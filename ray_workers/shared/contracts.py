@@ -85,8 +85,7 @@ class RankSpec:
     spec: Mapping[str, Any]
     """The JobSpec, as JSON data."""
     resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints, newest first. The attempt resumes from the first checkpoint that can
-    be loaded."""
+    """Committed checkpoints, newest first. The attempt resumes from the first that is loadable."""
     init_from: CheckpointRef | None
     """Another job's checkpoint to start from if there is no checkpoint to resume from. `spec`
     specifies which parts of the checkpoint are used."""
@@ -101,10 +100,11 @@ class RankSpec:
     """Mean time in seconds until an attempt ends because it lost a worker. This time determines the
     interval of `checkpoint.every_steps: auto`."""
     furthest_step: int
-    """Number of optimizer steps that earlier attempts of the job completed. This attempt repeats
-    the steps that follow its checkpoint."""
+    """Optimizer steps of earlier attempts. This attempt repeats those after its checkpoint."""
     array_index: int | None
     """The job's index in its array; None if it is not in an array."""
+    scheduled_at: str | None
+    """The time of the schedule's run, in ISO 8601; None if no schedule submitted the job."""
     parameters: Mapping[str, Any]
     """The parameter values of a sweep's trial, keyed by name."""
 

@@ -22,6 +22,9 @@ OPEN = "open to all jobs"
 """A resource whose amount is 0 on nodes with a silo's data. On other nodes, which don't define the
 resource, its amount is unlimited. All workers except ranks of silos require the resource, but don't
 use any of it."""
+FENCE = "outside reservations "
+"""Prefix of the names of pseudo-resources that nodes lack while they are reserved for other jobs.
+They exist only while a plan is made."""
 NODE_LEVEL = "node"
 """The topology level at which each node is a separate domain."""
 MAX_NODES = 1000

@@ -204,6 +204,8 @@ class Settings(BaseSettings):
     """Maximum total bytes of the files in one code upload."""
     max_array_size: int = Field(10_000, ge=1)
     """Maximum number of jobs that one document can create with `array` or `sweep`."""
+    max_schedules: int = Field(100, ge=0)
+    """Maximum number of schedules of one user."""
     takes_functions: bool = True
     """Whether jobs from `submit_function`, which are pickles, are accepted."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)
@@ -224,6 +226,9 @@ class Settings(BaseSettings):
     retention_jobs: int | None = Field(None, ge=0)
     """Number of finished jobs to keep per project; older jobs are deleted. If unset or 0, all
     finished jobs are kept."""
+    accounting_days: float | None = Field(None, ge=0, le=36500)
+    """Number of days for which accounting lists the attempts of deleted jobs after their end, but
+    at least as long as usage counts towards shares. If unset or 0, these attempts are kept."""
     storage_quota_bytes: int | None = Field(None, ge=1)
     """Maximum total bytes of checkpoints, artifacts and logs. Once this quota is reached, no job is
     accepted or started until jobs are deleted. Running jobs continue."""

@@ -13,6 +13,7 @@ from service.db.repositories.scheduling import costs as repository
 from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
 from service.domain.costs.prices import Prices, cost_of
 from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import held_slots, resizing
 
 FRESH_FOR = timedelta(seconds=5)
@@ -35,6 +36,22 @@ def of_queues(
     }
 
 
+def with_those_under(
+    session: Session, tree: QueueTree, names: Sequence[str], currency: str, now: datetime
+) -> dict[str, QueueSpending]:
+    """Return the spending of each queue together with all queues under it."""
+    under = {name: tree.under(name) for name in names}
+    every = list(dict.fromkeys(each for names in under.values() for each in names))
+    spent = of_queues(session, every, currency, now)
+    return {
+        name: QueueSpending(
+            sum(spent[each].in_all for each in names),
+            sum(spent[each].this_month for each in names),
+        )
+        for name, names in under.items()
+    }
+
+
 class UsedUpBudgets:
     """The queues whose budget is used up. The database is read periodically. Not thread-safe."""
 
@@ -45,21 +62,22 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """Return the reason why no job starts for each queue whose budget is used up, keyed by the
-        queue's name."""
+        """Return the reason why no job starts for each queue whose budget, or the budget of a queue
+        above it, is used up, keyed by the queue's name."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
             return {}
-        read_for = limited, prices.currency, month_of(now)
+        read_for = queues, prices.currency, month_of(now)
         is_fresh = self._read_at is not None and abs(now - self._read_at) < FRESH_FOR
         if not is_fresh or read_for != self._read_for:
-            spending = of_queues(session, [q.name for q in limited], prices.currency, now)
-            self._sentences = {
-                queue.name: why
-                for queue in limited
-                if (why := used_up(queue, spending[queue.name], prices.currency, now)) is not None
-            }
+            tree, names = QueueTree(queues), [queue.name for queue in limited]
+            spending = with_those_under(session, tree, names, prices.currency, now)
+            self._sentences = {}
+            for queue in limited:
+                why = used_up(queue, spending[queue.name], prices.currency, now)
+                if why is not None:
+                    self._sentences |= dict.fromkeys(tree.under(queue.name), why)
             self._read_at, self._read_for = now, read_for
         return self._sentences
 
@@ -87,6 +105,7 @@ def charge(
             owner=job.owner,
             since=attempt.started_at,
             until=attempt.held_until,
+            sizes=attempt.sizes,
             currency=prices.currency,
             slot_seconds=cost.slot_seconds,
             total=cost.total,

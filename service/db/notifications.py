@@ -31,6 +31,9 @@ ATTEMPTS = "attempts"
 WEBHOOKS = "webhooks"
 """The topic of the webhook sender: a message is due."""
 
+SCHEDULES = "schedules"
+"""The topic of the loop that submits the runs of schedules: the times of a schedule changed."""
+
 
 def events_of(job_id: str) -> str:
     """Return the topic of a job's events.

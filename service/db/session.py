@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, func, select
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -79,6 +79,13 @@ def touch(session: Session, *job_ids: str) -> None:
     """Declare that this transaction affects only responses about these jobs, and about jobs whose
     topics are passed to `notify`. Does not wake any task."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
+
+
+def wait_for_others(session: Session, key: int) -> None:
+    """Take an advisory lock until this transaction ends. On SQLite, no other transaction can write
+    at the same time."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(key)))
 
 
 def at_end(session: Session, work: Callable[[Session], None]) -> None:

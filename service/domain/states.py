@@ -15,6 +15,8 @@ from types import MappingProxyType
 from dray.views import JobState as JobState
 from service.domain.events import ANONYMOUS
 
+UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
+
 
 class Trigger(StrEnum):
     """The causes of a job's transitions."""
@@ -49,7 +51,9 @@ STOPPED_EARLY = "stopped_early"
 TOO_MANY_FAILED = "too_many_failed"
 """The sweep exceeded its limit of failed trials before this trial started."""
 DEADLINE_PASSED = "deadline_passed"
-STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY})
+RESERVATION_BEGINS = "reservation_begins"
+"""The job ran on reserved nodes, and the reservation cancels such jobs."""
+STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY, RESERVATION_BEGINS})
 """Reasons for cancelling a job that has slots."""
 
 GIVE_UP_CODES = frozenset(

@@ -43,7 +43,7 @@ from service.domain.costs.prices import Prices
 from service.domain.scheduling.rules.limits import held_message
 from service.domain.scheduling.rules.times import shown
 from service.domain.series import Points
-from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger, once_stopped
+from service.domain.states import CANCELLED_BY_USER, STOP_CODES, Trigger, once_stopped
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
 from service.ingest.decoding import within
 from service.ingest.rank_frames import RankFrames
@@ -269,11 +269,10 @@ class _Recorder:
         """End a job that is being cancelled. The reason for the end of its attempt does not
         change."""
         job = self.job
-        is_stopped_early = job.reason_code == STOPPED_EARLY
-        message = job.reason_message if is_stopped_early else once_stopped(job.reason_message)
+        message = once_stopped(job.reason_message)
         if outcome.cause is not Cause.STOPPED:
             message += f"; meanwhile: {clean(outcome.message)}"
-        code = STOPPED_EARLY if is_stopped_early else CANCELLED_BY_USER
+        code = job.reason_code if job.reason_code in STOP_CODES else CANCELLED_BY_USER
         self._move(Trigger.STOPPED, code, message, outcome)
 
     def _retry_or_fail(self, outcome: Outcome, message: str, *, by_drill: bool) -> None:

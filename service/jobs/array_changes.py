@@ -158,6 +158,8 @@ def _check_rules(
     for row in of_each_kind.values():
         try:
             found = check_rules(session, row, wanted, is_admin=is_admin, num_jobs=num_moved)
+            if found is not None and wanted.queue not in (None, row.queue):
+                num_moved = 0  # the queue has admitted all of the jobs
             queue = found if wanted.queue is not None and found is not None else queue
         except DomainError as problem:
             named = f"no job was changed: {row.id} (index {row.array_index}): {problem.message}"

@@ -25,7 +25,7 @@ from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.documents import MAX_SEED
-from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
+from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive, StorageUnavailable
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
@@ -155,20 +155,9 @@ class Arrays:
     async def cancel(self, array_id: str, *, actor: str = ANONYMOUS) -> views.JobArray:
         """Ask all unfinished jobs of the array to end, on behalf of `actor`. Idempotent."""
         now = self._clock()
-        code, data = "cancelled_by_user", {ACTOR: actor}
 
         def work(session: Session) -> views.JobArray:
-            by = cancelled_by(actor, view(session, array_id).owner)
-            message = cancelled_while_queued(by, 0)
-            dependencies.cancel_unstarted(session, array_id, message=message, now=now, data=data)
-            for job_id in repository.started(session, array_id):
-                row = jobs_repository.lock(session, job_id)
-                if row is None or row.state.is_terminal or row.state is JobState.CANCELLING:
-                    continue
-                why = f"{by}{BEING_STOPPED}"
-                if row.state is JobState.QUEUED:
-                    why = cancelled_while_queued(by, row.attempt)
-                move(session, row, Trigger.CANCEL, code=code, message=why, now=now, data=data)
+            cancel_jobs(session, array_id, actor=actor, now=now)
             return view(session, array_id)
 
         array = await self._database.write(work)
@@ -199,16 +188,53 @@ class Arrays:
 
         await self._database.write(hide)
         logger.info("the array %s was deleted by %s", array_id, actor)
+        failed: dict[str, StorageUnavailable] = {}
         for some in in_chunks(hidden, CHUNK):
-            await self._erase(some)
+            failed |= await self._erase(some)
+        if failed:
+            job_id, error = next(iter(failed.items()))
+            jobs = f"job {job_id}" if len(failed) == 1 else f"{len(failed)} jobs, such as {job_id}"
+            what = f"the array {array_id} is deleted, but the files of {jobs}"
+            raise files_remain(what, error) from error
 
-    async def _erase(self, job_ids: Sequence[str]) -> None:
+    async def _erase(self, job_ids: Sequence[str]) -> dict[str, StorageUnavailable]:
+        """Delete the files of these jobs, and the rows of the jobs whose files were deleted. Return
+        the errors of the other jobs."""
+        failed: dict[str, StorageUnavailable] = {}
+
         def delete_files() -> None:
             for job_id in job_ids:
-                self._storage.delete_tree(f"jobs/{job_id}")
+                try:
+                    self._storage.delete_tree(f"jobs/{job_id}")
+                except StorageUnavailable as error:
+                    failed[job_id] = error
 
         await in_storage_thread(delete_files)
-        await self._database.write(lambda session: jobs_repository.erase(session, job_ids))
+        done = [job_id for job_id in job_ids if job_id not in failed]
+        await self._database.write(lambda session: jobs_repository.erase(session, done))
+        return failed
+
+
+def files_remain(what: str, error: StorageUnavailable) -> StorageUnavailable:
+    """Return the error for a deletion whose files could not all be deleted."""
+    message = f"{what} can't be deleted yet: {error.message}"
+    return StorageUnavailable(message, hint="the service tries again until the files are deleted")
+
+
+def cancel_jobs(session: Session, array_id: str, *, actor: str, now: datetime) -> None:
+    """Ask all unfinished jobs of the array to end. Raises ArrayNotFound."""
+    code, data = "cancelled_by_user", {ACTOR: actor}
+    by = cancelled_by(actor, view(session, array_id).owner)
+    message = cancelled_while_queued(by, 0)
+    dependencies.cancel_unstarted(session, array_id, message=message, now=now, data=data)
+    for job_id in repository.started(session, array_id):
+        row = jobs_repository.lock(session, job_id)
+        if row is None or row.state.is_terminal or row.state is JobState.CANCELLING:
+            continue
+        why = f"{by}{BEING_STOPPED}"
+        if row.state is JobState.QUEUED:
+            why = cancelled_while_queued(by, row.attempt)
+        move(session, row, Trigger.CANCEL, code=code, message=why, now=now, data=data)
 
 
 def view(session: Session, array_id: str) -> views.JobArray:

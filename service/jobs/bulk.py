@@ -2,14 +2,15 @@
 
 Each job is changed in a transaction of its own, by the function that changes a single job. Only a
 few of these transactions are requested at a time, so that other writes, such as the scheduler's,
-don't wait for all of them.
+don't wait for all of them. A dry run applies the same function to several jobs in one transaction,
+each within a savepoint, and rolls everything back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -21,14 +22,16 @@ from dray.filters import JobFilter
 from dray.requests import AnnotationRequest
 from service.config.settings import Settings
 from service.db.models import JobRow
+from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.bulk import in_chunks
 from service.db.session import Database
-from service.domain.errors import DomainError, NotConfirmed, Unavailable
+from service.domain.errors import DomainError, NotConfirmed, StorageUnavailable, Unavailable
 from service.domain.events import ANONYMOUS
 from service.jobs import listing
 from service.jobs.changes import change_row
 from service.jobs.faults import preempt_row
-from service.jobs.service import Jobs, cancel_row, found, refuse_to_delete
+from service.jobs.service import Jobs, cancel_row, found, not_found, refuse_to_delete
+from service.lifecycle.transitions import Ends
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,9 @@ AT_ONCE_ON_POSTGRES = 4
 """Number of concurrent transactions on PostgreSQL: half of the threads that write."""
 AT_ONCE_ON_SQLITE = 10
 """Number of writes on SQLite that can share a commit. Other writes wait for all of them."""
+
+TRIED_TOGETHER = 50
+"""Number of jobs in each transaction of a dry run. Other writes wait for the transaction."""
 
 RowChange = Callable[[Session, JobRow, datetime], bool]
 """Changes a locked job, and returns whether anything differs."""
@@ -65,9 +71,9 @@ class Annotate(Protocol):
 class _OnlyTried(Exception):
     """Rolls back the transaction of a dry run."""
 
-    def __init__(self, differs: bool) -> None:
+    def __init__(self, results: list[bool | BaseException]) -> None:
         super().__init__("a dry run stores nothing")
-        self.differs = differs
+        self.results = results
 
 
 class BulkChanges:
@@ -110,53 +116,82 @@ class BulkChanges:
         if not wanted.dry_run:
             _refuse_more(len(own), wanted.max)
         outcome = _Outcome()
-        change = self._change(wanted, actor, is_admin)
-        chunk = AT_ONCE_ON_SQLITE if self._database.is_sqlite else AT_ONCE_ON_POSTGRES
-        if wanted.parameters.first:
-            chunk = 1  # the order in which jobs are moved to the front matters
-        for some in in_chunks(own, chunk):
+        run = self._tried if wanted.dry_run else self._changed
+        for some in in_chunks(own, self._num_together(wanted)):
             if is_stopping():
                 problem = Unavailable("the server was stopped before it reached the job")
                 outcome.add(some, [problem] * len(some))
                 continue
-            done = await asyncio.gather(*map(change, some), return_exceptions=True)
-            outcome.add(some, done)
+            outcome.add(some, await run(some, wanted, actor=actor, is_admin=is_admin))
         if not wanted.dry_run:
             logger.info("%d jobs: %s by %s", outcome.num_changed, wanted.action, actor)
         return outcome.view(wanted, num_matched=len(matched), num_own=len(own))
 
-    def _change(
-        self, wanted: BulkRequest, actor: str, is_admin: bool
-    ) -> Callable[[str], Awaitable[bool]]:
-        """Return the function that changes the job with an id, and returns whether it differs."""
-        of_row = self._of_row(wanted, actor, is_admin)
-        states, queue = wanted.filter.state, wanted.filter.queue
+    def _num_together(self, wanted: BulkRequest) -> int:
+        if wanted.dry_run:
+            return TRIED_TOGETHER
+        if wanted.parameters.first:
+            return 1  # the order in which jobs are moved to the front matters
+        return AT_ONCE_ON_SQLITE if self._database.is_sqlite else AT_ONCE_ON_POSTGRES
 
-        def is_still(row: JobRow) -> bool:
-            """Whether the job has not left the states and the queue of the filter."""
-            return (not states or row.state in states) and queue in (None, row.queue)
+    async def _changed(
+        self, some: Sequence[str], wanted: BulkRequest, *, actor: str, is_admin: bool
+    ) -> list[bool | BaseException]:
+        """Change each of these jobs. Return whether it differs, or the error."""
+        of_row = self._of_row(wanted, actor, is_admin)
 
         async def change(job_id: str) -> bool:
-            def work(session: Session) -> bool:
-                row = found(session, job_id, lock=True)
-                differs = is_still(row) and of_row(session, row, self._clock())
-                if wanted.dry_run:
-                    raise _OnlyTried(differs)
-                return differs
-
-            try:
-                return await self._database.write(work)
-            except _OnlyTried as tried:
-                return tried.differs
+            return await self._database.write(
+                lambda session: of_row(session, found(session, job_id, lock=True), self._clock())
+            )
 
         async def delete(job_id: str) -> bool:
             await self._jobs.delete(job_id, actor=actor)
             return True
 
-        is_deletion = wanted.action is BulkAction.DELETE and not wanted.dry_run
-        return delete if is_deletion else change
+        one = delete if wanted.action is BulkAction.DELETE else change
+        return await asyncio.gather(*map(one, some), return_exceptions=True)
+
+    async def _tried(
+        self, some: Sequence[str], wanted: BulkRequest, *, actor: str, is_admin: bool
+    ) -> list[bool | BaseException]:
+        """Return what `_changed` would return, and change nothing."""
+        of_row = self._of_row(wanted, actor, is_admin)
+
+        def attempt(session: Session, job_id: str, row: JobRow | None) -> bool | BaseException:
+            if row is None or row.deleted_at is not None:
+                return not_found(job_id)
+            savepoint = session.begin_nested()
+            try:
+                return of_row(session, row, self._clock())
+            except DomainError as error:
+                return error
+            finally:
+                savepoint.rollback()
+
+        def work(session: Session) -> None:
+            rows = jobs_repository.lock_all(session, some)
+            raise _OnlyTried([attempt(session, job_id, rows.get(job_id)) for job_id in some])
+
+        try:
+            await self._database.write(work)
+        except _OnlyTried as tried:
+            return tried.results
+        raise AssertionError("the transaction is rolled back")
 
     def _of_row(self, wanted: BulkRequest, actor: str, is_admin: bool) -> RowChange:
+        """Return the function that applies the action to a job, unless the job has left the states
+        and the queue of the filter."""
+        states, queue = wanted.filter.state, wanted.filter.queue
+        apply = self._action(wanted, actor, is_admin)
+
+        def of_row(session: Session, row: JobRow, now: datetime) -> bool:
+            is_still = (not states or row.state in states) and queue in (None, row.queue)
+            return is_still and apply(session, row, now)
+
+        return of_row
+
+    def _action(self, wanted: BulkRequest, actor: str, is_admin: bool) -> RowChange:
         given = wanted.parameters
         change = wanted.job_change
         if change is not None:
@@ -164,7 +199,10 @@ class BulkChanges:
                 session, row, change, actor=actor, is_admin=is_admin, now=now
             )
         if wanted.action is BulkAction.CANCEL:
-            return lambda session, row, now: cancel_row(session, row, actor=actor, now=now)
+            # A dry run doesn't need the effects on other jobs, so it never settles them.
+            return lambda session, row, now: cancel_row(
+                session, row, actor=actor, now=now, ends=Ends() if wanted.dry_run else None
+            )
         if wanted.action is BulkAction.PREEMPT:
             grace_s = self._settings.preempt_grace_s if given.grace_s is None else given.grace_s
             return lambda session, row, now: preempt_row(
@@ -236,6 +274,8 @@ class _Outcome:
     def add(self, job_ids: Sequence[str], done: Sequence[bool | BaseException]) -> None:
         """Record jobs, each with whether it was changed, or with the problem."""
         for job_id, result in zip(job_ids, done, strict=True):
+            if isinstance(result, OSError):
+                result = StorageUnavailable(f"the storage failed: {result}")
             if isinstance(result, DomainError):
                 _, of_code = self._problems.setdefault(result.code, (result.message, []))
                 of_code.append(job_id)

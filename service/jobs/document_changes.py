@@ -111,6 +111,7 @@ def apply(
         session,
         new.resolved,
         row.owner,
+        row.project,
         settings,
         now,
         num_jobs=1 if moves else 0,

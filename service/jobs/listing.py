@@ -11,10 +11,11 @@ import json
 import re
 from datetime import datetime
 
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.filters import JobFilter
+from dray.filters import BasicJobFilter, JobFilter
 from service.db.repositories.catalog import listing as repository
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
@@ -28,19 +29,27 @@ MAX_PAGE = 500
 def scope(wanted: JobFilter) -> str:
     """Return a name that identifies this listing, so that its cursors are not valid for other
     listings."""
-    parts = wanted.model_dump(include=set(JobFilter.model_fields), exclude={"state", "label"})
+    return f"jobs:{digest(wanted, JobFilter)}"
+
+
+def digest(wanted: BasicJobFilter, of: type[BaseModel]) -> str:
+    """Return a hash of the fields that the class `of` declares. The order of states and labels does
+    not matter."""
+    parts = wanted.model_dump(include=set(of.model_fields), exclude={"state", "label"})
     parts |= {"state": sorted(set(wanted.state)), "label": sorted(set(wanted.label))}
     text = json.dumps(parts, default=datetime.isoformat, sort_keys=True)
-    return f"jobs:{hashlib.sha256(text.encode()).hexdigest()}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def can_match(wanted: JobFilter) -> bool:
+def can_match(wanted: BasicJobFilter) -> bool:
     """Return False if the filter contains a string that no row can contain, or two values for a
     label."""
     if len(dict(wanted.labels)) < len(wanted.labels):
         return False
     words = (wanted.queue, wanted.owner, wanted.project, wanted.name, wanted.name_glob, wanted.text)
-    return all(storable(word) for word in (*words, *wanted.label) if word is not None)
+    schedule = wanted.schedule if isinstance(wanted, JobFilter) else None
+    others = (schedule, *wanted.label)
+    return all(storable(word) for word in (*words, *others) if word is not None)
 
 
 def page(

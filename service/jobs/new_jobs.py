@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
+from dray.functions import ENTRYPOINT
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.checkpoints import init_from
@@ -18,7 +19,7 @@ from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import code as code_repository
-from service.domain.errors import Unsatisfiable
+from service.domain.errors import FunctionsRefused, Unsatisfiable
 from service.domain.events import ACTOR, SYNC_PLAN
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
@@ -28,7 +29,7 @@ from service.lifecycle import deadlines, resizing
 from service.nodes import node_table
 from service.nodes.node_table import refuse_missing_precision
 from service.planning.service import Resolved
-from service.queues import admission
+from service.queues import admission, reservations
 from service.sweeps import submitting
 
 
@@ -41,6 +42,17 @@ def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
     silos = [silo.model_copy(update={"source": None}) for silo in federated.silos]
     bare = federated.model_copy(update={"silos": silos})
     return spec.model_copy(update={"federated": bare}), [one.source for one in federated.silos]
+
+
+def refuse_functions(spec: JobSpec, settings: Settings) -> None:
+    """Raise FunctionsRefused for a pickled function if the server does not accept any."""
+    is_function = spec.script is not None and spec.script.entrypoint == ENTRYPOINT
+    if is_function and not settings.takes_functions:
+        raise FunctionsRefused(
+            "this server does not accept pickled functions",
+            pointer="/script/entrypoint",
+            hint="submit a script; the operator can allow functions with DRAY_TAKES_FUNCTIONS",
+        )
 
 
 def with_pinned_nodes(request: policy.Request, spec: JobSpec) -> policy.Request:
@@ -58,6 +70,16 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
         raise entrypoints.code_unfit(code, pointer)
 
 
+class ScheduledRun(NamedTuple):
+    """A run of a schedule, for which a job is submitted."""
+
+    schedule_id: str
+    name: str
+    """The schedule's name."""
+    at: str
+    """The time of the run, in ISO 8601 with the schedule's offset from UTC."""
+
+
 class Admitted(NamedTuple):
     """The result of the check of a document against its queue."""
 
@@ -71,6 +93,7 @@ def admit(
     session: Session,
     resolved: Resolved,
     owner: str,
+    project: str,
     settings: Settings,
     now: datetime,
     *,
@@ -84,14 +107,17 @@ def admit(
     queue's rules and the deadline; `used_s` is the time for which the job has already run.
     Submissions and changes of documents use the same checks.
 
-    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the errors of
-    `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
+    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, ReservationUnfit,
+    the errors of `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is
+    set.
     """
     spec = resolved.spec
     if resolved.refusal is not None:
         raise resolved.refusal
     request = with_pinned_nodes(slots.request_of_job(spec), spec)
     queue = admission.admit(session, spec.queue, owner, request, num_jobs)
+    claim = spec.reservation, owner, spec.queue, project
+    reservations.refuse_unfit(session, *claim, now, has_started=used_s > 0)
     if not may_exceed_priority:
         admission.refuse_priority(queue, spec.priority)
     limit_s = spec.max_runtime_s
@@ -173,6 +199,7 @@ def columns_of(spec: JobSpec, admitted: Admitted) -> dict[str, Any]:
         "max_user_retries": spec.max_retries,
         "max_runtime_s": limit_s,
         "is_runtime_of_queue": limit_s is not None and spec.max_runtime_s is None,
+        "reservation": spec.reservation,
     }
 
 
@@ -185,6 +212,8 @@ def new_row(
     project: str,
     settings: Settings,
     now: datetime,
+    *,
+    run: ScheduledRun | None = None,
 ) -> JobRow:
     return repository.unstored(
         **columns_of(spec, admitted),
@@ -197,6 +226,8 @@ def new_row(
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
         code=spec.code,
+        schedule_id=run and run.schedule_id,
+        scheduled_at=run and run.at,
         state=JobState.QUEUED,
         reason_code="submitted",
         reason_message="waits for the scheduler's first round",
@@ -225,8 +256,12 @@ def new_row(
     )
 
 
-def first_event(row: JobRow, resolved: Resolved, actor: str, now: datetime) -> dict[str, Any]:
+def first_event(
+    row: JobRow, resolved: Resolved, actor: str, now: datetime, run: ScheduledRun | None = None
+) -> dict[str, Any]:
     message = f"submitted to the queue {row.queue!r}"
+    if run is not None:
+        message = f"{message} by the schedule {run.name!r} for {run.at}"
     data: dict[str, Any] = {ACTOR: actor}
     if row.is_runtime_of_queue:
         message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import Row
@@ -79,12 +80,15 @@ def _job(
         priority=row.priority,
         held_by=row.held_by,
         begin_at=row.begin_at,
+        reservation=row.reservation,
         deadline=row.deadline,
         max_runtime_s=row.max_runtime_s,
         max_runtime_from=_source_of_limit(row),
         spec=shown(row.spec),
         array_id=row.array_id,
         array_index=row.array_index,
+        schedule_id=row.schedule_id,
+        scheduled_at=row.scheduled_at and datetime.fromisoformat(row.scheduled_at),
         attempt=row.attempt,
         world_size=row.world_size,
         position=row.position,

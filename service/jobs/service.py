@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.filters import JobFilter
 from dray.spec import JobSpec
+from dray.spec.ordering import After
 from dray.views import JobState
 from service.checkpoints import init_from
 from service.code import entrypoints, models
@@ -39,7 +40,7 @@ from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelle
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
-from service.lifecycle.transitions import move
+from service.lifecycle.transitions import Ends, move
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
 from service.storage.quota import StorageWatch, refuse_if_full
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _CheckedDocument:
+class PreparedDocument:
     """A document that has passed the checks that need no transaction."""
 
     resolved: Resolved
@@ -62,6 +63,26 @@ class _CheckedDocument:
     """The trials of a sweep."""
     silo_sources: list[str | None] | None
     """The value of `JobRow.silo_sources`."""
+
+    def after(self, job_ids: Sequence[str]) -> PreparedDocument:
+        """Return the document of a job that starts once these jobs and arrays have ended."""
+        after = [After(job=job_id, on="end") for job_id in job_ids]
+        spec = self.resolved.spec.model_copy(update={"after": after})
+        return replace(self, resolved=replace(self.resolved, spec=spec))
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job, or the first job of an array or a sweep, that is about to be stored."""
+
+    id: str
+    prepared: PreparedDocument
+    owner: str
+    project: str
+    actor: str
+    now: datetime
+    run: new_jobs.ScheduledRun | None = None
+    """The run of a schedule for which the job is submitted."""
 
 
 class _NothingStored(Exception):
@@ -105,10 +126,11 @@ class Jobs:
         project: str = "default",
         actor: str = ANONYMOUS,
         idempotency: IdempotencyKey | None = None,
+        store: Callable[[Session, NewJob], JobRow] | None = None,
     ) -> tuple[views.Job, bool]:
         """Submit a job, and return (job, created). `created` is False if the key was used before
         for the same request; `job` is then the job of that request. For an array or a sweep, `job`
-        is the job with index 0.
+        is the job with index 0. `store` replaces the method of this name.
 
         Raises:
             DataSourceForbidden: The job names data that jobs may not read.
@@ -127,7 +149,7 @@ class Jobs:
                 exist, or did not end as required.
             IdempotencyMismatch: The key was used for another request.
         """
-        prepared = await self._prepared(spec, owner)
+        prepared = await self.prepare(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)  # here, so that a retried transaction has the same id
         is_tried_again = False
@@ -142,11 +164,8 @@ class Jobs:
                 earlier = reserve(session, owner, idempotency, job_id, now)
                 if earlier is not None:
                     return serializers.job(session, found(session, earlier)), False
-            row, after = self._accepted(session, prepared, job_id, owner, project, now)
-            event = new_jobs.first_event(row, prepared.resolved, actor, now)
-            arrays.insert(session, row, prepared.resolved.spec, prepared.trials, event, now)
-            dependencies.insert(session, row.array_id or job_id, after, now)
-            notify(session, job_id, QUEUE)
+            new = NewJob(job_id, prepared, owner, project, actor, now)
+            row = (store or self.store)(session, new)
             return serializers.new_job(session, row, prepared.resolved.spec.labels), True
 
         with self._keys_in_flight.holding(owner, idempotency):
@@ -157,12 +176,12 @@ class Jobs:
     ) -> views.Explanation:
         """Return whether and when the job (for an array, its first job) would start if it were
         submitted now, without storing anything. Raises the same errors as `submit`."""
-        prepared = await self._prepared(spec, owner)
+        prepared = await self.prepare(spec, owner)
         now = self._clock()
-        job_id = new_job_id(now)
+        new = NewJob(new_job_id(now), prepared, owner, project, ANONYMOUS, now)
 
         def check(session: Session) -> None:
-            raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
+            raise _NothingStored(*self._accepted(session, new))
 
         # The checks of a submission acquire locks and update usage counts, so run the checks in a
         # write transaction that is rolled back. Computing the explanation takes longer, but doesn't
@@ -176,8 +195,9 @@ class Jobs:
         )
         return explanation.model_copy(update={"sync": prepared.resolved.sync})
 
-    async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
-        """Do the checks that need no transaction."""
+    async def prepare(self, spec: JobSpec, owner: str) -> PreparedDocument:
+        """Do the checks of a submission that need no transaction."""
+        new_jobs.refuse_functions(spec, self._settings)
         await data_policy.refuse_forbidden(spec, node_policies.data_policy(self._settings))
         spec, silo_sources = new_jobs.without_sources(spec)
         resolved = await self._plans.resolve(spec)
@@ -186,30 +206,50 @@ class Jobs:
         unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
         arrays.refuse_too_large(spec, self._settings)
         trials = await submitting.trials_of(spec)
-        return _CheckedDocument(resolved, unfit, trials, silo_sources)
+        return PreparedDocument(resolved, unfit, trials, silo_sources)
+
+    def check(self, session: Session, new: NewJob) -> None:
+        """Do the checks of a submission that need a transaction, except for the checks of the space
+        that is left in the queue and the storage. Raises the errors of `submit`."""
+        self._accepted(session, new, needs_space=False)
+
+    def store(self, session: Session, new: NewJob) -> JobRow:
+        """Store a job that `prepare` has checked. Raises the errors of `submit`."""
+        row, after = self._accepted(session, new)
+        resolved, trials = new.prepared.resolved, new.prepared.trials
+        event = new_jobs.first_event(row, resolved, new.actor, new.now, new.run)
+        arrays.insert(session, row, resolved.spec, trials, event, new.now)
+        dependencies.insert(session, row.array_id or row.id, after, new.now)
+        notify(session, row.id, QUEUE)
+        return row
 
     def _accepted(
-        self,
-        session: Session,
-        prepared: _CheckedDocument,
-        job_id: str,
-        owner: str,
-        project: str,
-        now: datetime,
+        self, session: Session, new: NewJob, *, needs_space: bool = True
     ) -> tuple[JobRow, list[Prerequisite]]:
         """Return the job's row, which is not stored yet, and its dependencies. Raises the errors of
         `submit`."""
+        prepared, owner, now = new.prepared, new.owner, new.now
         spec = prepared.resolved.spec
+        num_jobs = spec.num_jobs if needs_space else 0
         admitted = new_jobs.admit(
-            session, prepared.resolved, owner, self._settings, now, num_jobs=spec.num_jobs
+            session,
+            prepared.resolved,
+            owner,
+            new.project,
+            self._settings,
+            now,
+            num_jobs=num_jobs,
         )
-        refuse_if_full(session)
+        if needs_space:
+            refuse_if_full(session)
         if prepared.unfit is not None:
             raise prepared.unfit
         new_jobs.use_code(session, spec, owner, now)
         origin = init_from.resolve(session, spec)
         after = dependencies.hold(session, spec)
-        row = new_jobs.new_row(job_id, spec, admitted, origin, owner, project, self._settings, now)
+        row = new_jobs.new_row(
+            *(new.id, spec, admitted, origin, owner, new.project, self._settings, now), run=new.run
+        )
         if prepared.trials is not None:
             row.spec = prepared.trials.document(0)
         row.silo_sources = prepared.silo_sources
@@ -299,7 +339,11 @@ class Jobs:
 
         await self._database.write(hide)
         logger.info("the job %s was deleted by %s", job_id, actor)
-        await self._erase(job_id)
+        try:
+            await self._erase(job_id)
+        except StorageUnavailable as error:
+            what = f"the job {job_id} is deleted, but its files"
+            raise arrays.files_remain(what, error) from error
         if self.storage_watch.is_limited:
             await self.storage_watch.look(self._clock())
 
@@ -327,9 +371,11 @@ class Jobs:
         await self._database.write(lambda session: repository.erase(session, [job_id]))
 
 
-def cancel_row(session: Session, row: JobRow, *, actor: str, now: datetime) -> bool:
-    """Ask a locked job to end, and return whether its state has changed. Raises JobFinished if the
-    job succeeded or failed."""
+def cancel_row(
+    session: Session, row: JobRow, *, actor: str, now: datetime, ends: Ends | None = None
+) -> bool:
+    """Ask a locked job to end, and return whether its state has changed. `ends` is passed to
+    `move`. Raises JobFinished if the job succeeded or failed."""
     if row.state in (JobState.SUCCEEDED, JobState.FAILED):
         raise JobFinished(f"the job {row.id} has already {row.state.lower()}")
     if row.state in (JobState.CANCELLING, JobState.CANCELLED):
@@ -346,6 +392,7 @@ def cancel_row(session: Session, row: JobRow, *, actor: str, now: datetime) -> b
         message=message,
         now=now,
         data={ACTOR: actor},
+        ends=ends,
     )
 
 

@@ -60,9 +60,10 @@ class Wanted:
     bundle: Mapping[str, float]
     roles: tuple[RoleSlots, ...] = ()
     request_seen: policy.Request | None = None
-    """The request of the job's document. If it is None, neither the request nor the limit of the
-    array is compared."""
+    """The request of the job's document. If it is None, neither the request, the limit of the array
+    nor the reservation is compared."""
     array_limit_seen: int | None = None
+    reservation_seen: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ def claim(
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
             continue
-        seen = one.request_seen, one.array_limit_seen
-        if one.request_seen and seen != (resizing.request_of(row), row.array_max_running):
+        seen = one.request_seen, one.array_limit_seen, one.reservation_seen
+        is_now = resizing.request_of(row), row.array_max_running, row.reservation
+        if one.request_seen and seen != is_now:
             continue
         if row.singleton and singletons.runs(session, row.owner, row.name):
             continue
@@ -171,6 +173,8 @@ def _begin(
             {
                 "job_id": row.id,
                 "attempt": change["attempt"],
+                "queue": row.queue,
+                "eligible_at": _eligible_at(row, change),
                 "phase": Phase.ACQUIRING.value,
                 "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
                 "held": held_slots.on_nodes(slices, labels),
@@ -189,6 +193,13 @@ def _begin(
     moves.note(session, events)
     for each in startable:
         announce(session, each.row)
+
+
+def _eligible_at(row: Row[Any], change: Mapping[str, Any]) -> datetime:
+    """Return the time since which the job could have started if there had been slots for it."""
+    times = (row.created_at, change["eligible_at"], row.begin_at, row.not_before)
+    latest: datetime = max(time for time in times if time is not None)
+    return latest
 
 
 def _change(row: Row[Any], slices: Sequence[Slice], now: datetime) -> dict[str, Any]:
@@ -259,6 +270,7 @@ def _spec_of(
         silence_limit_s=settings.silence_limit_s,
         system_metrics_s=settings.system_metrics_s or None,
         array_index=row.array_index,
+        scheduled_at=row.scheduled_at,
         parameters=parameters or {},
         silo_sources=tuple(row.silo_sources or ()),
     )

@@ -71,10 +71,11 @@ def hold(session: Session, spec: JobSpec) -> list[Prerequisite]:
     if not ids:
         return []
     repository.hold_unfinished(session, ids)
-    found = repository.states(session, ids)
+    as_a_whole = repository.states(session, ids)
+    by_element = repository.states(session, [e.job for e in spec.after if e.each], each=True)
     still_open = []
     for number, entry in enumerate(spec.after):
-        states = found.get(entry.job)
+        states = (by_element if entry.each else as_a_whole).get(entry.job)
         if not states:
             raise DependencyNotFound(
                 f"there is no job or array {entry.job}",

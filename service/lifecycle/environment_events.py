@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from ray_workers.shared.node_needs import JobNeed, NodeEnvironment
 from service.db.repositories import jobs as repository
+from service.domain.scheduling.rules.obstacles import PREPARING
 from service.domain.states import Trigger
 from service.lifecycle.transitions import move, remark
 
@@ -24,8 +25,7 @@ def note_preparing(session: Session, job_id: str, message: str, now: datetime) -
     """Add an event stating that the job is waiting until its nodes are prepared."""
     job = repository.lock(session, job_id)
     if job is not None and job.state == JobState.QUEUED:
-        code = "preparing_environment"
-        remark(session, job, type_="environment", code=code, message=message, now=now)
+        remark(session, job, type_="environment", code=PREPARING, message=message, now=now)
 
 
 def note_ready(

@@ -31,7 +31,10 @@ def settle(attempt: AttemptRow, at: datetime) -> None:
     since = attempt.held_until or attempt.started_at
     if since is None or at <= since:
         return
-    held = dict(attempt.held or {})
+    held, sizes = dict(attempt.held or {}), attempt.sizes or []
+    num_slots = sum(part["num_workers"] for part in attempt.slices)
+    if not sizes or sizes[-1][1] != num_slots:
+        attempt.sizes = [*sizes, [since.timestamp(), num_slots]]
     for part in attempt.slices:
         node_id, num_workers = part["node_id"], part["num_workers"]
         before = held.get(node_id, {"labels": {}, "slot_seconds": 0.0})

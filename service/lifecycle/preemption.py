@@ -1,5 +1,5 @@
 """Asks attempts to save their state and release their slots, because a user requested it, a node is
-being drained, the job's deadline has passed, or the service is stopping its cluster.
+being drained or is reserved, the job's deadline has passed, or the service is stopping its cluster.
 
 The request is stored in the attempt's row, and the reconciler sends it as a command. When the
 attempt ends, its job returns to the queue, and no retry is charged.
@@ -20,7 +20,9 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.events import ACTOR
-from service.lifecycle.transitions import remark
+from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.states import BEING_STOPPED, RESERVATION_BEGINS, Trigger
+from service.lifecycle.transitions import move, remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 LOSES_WORK = "its processes get SIGTERM, and what they do not save is lost"
@@ -141,6 +143,17 @@ def preempt_for(
     if seen is None:
         return False
     return _ask_live(session, seen, grace_s, now, code, f": it {because}")
+
+
+def cancel_for(session: Session, job_id: str, attempt: int, reason: Reason, now: datetime) -> bool:
+    """Stop a job that has slots, because a reservation cancels it; return False if its attempt has
+    ended or is already being stopped."""
+    touch(session)
+    job = repository.lock(session, job_id)
+    if job is None or job.attempt != attempt or job.state not in HOLDING:
+        return False
+    message = f"{reason.message}{BEING_STOPPED}"
+    return move(session, job, Trigger.CANCEL, code=RESERVATION_BEGINS, message=message, now=now)
 
 
 def _ask_live(

@@ -33,6 +33,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.elastic import resizing as rules
 from service.domain.scheduling.placement.slots import count as count_of
 from service.domain.scheduling.placement.slots import workers
+from service.domain.scheduling.rules.reservations import RESERVED
 from service.lifecycle import held_slots
 from service.lifecycle.transitions import remark
 
@@ -200,7 +201,8 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
     if row.preempt_asked_at is not None or min(may_be.values(), default=-1) < 0:
         return False
     row.recalled, row.recalled_at = as_rows(shrink.slices), now
-    row.shrunk_at = now if shrink.because_of == shrink.job_id else row.shrunk_at
+    if shrink.because_of == shrink.job_id and shrink.reason.code != RESERVED:
+        row.shrunk_at = now
     row.grants += 1
     row.growth = None
     _choose_batch(row, shrink.batch_size, now)

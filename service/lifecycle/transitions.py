@@ -25,11 +25,17 @@ from service.db.repositories.submission import dependencies as dependencies_repo
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.limits import BUDGET_USED_UP, HELD
+from service.domain.scheduling.rules.reservations import WAITING_FOR_RESERVATION
 from service.domain.scheduling.rules.times import BEGINS_AT
 from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, moves
 
-KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, BEGINS_AT, "waiting_for_jobs", "array_limit"})
+KEPT_BACK = frozenset(
+    {
+        *(HELD, BUDGET_USED_UP, BEGINS_AT, WAITING_FOR_RESERVATION),
+        *("waiting_for_jobs", "array_limit"),
+    }
+)
 """Reasons for waiting that would apply even if all slots were free."""
 
 
@@ -134,6 +140,8 @@ def changes_of(
     }
     if after.is_terminal:
         changes["finished_at"] = now
+    elif after is JobState.QUEUED:
+        changes["eligible_at"] = now
     return changes
 
 
@@ -280,14 +288,22 @@ def _add_stopped_events(session: Session, messages: Mapping[str, str], now: date
 
 def _kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
     """Return the columns to set for a job that could not start now even if all slots were free."""
-    return {"kept_back_s": job.kept_back_s, "kept_back_since": job.kept_back_since or now}
+    return {
+        "kept_back_s": job.kept_back_s,
+        "kept_back_since": job.kept_back_since or now,
+        "eligible_at": job.eligible_at,
+    }
 
 
 def _not_kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
     """Return the columns to set for a job that could start now if all slots were free."""
     since = job.kept_back_since
     more_s = 0.0 if since is None else max(0.0, (now - since).total_seconds())
-    return {"kept_back_s": job.kept_back_s + more_s, "kept_back_since": None}
+    return {
+        "kept_back_s": job.kept_back_s + more_s,
+        "kept_back_since": None,
+        "eligible_at": job.eligible_at if since is None else now,
+    }
 
 
 def fail_impossible(

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from service.config.settings import Settings
-from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import storage as repository
+from service.db.repositories.scheduling import accounting as accounting_repository
 from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, FolderSpoilt, NotFound, StorageUnavailable
@@ -53,6 +53,7 @@ class Retention:
         self._watch = watch
         self._jobs = jobs
         self._days = settings.retention_days
+        self._accounting_days = settings.accounting_days
         self._count = settings.retention_jobs
         self._timings = timings
         self._clock = clock
@@ -78,8 +79,10 @@ class Retention:
             await self._jobs.finish_deletions(before=before)
             deleted = await self.delete_expired()
             await self._jobs.code.sweep(await self._now())
-            forgotten = await self._now() - timedelta(seconds=REMEMBERED_S)
-            await self._database.write(lambda s: attempts_repository.forget_ended(s, forgotten))
+            if self._accounting_days:
+                days = timedelta(days=self._accounting_days)
+                forgotten = await self._now() - max(days, timedelta(seconds=REMEMBERED_S))
+                await self._database.write(lambda s: accounting_repository.forget(s, forgotten))
             await self._store_refused_logs()
             pause_s = 0.0 if deleted else self._timings.expiry_period_s
             self._expiry_at = loop.time() + pause_s
@@ -146,7 +149,10 @@ class Retention:
             # In the meantime, a user might have deleted the job, or submitted a job that starts
             # from its checkpoint.
             with contextlib.suppress(NotFound, CheckpointInUse):
-                await self._jobs.delete(job_id, actor="the retention")
+                try:
+                    await self._jobs.delete(job_id, actor="the retention")
+                except StorageUnavailable as error:
+                    logger.warning("%s", error)
                 deleted += 1
                 logger.info("deleted the job %s of the project %s: %s", job_id, project, why)
         return deleted

@@ -8,7 +8,7 @@ The process that runs the loops stores this situation every few seconds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,23 +22,26 @@ from service.db.repositories.scheduling import forecasts as repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.scheduling import queues as queues_repository
 from service.db.repositories.submission import dependencies
+from service.domain.errors import DomainError
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.counterfactuals import (
     Choices,
     Counterfactual,
     JobQuestions,
+    OtherQueue,
     sooner,
 )
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
-from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import singletons
 from service.lifecycle.resizing import request_of
 from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
-from service.outlook.waiting_jobs import limit_left_s, waiting_job, waiting_jobs
+from service.outlook.waiting_jobs import limit_left_s, time_left_s, waiting_job, waiting_jobs
+from service.queues import admission
 
 CURRENT_FOR = timedelta(minutes=2)
 """Maximum age of a situation on which answers are based. An older situation means that no process
@@ -46,7 +49,7 @@ is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
-        *("queue_limit", "user_limit"),
+        *("queue_limit", "user_limit", "lending_limit"),
     }
 )
 """Reasons why jobs wait although they might start immediately in another queue, with fewer
@@ -88,7 +91,7 @@ class Answers:
             questions = JobQuestions(newest.situation, job, newest.made_at)
             why = Reason(row.reason_code, row.reason_message)
             answers = questions.answers(
-                _choices(session, row, self._earlier.get(session, now)), why
+                _choices(session, row, self._earlier.get(session, now), now), why
             )
             if len(newest.answers) >= MAX_KEPT:
                 newest.answers.clear()
@@ -126,7 +129,7 @@ class Answers:
         start = forecasts.view(questions.expected(), now)
         found: list[Counterfactual] = []
         if isinstance(decision, policy.Wait | policy.Impossible) and not waits_for:
-            choices = _choices(session, row, self._earlier.get(session, now))
+            choices = _choices(session, row, self._earlier.get(session, now), now)
             found = questions.answers(choices, decision.reason)
         return views.Explanation(
             state=row.state,
@@ -238,27 +241,30 @@ def _favoured(situation: Situation, row: JobRow) -> list[views.Reason]:
     return [views.Reason(code=each.code, message=each.message) for each in found]
 
 
-def _choices(session: Session, row: JobRow, earlier: RunTimes) -> Choices:
-    queues = queues_repository.every(session)
-    here = next((queue for queue in queues if queue.name == row.queue), Queue(row.queue))
-    others = (queue for queue in queues if queue is not here)
+def _choices(session: Session, row: JobRow, earlier: RunTimes, now: datetime) -> Choices:
+    tree = QueueTree(queues_repository.every(session))
     return Choices(
         resubmit=Resubmission(row, earlier),
-        queues=tuple(queue for queue in others if _would_accept(session, queue, row)),
-        max_priority=here.max_priority,
+        queues=tuple(that_accept(session, tree, row, now)),
+        max_priority=tree.combined(row.queue).max_priority,
     )
 
 
-def _would_accept(session: Session, queue: Queue, row: JobRow) -> bool:
-    """Whether the job could be moved to the queue."""
+def that_accept(
+    session: Session, tree: QueueTree, row: JobRow, now: datetime
+) -> Iterator[OtherQueue]:
+    """Yield the queues to which the job could be moved."""
     own_s = None if row.is_runtime_of_queue else row.max_runtime_s
-    if own_s is not None and queue.max_runtime_s is not None and own_s > queue.max_runtime_s:
-        return False
-    bounds = ((queue.max_queued, None), (queue.max_queued_per_user, row.owner))
-    return all(
-        most is None or queues_repository.count_waiting(session, queue.name, of) < most
-        for most, of in bounds
-    )
+    for name in tree.queues:
+        if name == row.queue or tree.children.get(name):
+            continue
+        queue = tree.combined(name)
+        try:
+            admission.refuse_if_full(session, tree.upwards(name), row.owner, 1)
+            limit_s = admission.limit_in(queue, own_s, row.runtime_used_s)
+        except DomainError:
+            continue
+        yield OtherQueue(queue, time_left_s(limit_s, row, row.runtime_used_s, now))
 
 
 def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Counterfactual | None:

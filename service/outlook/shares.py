@@ -15,6 +15,7 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.slots import total_of
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import HALF_LIFE_S, Standings, UsageShare, UserStanding
+from service.domain.scheduling.rules.tree import QueueTree
 from service.outlook.answers import NO_FORECAST, Answers
 from service.queues.service import not_found
 
@@ -30,7 +31,8 @@ NO_NODES = views.Reason(
 def report(
     session: Session, answers: Answers, now: datetime, *, queue: str | None, owner: str | None
 ) -> views.ShareReport:
-    """Return the shares of all queues and their users, or only of this queue or this user. Raises
+    """Return the shares of all queues and their users, or only of this queue and the queues under
+    it, or only of this user. Raises
     QueueNotFound if the queue does not exist."""
     queues = {each.name: each for each in queues_repository.every(session)}
     if queue is not None and queue not in queues:
@@ -55,8 +57,10 @@ def of_situation(
     used_s = situation.snapshot.used_s
     standings = Standings(queues.values(), used_s, situation.active_accounts())
     of_queues: defaultdict[str, float] = defaultdict(float)
+    tree = QueueTree(queues.values())
     for (name, _), seconds in used_s.items():
-        of_queues[name] += seconds
+        for above in tree.path(name):
+            of_queues[above] += seconds
     users: defaultdict[str, list[views.UserShare]] = defaultdict(list)
     recent = {account for account, seconds in used_s.items() if seconds >= MIN_SHOWN_S}
     for name, user in sorted(recent | standings.of_users.keys()):
@@ -71,7 +75,7 @@ def of_situation(
         queues=[
             _queue(each, of_queues[name], standings, made_at, users[name])
             for name, each in sorted(queues.items())
-            if queue in (None, name)
+            if queue is None or queue in tree.path(name)
         ],
     )
 
@@ -101,6 +105,7 @@ def _queue(
     is_ahead = share is not None and share.standing is UserStanding.AHEAD
     return views.QueueShare(
         name=queue.name,
+        parent=queue.parent,
         weight=queue.weight,
         quota=dict(queue.quota),
         used_s=used_s,

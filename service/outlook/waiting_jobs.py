@@ -60,6 +60,7 @@ def waiting_job(
         waited_s=waited_s(job, now),
         yields=job.yields,
         ends_within_s=limit_left_s(job, job.runtime_used_s, now),
+        ends_by=job.deadline,
         queue=job.queue,
         owner=job.owner,
         held=job.held_by,
@@ -68,6 +69,8 @@ def waiting_job(
         array=None if limit is None else ArrayLimit(job.array_id, limit),
         start_by=latest_start(job),
         begins_at=job.begin_at if job.begin_at and job.begin_at > now else None,
+        project=job.project,
+        reservation=job.reservation,
     )
 
 
@@ -95,7 +98,12 @@ def left_s(job: Any, ran_s: float, runs: RunTimes) -> float | None:
 def limit_left_s(job: Any, ran_s: float, now: datetime) -> float | None:
     """Return the seconds until a job that has run for `ran_s` reaches its limit or its deadline if
     it continues now; None if it has neither."""
-    left = [] if job.max_runtime_s is None else [job.max_runtime_s - ran_s]
+    return time_left_s(job.max_runtime_s, job, ran_s, now)
+
+
+def time_left_s(max_runtime_s: int | None, job: Any, ran_s: float, now: datetime) -> float | None:
+    """Like `limit_left_s`, with another limit."""
+    left = [] if max_runtime_s is None else [max_runtime_s - ran_s]
     left += [] if job.deadline is None else [(job.deadline - now).total_seconds()]
     return max(0.0, min(left)) if left else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -13,6 +13,7 @@ from service.db.repositories.scheduling import queues as repository
 from service.domain.errors import (
     PriorityTooHigh,
     QueueFull,
+    QueueHoldsNoJobs,
     RuntimeTooLong,
     UnknownQueue,
     Unsatisfiable,
@@ -20,6 +21,7 @@ from service.domain.errors import (
 from service.domain.scheduling.placement.slots import Request, amounts_of
 from service.domain.scheduling.rules.limits import why_never
 from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import resizing
 
 MAX_NAMED = 20
@@ -30,32 +32,56 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
     """Lock the queue, and check that it admits `num_jobs` more jobs of the owner; 0 if the job is
     already waiting in the queue.
 
-    Raise UnknownQueue if the queue does not exist, Unsatisfiable if its limits can never allow the
-    job, and QueueFull if too many jobs would be waiting.
+    Raise UnknownQueue if the queue does not exist, QueueHoldsNoJobs if it is the parent of other
+    queues, Unsatisfiable if its limits or the limits of a queue above it can never allow the job,
+    and QueueFull if too many jobs would be waiting. Returns the queue as `locked` does.
     """
-    queue = locked(session, name)
-    never = why_never(queue, request)
-    if never is not None:
-        hint = (
-            "choose another queue, or request fewer resources; "
-            f"`dray queue show {name}` shows the queue's rules"
+    line, is_parent = _locked_line(session, name)
+    if is_parent:
+        children = repository.children(session, name)
+        listed = ", ".join(children[:MAX_NAMED]) + (
+            " and more" if len(children) > MAX_NAMED else ""
         )
-        raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
+        raise QueueHoldsNoJobs(
+            f"the queue {name!r} is the parent of other queues, so it holds no jobs",
+            pointer="/queue",
+            hint=f"choose a queue under it: {listed}",
+        )
+    for queue in line:
+        never = why_never(queue, request)
+        if never is not None:
+            hint = (
+                "choose another queue, or request fewer resources; "
+                f"`dray queue show {queue.name}` shows the queue's rules"
+            )
+            raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
     if num_jobs:
-        _refuse_if_full(session, queue, owner, num_jobs)
-    return queue
+        refuse_if_full(session, line, owner, num_jobs)
+    return QueueTree(line).combined(name)
 
 
 def locked(session: Session, name: str) -> Queue:
-    """Lock and return the queue. Raise UnknownQueue if the queue does not exist.
+    """Lock the queue and the queues above it. Return the queue with the rules for priorities and
+    running times that result from all of them. Raise UnknownQueue if the queue does not exist.
 
-    Until this transaction ends, no other transaction can delete or change the queue. If the queue
-    limits the number of waiting jobs, no other transaction can add jobs to the queue either.
+    Until this transaction ends, no other transaction can delete or change these queues. If one of
+    them limits the number of waiting jobs, no other transaction can add jobs under it either.
     """
+    return QueueTree(_locked_line(session, name)[0]).combined(name)
+
+
+def _locked_line(session: Session, name: str) -> tuple[list[Queue], bool]:
+    """Return the queue and the queues above it, and whether the queue has children."""
     found = repository.lock(session, name)
     if found is None:
         raise _unknown(session, name)
-    return found
+    line = [found[0]]
+    while line[-1].parent is not None:
+        above = repository.lock(session, line[-1].parent)
+        if above is None:
+            break
+        line.append(above[0])
+    return line, found[1]
 
 
 def _unknown(session: Session, name: str) -> UnknownQueue:
@@ -69,7 +95,17 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
     )
 
 
-def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -> None:
+def refuse_if_full(session: Session, line: Sequence[Queue], owner: str, num_jobs: int) -> None:
+    """Raise QueueFull if too many jobs would be waiting with `num_jobs` more jobs of the owner.
+    `line` contains the queue and the queues above it."""
+    for queue in line:
+        _refuse_if_one_is_full(session, queue, owner, num_jobs, is_above=queue is not line[0])
+
+
+def _refuse_if_one_is_full(
+    session: Session, queue: Queue, owner: str, num_jobs: int, *, is_above: bool
+) -> None:
+    """`is_above` is set if the queue has other queues under it, whose jobs count."""
     bounds = (
         (queue.max_queued, None, "the queue accepts"),
         (queue.max_queued_per_user, owner, "a user may have"),
@@ -77,7 +113,7 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
     for most, of, words in bounds:
         if most is None:
             continue
-        number = repository.count_waiting(session, queue.name, of)
+        number = count_waiting(session, queue.name, of, is_above=is_above)
         if number + num_jobs <= most:
             continue
         whose = "" if of is None else f" of {of}"
@@ -98,15 +134,27 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         )
 
 
+def count_waiting(session: Session, name: str, owner: str | None, *, is_above: bool) -> int:
+    """Return the number of jobs waiting in the queue or, with `is_above`, in the queues under
+    it (of this owner, if given)."""
+    names = QueueTree(repository.every(session)).under(name) if is_above else [name]
+    return repository.count_waiting(session, names, owner)
+
+
 def refuse_priority(queue: Queue, priority: int) -> None:
     """Raise PriorityTooHigh if the priority is above the maximum that users can set in this
     queue."""
     if priority > queue.max_priority:
         raise PriorityTooHigh(
-            f"is {priority}, but the maximum of the queue {queue.name!r} is {queue.max_priority}",
+            f"is {priority}, but the maximum of {_named(queue)} is {queue.max_priority}",
             pointer="/priority",
             hint="an admin can raise the job's priority after its submission",
         )
+
+
+def _named(queue: Queue) -> str:
+    above = "" if queue.parent is None else " and the queues above it"
+    return f"the queue {queue.name!r}{above}"
 
 
 def limit_in(
@@ -118,7 +166,7 @@ def limit_in(
     most_s = queue.max_runtime_s
     if own_s is not None and most_s is not None and own_s > most_s:
         raise RuntimeTooLong(
-            f"is {own_s} s, but the maximum of the queue {queue.name!r} is {most_s} s",
+            f"is {own_s} s, but the maximum of {_named(queue)} is {most_s} s",
             pointer=pointer,
             hint=f"set max_runtime_s to at most {most_s}, or choose another queue",
         )
@@ -134,10 +182,10 @@ def limit_in(
 
 
 def of_users(
-    session: Session, queues: Iterable[Queue], only: str | None = None
+    session: Session, queues: Iterable[Queue], only: Sequence[str] | None = None
 ) -> dict[str, list[views.QueueUser]]:
     """Return the users whose jobs wait or hold slots, keyed by queue. If `only` is given, return
-    only the users of this queue."""
+    only the users of these queues."""
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)

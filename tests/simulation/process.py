@@ -28,6 +28,7 @@ TIMINGS = LoopTimings(
     record_rest=0.0,
     record_period_s=0.0,
     webhook_period_s=600.0,
+    schedule_period_s=600.0,
 )
 """Simulations cover a few minutes, so fewer timers should fire than in a real service."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
@@ -15,6 +17,7 @@ from tests.simulation.cluster import slots_of
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+KNOWN_AFTER = timedelta(seconds=60)
 TERMINAL = {str(state) for state in JobState if state.is_terminal}
 
 
@@ -69,9 +72,12 @@ class Promises:
             jobs = connection.execute(text("SELECT id, state, attempt, event_seq FROM jobs")).all()
             live = connection.execute(
                 text(
-                    "SELECT job_id, attempt, slices, cluster_session FROM attempts "
+                    "SELECT job_id, attempt, slices, cluster_session, created_at FROM attempts "
                     "WHERE finished_at IS NULL"
                 )
+            ).all()
+            windows = connection.execute(
+                text("SELECT name, ends_at, created_at, nodes, all_nodes FROM reservations")
             ).all()
             events = connection.execute(
                 text("SELECT job_id, count(*), min(seq), max(seq) FROM events GROUP BY job_id")
@@ -81,6 +87,7 @@ class Promises:
         self._one_live_attempt([(row[0], row[1]) for row in live])
         self._no_slot_twice([(row[2], row[3]) for row in live])
         self._no_slot_unbooked({(row[0], row[1]): row[2] for row in live})
+        self._no_start_in_a_window([(row[0], row[2], row[4]) for row in live], windows)
         seqs = {row[0]: tuple(row[1:]) for row in events}
         for job_id, _, _, seq in jobs:
             if seqs.get(job_id) != (seq, 1, seq):
@@ -113,6 +120,20 @@ class Promises:
         for node_id, number in held.items():
             if node_id in cluster.nodes and number > slots_of(cluster.nodes[node_id]):
                 raise Broken(f"I3: {number} slots of {node_id} are promised")
+
+    def _no_start_in_a_window(
+        self, live: list[tuple[str, str, Any]], windows: Sequence[Any]
+    ) -> None:
+        """No job without a limit gets slots on a node in a maintenance window, nor before it. A
+        round may not have seen a window that was created shortly before."""
+        for name, ends_at, created_at, nodes, is_all in windows:
+            known_at = _time(created_at) + KNOWN_AFTER
+            for job_id, slices, claimed_at in live:
+                there = {part["node_id"] for part in _parts(slices)}
+                if not known_at < _time(claimed_at) < _time(ends_at):
+                    continue
+                if is_all or there & {*_parts(nodes)}:
+                    raise Broken(f"{job_id} got slots on {there} in spite of {name}")
 
     def _no_slot_unbooked(self, live: dict[tuple[str, int], str]) -> None:
         """I3: the slots held by a group are in its row. Otherwise they would also be given to
@@ -160,7 +181,13 @@ class Promises:
             raise Broken(f"I5: {job_id} succeeded with the steps {steps}")
 
 
-def _parts(slices: Any) -> list[dict[str, Any]]:
+def _time(value: Any) -> datetime:
+    """Parse a time from either database."""
+    found = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
+def _parts(slices: Any) -> list[Any]:
     """Parse a JSON column from either database."""
-    parts: list[dict[str, Any]] = json.loads(slices) if isinstance(slices, str) else slices
+    parts: list[Any] = json.loads(slices) if isinstance(slices, str) else slices
     return parts

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
+from dray.schedule_requests import ScheduleChangeRequest, ScheduleRequest
 from dray.views import JobState
 from service.domain import ids
+from service.domain.errors import ScheduleExists
+from service.runtime import Runtime
+from service.schedules.service import Caller, Schedules
 from tests.simulation import clock
 from tests.simulation.attempt import Plan
 from tests.simulation.process import Process
@@ -134,6 +140,43 @@ async def all_that_happens_to_jobs(world: World) -> None:
     await _comes_to(world, failing)
     await _comes_to(world, endless)
     keeper.cancel()
+
+
+async def a_schedule_submits_each_minute(world: World) -> None:
+    """Each minute of a schedule gets one job, from one service that is restarted as needed."""
+    world.cluster.add_slots(SLOTS)
+    keeper = world.loop.create_task(_keep_one(world))
+    job = {"name": Plan(1).name, "recipe": "image_classification"}
+    wanted = ScheduleRequest.model_validate(
+        {"name": "each", "cron": "* * * * *", "job": job, "overlap": "queue", "missed": "all"}
+    )
+    caller = Caller("ann", is_admin=False)
+
+    async def create(runtime: Runtime) -> None:
+        with contextlib.suppress(ScheduleExists):  # the response to the first try was lost
+            await _schedules(runtime).create(wanted, owner=caller.name)
+
+    async def pause(runtime: Runtime) -> None:
+        paused = ScheduleChangeRequest(paused=True)
+        await _schedules(runtime).change(wanted.name, paused, caller)
+
+    await world.ask(create)
+    began = world.num_points
+    await asyncio.sleep(75.0)
+    world.fault_points = range(began + 1, world.num_points + 1)
+    await asyncio.sleep(60.0)
+    await world.ask(pause)
+    keeper.cancel()
+    query = text("SELECT scheduled_at FROM jobs WHERE schedule_id IS NOT NULL ORDER BY number")
+    with world.engine.connect() as connection:
+        times = [datetime.fromisoformat(at) for at in connection.execute(query).scalars()]
+    minutes = [round((time - times[0]).total_seconds() / 60) for time in times]
+    if len(times) < 2 or minutes != list(range(len(times))):
+        raise Broken(f"the runs are not one for each minute: {times}")
+
+
+def _schedules(runtime: Runtime) -> Schedules:
+    return Schedules(runtime.database, runtime.jobs, runtime.settings)
 
 
 async def one_takes_over(world: World) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from dray.reservations import ReservationRequest
 from ray_workers.shared.contracts import Cause, Outcome
 from service.domain import ids
 from tests.simulation import clock
@@ -64,7 +65,7 @@ class Storm:
     def __init__(self, engine: Engine, folder: Path, seed: int, num_events: int) -> None:
         self.chance = random.Random(seed)
         self.num_events = num_events
-        self._num_jobs = 0
+        self._num_jobs = self._num_windows = 0
         self.world = World(engine, folder, self.chance)
         self._events: list[tuple[int, Callable[[], None]]] = [
             (6, self.submit),
@@ -85,6 +86,8 @@ class Storm:
             (4, self.let_go),
             (6, self.ambush),
             (6, self.change_weather),
+            (2, self.maintain),
+            (1, self.end_maintenance),
             (32, self.nothing),
         ]
 
@@ -189,6 +192,31 @@ class Storm:
     def add_node(self) -> None:
         if len(self.world.cluster.nodes) < 4:
             self.world.note(f"{self.world.cluster.add_slots(SLOTS)} comes")
+
+    def maintain(self) -> None:
+        """Create a maintenance window that begins now or soon, often of a single node."""
+        self._num_windows += 1
+        chance, nodes = self.chance, [*self.world.cluster.nodes]
+        where: dict[str, Any] = {"all_nodes": True}
+        if nodes and chance.random() < 0.8:
+            where = {"nodes": [chance.choice(nodes)]}
+        begin_at = self.world.now() + timedelta(seconds=chance.choice((0, 20, 400)))
+        wanted = ReservationRequest.model_validate(
+            {
+                "name": f"window-{self._num_windows}",
+                "maintenance": True,
+                "begin_at": begin_at,
+                "duration_s": chance.choice((30, 120, 600)),
+                "at_begin": chance.choice(("preempt", "preempt", "wait", "cancel")),
+                **where,
+            }
+        )
+        self.world.begin(self.world.maintain(wanted))
+
+    def end_maintenance(self) -> None:
+        if self._num_windows:
+            number = self.chance.randint(1, self._num_windows)
+            self.world.begin(self.world.end_maintenance(f"window-{number}"))
 
     def restart_cluster(self) -> None:
         self.world.note("the cluster restarts")

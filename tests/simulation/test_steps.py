@@ -72,6 +72,17 @@ def test_killed_at_a_step_it_is_taken_up_by_the_next_on_postgresql(
         scenarios.tell(story, engine, folder, at, scenarios.kill)
 
 
+@SOAK
+@pytest.mark.parametrize("part", IN_PARTS)
+def test_each_minute_of_a_schedule_gets_one_job_wherever_the_service_is_killed(
+    folder: Path, part: int
+) -> None:
+    story = scenarios.a_schedule_submits_each_minute
+    steps = _fault_points(story, folder)
+    assert len(steps) > 100
+    _inject_at(steps[part::PARTS], story, scenarios.kill, folder)
+
+
 STORIES = [scenarios.one_takes_over, scenarios.one_launches_late]
 
 

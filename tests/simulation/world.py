@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine, text
 
 from dray import views
+from dray.reservations import ReservationRequest
 from dray.spec import JobSpec
 from ray_workers.shared.commands import Leave
 from service.cluster.port import AttemptRef, ClusterUnavailable
@@ -26,6 +27,7 @@ from service.domain.errors import (
     Unsatisfiable,
 )
 from service.jobs.service import IdempotencyKey
+from service.queues.reservations import Reservations
 from service.runtime import Runtime
 from service.storage.storage import Storage
 from tests.simulation.attempt import Plan, SimAttempt
@@ -71,6 +73,8 @@ class World:
         self.acknowledged: dict[str, None] = {}
         self.deleted: dict[str, None] = {}
         """Jobs whose deletion was requested."""
+        self.windows: dict[str, None] = {}
+        """Names of maintenance windows. A service whose clock is wrong creates them too late."""
         self.trace: list[str] = []
         self.broken: Broken | None = None
         self.num_points = self.num_commits = self._num_checked = 0
@@ -175,6 +179,17 @@ class World:
         except DomainError as error:
             self.note(f"{job_id} is not cancelled: {error.code}")
 
+    async def maintain(self, wanted: ReservationRequest) -> None:
+        self.windows[wanted.name] = None
+        self.note(f"{wanted.name} is created: {wanted.model_dump(exclude_defaults=True)}")
+        with contextlib.suppress(DomainError):  # an earlier request whose answer was lost
+            await self.ask(lambda runtime: Reservations(runtime.database).create(wanted))
+
+    async def end_maintenance(self, name: str) -> None:
+        self.note(f"{name} is deleted")
+        with contextlib.suppress(DomainError):
+            await self.ask(lambda runtime: Reservations(runtime.database).delete(name))
+
     async def delete(self, job_id: str) -> None:
         """Delete a job. Has no effect while the job is active."""
         self.note(f"the user deletes {job_id}")
@@ -230,6 +245,8 @@ class World:
             await asyncio.wait(self._users)
             for user in self._users:
                 user.result()
+        for name in self.windows:
+            await self.end_maintenance(name)
         for job_id in [*self.acknowledged]:
             if job_id in self.endless() and job_id not in self.deleted:
                 await self.cancel(job_id)

@@ -47,13 +47,14 @@ async def report(
     Admins see the costs of all users; other callers see only their own costs. Attempts that lie
     partly within the time span are charged only for that part.
     """
-    _refuse_empty(query.since, query.until)
+    refuse_empty(query.since, query.until)
     owner = None if context.authority.is_admin(caller) else caller
     found = await costs.report(query.by, since=query.since, until=query.until, owner=owner)
     return answer(request, found)
 
 
-def _refuse_empty(since: datetime | None, until: datetime | None) -> None:
+def refuse_empty(since: datetime | None, until: datetime | None) -> None:
+    """Raise Refused if no time lies between the two times."""
     if since is not None and until is not None and until <= since:
         hint = "use an earlier `since` or a later `until`"
         raise Refused("invalid_parameter", "`until` must be later than `since`", "/until", hint)

@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dray.cli import completion
+from dray.cli import filters
 from dray.cli.base import AsJson, app, connect, moment
-from dray.cli.choosing import label_pairs, state_names
+from dray.cli.filters import (
+    OnlyLabels,
+    OnlyName,
+    OnlyOwner,
+    OnlyProject,
+    OnlyQueue,
+    OnlyStates,
+    OnlyText,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,37 +29,22 @@ _METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", 
 
 @app.command("ls")
 def list_jobs(
-    state: Annotated[
-        list[str] | None,
-        typer.Option(help="Only jobs in this state.", autocompletion=completion.states),
-    ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only jobs in this queue.")] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only jobs with this label.")
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only jobs with this name; * matches any text, ? matches one character.",
-        ),
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PART", help="Only jobs whose name contains this text, ignoring case."
-        ),
-    ] = None,
+    state: OnlyStates = None,
+    queue: OnlyQueue = None,
+    label: OnlyLabels = None,
+    name: OnlyName = None,
+    text: OnlyText = None,
     array: Annotated[
         str | None, typer.Option(metavar="ARRAY", help="List the jobs of this array.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="SCHEDULE", help="Only jobs that this schedule submitted.")
     ] = None,
     each: Annotated[
         bool, typer.Option("--each", help="List each job of an array on a separate line.")
     ] = False,
-    owner: Annotated[
-        str | None, typer.Option(help="Only this owner's jobs; @me means you.")
-    ] = None,
-    project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
+    owner: OnlyOwner = None,
+    project: OnlyProject = None,
     since: Annotated[
         str | None,
         typer.Option(
@@ -92,18 +85,19 @@ def list_jobs(
 
     if brief and not as_json:
         raise typer.BadParameter("requires --json", param_hint="--brief")
-    is_glob = name is not None and any(sign in name for sign in "*?")
     with connect() as client:
         found = client.jobs(
-            state=state_names(state),
-            queue=queue,
-            label=label_pairs(label),
-            name=None if is_glob else name,
-            name_glob=name if is_glob else None,
-            text=text,
-            owner=owner,
-            project=project,
-            array=array,
+            **filters.arguments(
+                state=state,
+                queue=queue,
+                label=label,
+                name=name,
+                text=text,
+                owner=owner,
+                project=project,
+                array=array,
+            ),
+            schedule=schedule,
             collapse_arrays=not (each or as_json or array),
             created_after=moment(since, "--since"),
             created_before=moment(until, "--until"),

@@ -120,15 +120,16 @@ def metrics(
 
 
 def _show_system_series(answer: SystemMetrics, *, together: bool, log: bool, as_csv: bool) -> None:
+    from dray.cli.display.output import write_csv_row
     from dray.cli.display.system_metrics import by_seconds
 
     if not as_csv:
         _draw({"": by_seconds(answer)}, together=together, log=log, axis="second")
         return
-    _write_row(("key", "time", "value"))
+    write_csv_row(("key", "time", "value"))
     for key, one in answer.series.items():
         for time, value in zip(one.times, one.values, strict=True):
-            _write_row((key, time, value))
+            write_csv_row((key, time, value))
 
 
 def _show_system_sample(
@@ -207,16 +208,16 @@ def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metric
 
 def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
     """Return a function that writes each point immediately, even to a pipe."""
-    from dray.cli.display.output import flush, number, write, write_json_line
+    from dray.cli.display.output import flush, number, write, write_csv_row, write_json_line
 
     if as_csv:
-        _write_row(_CSV_HEAD)
+        write_csv_row(_CSV_HEAD)
 
     def write_point(point: Point) -> None:
         if as_json:
             write_json_line(point)
         elif as_csv:
-            _write_row((point.key, point.step, point.value))
+            write_csv_row((point.key, point.step, point.value))
         else:
             write(f"step {point.step}  {point.key} {number(point.value)}")
         flush()
@@ -236,23 +237,14 @@ def _write_json(answers: Mapping[str, Metrics]) -> None:
 
 
 def _write_csv(answers: Mapping[str, Metrics]) -> None:
+    from dray.cli.display.output import write_csv_row
+
     is_one = len(answers) == 1
-    _write_row(_CSV_HEAD if is_one else ("job", *_CSV_HEAD))
+    write_csv_row(_CSV_HEAD if is_one else ("job", *_CSV_HEAD))
     for job, answer in answers.items():
         for key, one in _series(answer):
             for step, value in zip(one.steps, one.values, strict=True):
-                _write_row((key, step, value) if is_one else (job, key, step, value))
-
-
-def _write_row(cells: Sequence[object]) -> None:
-    import csv
-    import io
-
-    from dray.cli.display.output import write
-
-    row = io.StringIO()
-    csv.writer(row, lineterminator="").writerow(cells)
-    write(row.getvalue())
+                write_csv_row((key, step, value) if is_one else (job, key, step, value))
 
 
 def _tabulate(answers: Mapping[str, Metrics]) -> None:

@@ -12,7 +12,7 @@ import typer
 from dray.cli.base import AsJson, app, connect
 
 if TYPE_CHECKING:
-    from dray.views import Queue
+    from dray.views import Queue, QueueBound
 
 group = typer.Typer(name="queue", help="List, show, configure and delete queues.")
 app.add_typer(group)
@@ -23,19 +23,27 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
 
 
 @group.command("ls")
-def list_queues(as_json: AsJson = False) -> None:
+def list_queues(
+    tree: Annotated[bool, typer.Option("--tree", help="Show each queue under its parent.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List the queues with their jobs, resources in use, and limits."""
-    from dray.cli.display.tables import listing
+    from dray.cli.display.tables import in_tree, listing
 
     with connect() as client:
         found = client.queues()
+    shown = {queue.name: queue.name for queue in found}
+    if tree:
+        shown = in_tree({queue.name: queue.parent for queue in found})
+        by_name = {queue.name: queue for queue in found}
+        found = [by_name[name] for name in shown]
     headings = ("NAME", "WAITING", "RUNNING", "HOLDS", "LIMIT", "QUOTA", "WEIGHT")
     listing(
         found,
         as_json,
         headings,
         lambda queue: (
-            *(queue.name, queue.num_waiting, queue.num_running, _amounts(queue.holds)),
+            *(shown[queue.name], queue.num_waiting, queue.num_running, _amounts(queue.holds)),
             _limits(queue.limit, queue.max_running, queue.max_queued),
             *(_amounts(queue.quota), queue.weight),
         ),
@@ -73,8 +81,12 @@ def _duration_option(help_: str) -> Any:
 @group.command("set")
 def set_queue(
     name: Name,
+    parent: Annotated[
+        str | None, _named_option("QUEUE", "The queue whose rules also apply, or none.")
+    ] = None,
     weight: Annotated[
-        str | None, _number_option("Share of the cluster, relative to other queues.")
+        str | None,
+        _number_option("Share of the cluster or the parent's share, relative to other queues."),
     ] = None,
     user_weight: Annotated[
         list[str] | None,
@@ -83,6 +95,14 @@ def set_queue(
     quota: Annotated[
         list[str] | None,
         _named_option(AMOUNT, "Resources guaranteed to the queue's jobs, such as GPU=8."),
+    ] = None,
+    borrowing_limit: Annotated[
+        list[str] | None,
+        _named_option(AMOUNT, "Maximum resources that the queue can use above its quota."),
+    ] = None,
+    lending_limit: Annotated[
+        list[str] | None,
+        _named_option(AMOUNT, "Maximum part of the quota that other queues can use."),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -125,7 +145,16 @@ def set_queue(
     from dray.cli.display.output import write_json
 
     rules: dict[str, Any] = {}
-    for rule, parts in (("quota", quota), ("limit", limit), ("user_limit", user_limit)):
+    if parent is not None:
+        rules["parent"] = None if parent == NONE else parent
+    resources = {
+        "quota": quota,
+        "borrowing_limit": borrowing_limit,
+        "lending_limit": lending_limit,
+        "limit": limit,
+        "user_limit": user_limit,
+    }
+    for rule, parts in resources.items():
         if parts:
             rules[rule] = dict(_amount(part, f"--{rule.replace('_', '-')}") for part in parts)
     if user_weight:
@@ -213,9 +242,11 @@ def _show(queue: Queue) -> None:
 
     lines: list[tuple[str, object]] = [
         ("name", queue.name),
+        *_in_tree(queue),
         ("weight", queue.weight),
         *_user_weights(queue),
         ("quota", _amounts(queue.quota)),
+        *_borrowing(queue),
         ("limit", _limits(queue.limit, queue.max_running, queue.max_queued)),
         (
             "each user",
@@ -227,6 +258,7 @@ def _show(queue: Queue) -> None:
         ("waiting", _waiting(queue)),
         ("running", queue.num_running),
         ("holds", _amounts(queue.holds)),
+        *(("allowed", _bound(bound)) for bound in queue.allowed if queue.parent is not None),
         *(("warning", warning.message) for warning in queue.warnings),
     ]
     for name, value in lines:
@@ -240,6 +272,25 @@ def _show(queue: Queue) -> None:
                 for u in queue.users
             ),
         )
+
+
+def _in_tree(queue: Queue) -> list[tuple[str, object]]:
+    parent = [] if queue.parent is None else [("parent", queue.parent)]
+    return [*parent, *([("children", ", ".join(queue.children))] if queue.children else [])]
+
+
+def _borrowing(queue: Queue) -> list[tuple[str, object]]:
+    limits = (("borrows", queue.borrowing_limit), ("lends", queue.lending_limit))
+    return [(name, f"at most {_all_amounts(amounts)}") for name, amounts in limits if amounts]
+
+
+def _bound(bound: QueueBound) -> str:
+    """Return a string such as `3 GPU more, by the limit of lab (8 GPU)`."""
+    rules = {"borrowing_limit": "quota and borrowing limit"}
+    if bound.resource == "jobs":
+        return f"{bound.left:g} more jobs, by max_running of {bound.queue} ({bound.most:g})"
+    left, most = (_all_amounts({bound.resource: each}) for each in (bound.left, bound.most))
+    return f"{left} more, by the {rules.get(bound.rule, bound.rule)} of {bound.queue} ({most})"
 
 
 def _user_weights(queue: Queue) -> list[tuple[str, object]]:
@@ -295,6 +346,11 @@ def _limits(amounts: dict[str, float], running: int | None, queued: int | None) 
 
 
 def _amounts(amounts: dict[str, float]) -> str | None:
+    """Like `_all_amounts`; None if there are no amounts."""
+    return _all_amounts(amounts) or None
+
+
+def _all_amounts(amounts: dict[str, float]) -> str:
     """Return a string such as `8 GPU, 64.0 GiB of memory`."""
     from dray.cli.display.output import size
 
@@ -304,4 +360,4 @@ def _amounts(amounts: dict[str, float]) -> str | None:
         else f"{amount:g} {name.removeprefix('accelerator_type:')}"
         for name, amount in amounts.items()
     ]
-    return ", ".join(parts) or None
+    return ", ".join(parts)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @app.command()
 def shares(
     queue: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="Show only this queue.")
+        str | None,
+        typer.Option(metavar="QUEUE", help="Show only this queue and the queues under it."),
     ] = None,
     user: Annotated[str | None, typer.Option(metavar="USER", help="Show only this user.")] = None,
     as_json: AsJson = False,
@@ -39,12 +40,15 @@ def shares(
 
 def _show(report: ShareReport) -> None:
     from dray.cli.display.output import write_text
-    from dray.cli.display.tables import table
+    from dray.cli.display.tables import in_tree, table
 
     rows = []
-    for queue in report.queues:
-        rows.append((queue.name, None, *_share(queue), _tier(queue), queue.until))
-        rows += [(queue.name, u.owner, *_share(u), u.standing, u.until) for u in queue.users]
+    by_name = {queue.name: queue for queue in report.queues}
+    parents = {queue.name: queue.parent for queue in report.queues}
+    for own_name, name in in_tree(parents).items():
+        queue = by_name[own_name]
+        rows.append((name, None, *_share(queue), _tier(queue), queue.until))
+        rows += [(name, u.owner, *_share(u), u.standing, u.until) for u in queue.users]
     head = ("QUEUE", "USER", "WEIGHT", "SHARE", "DUE", "USED", "DIFFERENCE", "MARGIN", "STANDING")
     table((*head, "UNTIL"), rows, flexible=("QUEUE", "USER"), optional=("UNTIL", "MARGIN", "DUE"))
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in _counted(report).items())

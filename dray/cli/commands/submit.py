@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dray.cli.base import AsJson, app, connect
-from dray.cli.choosing import read_job
-from dray.cli.code_upload import MODULE, is_program, name_code, packed_folder, upload
+from dray.cli.base import AsJson, app, connect, future
+from dray.cli.code_upload import name_code, upload
 from dray.cli.commands.jobs import report, watch_job
 from dray.cli.completion import job_ids
-from dray.cli.document_options import with_environment, with_found_packages, with_metrics
+from dray.cli.document_options import with_environment, with_metrics
+from dray.cli.job_documents import named_document, with_code, with_git
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from dray.client import Client
     from dray.code.packing import PackedCode
     from dray.views import Job
-
-LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
 
 
 @app.command()
@@ -91,6 +88,10 @@ def submit(
             metavar="ARRAY",
             help="Start each job of the new array once the job with the same index has succeeded.",
         ),
+    ] = None,
+    reservation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run the job on the nodes of this reservation."),
     ] = None,
     begin: Annotated[
         str | None,
@@ -179,7 +180,7 @@ def submit(
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, with_fields
 
-    document, source = _document(words or []) if like is None else _again(like, words or [])
+    document, source = named_document(words or [], like)
     shortcuts = {
         "name": name,
         "resources.num_workers": workers,
@@ -189,20 +190,21 @@ def submit(
         "array.size": array,
         "array.max_running": max_running,
         "singleton": True if singleton else None,
-        "begin_at": _moment(begin, "--begin"),
-        "deadline": _moment(deadline, "--deadline"),
+        "reservation": reservation,
+        "begin_at": future(begin, "--begin"),
+        "deadline": future(deadline, "--deadline"),
     }
     given = [(field, value) for field, value in shortcuts.items() if value is not None]
     document = apply_settings(with_fields(document, given), settings or [])
     document = with_environment(document, requirements, env or [])
     document = with_metrics(document, metric or [])
     if git is None and commit is None:
-        packed = packed_folder(document, source, code, include or [])
-        if packed is not None and is_program(source) and not no_packages:
-            document = with_found_packages(document, packed)
+        document, packed = with_code(
+            document, source, code, include or [], finds_packages=not no_packages
+        )
     else:
         packed = None
-        document = _with_git(document, git, commit, uploads=bool(code or include))
+        document = with_git(document, git, commit, uploads=bool(code or include))
     if watch and (document.get("array") or document.get("sweep")):
         raise typer.BadParameter("--watch shows only a single job: use dray wait ARRAY")
     others: list[tuple[str, Mapping[str, Any]]] = [
@@ -223,24 +225,6 @@ def submit(
             watch_job(client, job.id, as_json)
         else:
             write_json(job) if as_json else _report(client, job)
-
-
-def _moment(text: str | None, option: str) -> str | None:
-    """Return the time that an option specifies, in the form of the job document. Times without an
-    offset are local times of this machine."""
-    from datetime import datetime
-
-    from dray.input.times import SystemZone, from_words
-
-    if text is None:
-        return None
-    try:
-        found = from_words(text, datetime.now().astimezone(), SystemZone(), "this time zone")
-    except OverflowError:
-        raise typer.BadParameter("is too far in the future", param_hint=option) from None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-    return found.replace(microsecond=0).isoformat()
 
 
 def send(
@@ -266,101 +250,6 @@ def _name_others(
 
 def _report(client: Client, job: Job) -> None:
     report(job if job.array_id is None else client.array(job.array_id))
-
-
-def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the document for running the job `reference` again, and a display name. Omits `after`,
-    `array`, `sweep`, the times, and the values that only a trial's program gets. `args` replace
-    arguments of the same name."""
-    from dray.arguments import AmbiguousArguments, replaced
-    from dray.cli.display.output import warn
-    from dray.spec.sweep import as_text, variable
-
-    with connect() as client:
-        job = client.get(read_job(client, reference))
-        values = _trial_values(client, job)
-    left_out = ("array", "sweep", "after", "begin_at", "deadline")
-    document = {name: value for name, value in job.spec.items() if name not in left_out}
-    script = document.get("script")
-    if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):
-        named = ", ".join(f"{variable(name)}={as_text(values[name])}" for name in sorted(own))
-        warn(
-            f"{job.id} is a trial of a sweep that set {named}; the copy runs without "
-            f"{'this variable' if len(own) == 1 else 'these variables'}"
-        )
-        kept = {name: value for name, value in script["parameters"].items() if name not in own}
-        document["script"] = script = {**script, "parameters": kept}
-    if not args:
-        return document, job.id
-    if not isinstance(script, dict):
-        raise typer.BadParameter(
-            f"{job.id} runs the recipe {document.get('recipe')}, which takes no arguments: "
-            "change its fields with --set"
-        )
-    try:
-        script = {**script, "args": replaced(script.get("args") or [], args)}
-    except AmbiguousArguments as error:
-        raise typer.BadParameter(str(error)) from None
-    program = script.get("entrypoint") or f"-m {script.get('module')}"
-    warn(f"like {job.id}: {shlex.join([program, *script['args']])}")
-    return {**document, "script": script}, job.id
-
-
-def _trial_values(client: Client, job: Job) -> Mapping[str, Any]:
-    """Return the parameter values of a trial; an empty mapping for other jobs."""
-    from dray.errors import SweepNotFound
-
-    if job.array_id is None:
-        return {}
-    try:
-        trials = client.trials(job.array_id, page_size=500)
-        return next((one.parameters or {} for one in trials if one.index == job.array_index), {})
-    except SweepNotFound:
-        return {}
-
-
-def _with_git(
-    document: dict[str, Any], git: str | None, commit: str | None, *, uploads: bool
-) -> dict[str, Any]:
-    """Return the document with a git commit as its code."""
-    if git is None or commit is None:
-        raise typer.BadParameter(
-            "--git and --commit must be used together; `git rev-parse HEAD` prints a commit's hash"
-        )
-    if uploads:
-        raise typer.BadParameter("--git uploads no files: remove --code and --include")
-    script = document.get("script")
-    if not isinstance(script, dict):
-        raise typer.BadParameter("--git requires a script: specify a program after --")
-    return {**document, "script": {**script, "code": {"git": git, "commit": commit}}}
-
-
-def _document(words: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the document and its display name. `words` is the path of a job document, or a program
-    and its arguments."""
-    from dray.documents import load_document
-
-    if not words:
-        raise typer.BadParameter("specify a job document, or a program after --")
-    first, *rest = words
-    if first == MODULE:
-        if not rest:
-            raise typer.BadParameter("-m requires the name of a module")
-        return {"name": rest[0], "script": {"module": rest[0], "args": rest[1:]}}, "-m " + rest[0]
-    if first.endswith(".py"):
-        name = Path(first).stem
-        return {"name": name, "script": {"entrypoint": first, "args": rest}}, first
-    if first in LAUNCHERS:
-        raise typer.BadParameter(
-            f"remove {first} and its options: the program must come first, as in "
-            "`dray submit --workers 2 -- train.py --lr 0.1`"
-        )
-    if rest:
-        raise typer.BadParameter(
-            f"unexpected argument {rest[0]!r}: to run a program, give -- and a Python file "
-            "before the program's arguments"
-        )
-    return load_document(first), first
 
 
 def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +99,31 @@ def write_json(value: BaseModel | Sequence[BaseModel]) -> None:
         write_data(value.model_dump(mode="json"))
 
 
-def write_json_line(value: BaseModel) -> None:
+def write_json_line(value: BaseModel | Mapping[str, Any]) -> None:
     """Write one JSON document on one line, for streams."""
-    _emit(_inert(value.model_dump_json()))
+    if isinstance(value, Mapping):
+        _emit(_inert(json.dumps(value, ensure_ascii=False)))
+    else:
+        _emit(_inert(value.model_dump_json()))
     flush()
+
+
+def write_csv_row(cells: Sequence[object]) -> None:
+    """Write one line of CSV. Text that a spreadsheet would read as a formula gets a leading `'`."""
+    import csv
+    import io
+
+    row = io.StringIO()
+    csv.writer(row, lineterminator="").writerow([_inert_in_csv(cell) for cell in cells])
+    write(row.getvalue())
+
+
+def _inert_in_csv(cell: object) -> object:
+    if isinstance(cell, datetime):
+        return cell.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if not isinstance(cell, str) or not re.match(r"\s*[=+@-]|[\t\r]", cell):
+        return cell
+    return cell if re.fullmatch(r"[+-](Infinity|\d+)", cell) else f"'{cell}"
 
 
 def number(value: float | str | None) -> str:
@@ -169,6 +190,7 @@ def show_job(job: views.Job) -> None:
     lines: list[tuple[str, object]] = [
         ("id", job.id),
         *([("array", f"{job.array_id}, index {job.array_index}")] if job.array_id else []),
+        *([("schedule", _run(job))] if job.schedule_id else []),
         ("name", job.name),
         ("owner", f"{job.owner}, project {job.project}"),
         ("state", job.state),
@@ -176,6 +198,7 @@ def show_job(job: views.Job) -> None:
         *(("warning", warning.message) for warning in job.warnings),
         ("queue", _queue_position(job)),
         *([] if job.begin_at is None else [("begins", job.begin_at)]),
+        *([] if job.reservation is None else [("reservation", job.reservation)]),
         *([] if job.max_runtime_s is None else [("run time", _limit(job, job.max_runtime_s))]),
         *([] if job.deadline is None else [("deadline", job.deadline)]),
         ("attempt", job.attempt),
@@ -194,6 +217,11 @@ def show_job(job: views.Job) -> None:
     ]
     for name, value in lines:
         write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
+
+
+def _run(job: views.Job) -> str:
+    at = "" if job.scheduled_at is None else f" for {job.scheduled_at.isoformat()}"
+    return f"submitted by {job.schedule_id}{at}"
 
 
 def show_array(array: views.JobArray) -> None:

@@ -129,6 +129,23 @@ def listing(
         table(headings, map(row, found), flexible=flexible, optional=optional)
 
 
+def in_tree(parents: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the names in the order of a tree, each mapped to the name indented by its depth.
+    `parents` maps each name to its parent."""
+    found: dict[str, str] = {}
+    children: dict[str | None, list[str]] = {}
+    for name, parent in sorted(parents.items()):
+        children.setdefault(parent if parent in parents else None, []).append(name)
+
+    def add(above: str | None, indent: str) -> None:
+        for name in children.get(above, ()):
+            found[name] = indent + name
+            add(name, indent + "  ")
+
+    add(None, "")
+    return found
+
+
 def shortened(text: str, width: int) -> str:
     """Shorten `text` to at most `width` columns, with an ellipsis in place of the last words. A
     single word is shortened in the middle, because similar names often differ only at the end."""

@@ -141,6 +141,8 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if task.array_index is not None:
         variables["DRAY_ARRAY_INDEX"] = str(task.array_index)
+    if task.scheduled_at is not None:
+        variables["DRAY_SCHEDULED_AT"] = task.scheduled_at
     if spec.array is not None:
         variables["DRAY_ARRAY_SIZE"] = str(spec.array.size)
     variables |= {variable(name): as_text(value) for name, value in task.parameters.items()}

@@ -28,9 +28,12 @@ class AttemptRow(Base):
             sqlite_where=text("finished_at IS NOT NULL"),
             postgresql_where=text("finished_at IS NOT NULL"),
         ),
+        Index("ix_attempts_times", "job_id", "attempt", "created_at", "finished_at"),
     )
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    queue: Mapped[str | None] = mapped_column(String(64))
+    """The job's queue when the attempt began."""
     phase: Mapped[str] = mapped_column(String(16))
     slices: Mapped[list[Any]]
     """The slots that the attempt holds, including the slots in its latest grant."""
@@ -41,6 +44,9 @@ class AttemptRow(Base):
     """For each node id, the node's `labels` at the time when the attempt got slots on the node, and
     the `slot_seconds` that the attempt used there until `held_until`."""
     held_until: Mapped[datetime | None]
+    sizes: Mapped[list[Any] | None]
+    """How many slots the attempt held, up to `held_until`: a list of [seconds since 1970, number of
+    slots from then on]."""
     bundle: Mapped[dict[str, Any]]
     roles: Mapped[list[Any] | None]
     """Copy of `JobRow.roles`."""
@@ -108,6 +114,8 @@ class AttemptRow(Base):
     reason_message: Mapped[str | None]
     failed_rank: Mapped[int | None]
     exit_code: Mapped[int | None]
+    eligible_at: Mapped[datetime | None]
+    """Since when the job could have started; see `JobRow.eligible_at`."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     """When the attempt got its slots, according to the supervisor's clock."""

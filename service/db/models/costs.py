@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from dray.views import JobState
 from service.db.models.base import Base
 
 
@@ -36,6 +37,8 @@ class AttemptCostRow(Base):
     until: Mapped[datetime]
     """End of the time that the cost covers: the time of the attempt's latest report, or the end of
     the attempt."""
+    sizes: Mapped[list[Any] | None]
+    """Copy of `AttemptRow.sizes`."""
     currency: Mapped[str] = mapped_column(String(16))
     slot_seconds: Mapped[float]
     total: Mapped[float]
@@ -46,11 +49,18 @@ class AttemptCostRow(Base):
 
 
 class DeletedAttemptRow(Base):
-    """The slots of an attempt that ended and whose job was deleted. These slots still count towards
-    the user's usage."""
+    """An attempt that ended and whose job was deleted. Its slots still count towards the user's
+    usage, and accounting still lists it.
+
+    The columns are copies of the columns of the job and of the attempt with the same names.
+    Columns that can be NULL are NULL if the job was deleted before the columns were added.
+    """
 
     __tablename__ = "deleted_attempts"
-    __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)
+    __table_args__ = (
+        Index("ix_deleted_attempts_finished_at", "finished_at"),
+        Index("ix_deleted_attempts_times", "job_id", "attempt", "created_at", "finished_at"),
+    )
     job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     queue: Mapped[str] = mapped_column(String(64))
@@ -58,5 +68,22 @@ class DeletedAttemptRow(Base):
     slices: Mapped[list[Any]]
     bundle: Mapped[dict[str, Any]]
     roles: Mapped[list[Any] | None]
+    name: Mapped[str | None]
+    project: Mapped[str | None] = mapped_column(String(255))
+    labels: Mapped[dict[str, Any] | None]
+    array_id: Mapped[str | None] = mapped_column(String(64))
+    array_index: Mapped[int | None]
+    state: Mapped[JobState | None]
+    max_runtime_s: Mapped[int | None]
+    submitted_at: Mapped[datetime | None]
+    """`JobRow.created_at`."""
+    eligible_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime]
+    held: Mapped[dict[str, Any] | None]
+    held_until: Mapped[datetime | None]
+    sizes: Mapped[list[Any] | None]
+    world_size: Mapped[int | None]
+    reason_code: Mapped[str | None] = mapped_column(String(64))
+    exit_code: Mapped[int | None]

@@ -17,6 +17,8 @@ FIRST_POSITIONS = "position <= 20"
 these jobs are indexed by position, because whenever a job starts, the positions of all jobs behind
 it change."""
 
+UNFINISHED_RUN = "schedule_id IS NOT NULL AND finished_at IS NULL"
+
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
 
@@ -71,6 +73,18 @@ class JobRow(Base):
             sqlite_where=text("array_head IS NOT NULL"),
             postgresql_where=text("array_head IS NOT NULL"),
         ),
+        *(
+            Index(
+                name,
+                *columns,
+                sqlite_where=text(condition),
+                postgresql_where=text(condition),
+            )
+            for name, columns, condition in (
+                ("ix_jobs_schedule_id_id", ("schedule_id", "id"), "schedule_id IS NOT NULL"),
+                ("ix_jobs_unfinished_runs", ("schedule_id",), UNFINISHED_RUN),
+            )
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -122,6 +136,11 @@ class JobRow(Base):
     """Maximum number of the array's jobs that can have slots at the same time; unset if there is no
     limit."""
 
+    schedule_id: Mapped[str | None] = mapped_column(String(64))
+    """Id of the schedule that submitted the job; unset, like `scheduled_at`, for other jobs."""
+    scheduled_at: Mapped[str | None] = mapped_column(String(32))
+    """The time of the run, in ISO 8601 with the schedule's offset from UTC."""
+
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
     reason_message: Mapped[str]
@@ -134,6 +153,10 @@ class JobRow(Base):
     kept_back_since: Mapped[datetime | None]
     """The time at which the current period that counts towards `kept_back_s` began; unset if there
     is no such period."""
+    eligible_at: Mapped[datetime | None]
+    """Since when the waiting job could have started: the end of the latest period that counts
+    towards `kept_back_s`, or the end of its latest attempt. Unset if the job has been able to start
+    since its submission."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
@@ -142,6 +165,8 @@ class JobRow(Base):
     """The time before which the job does not start; unset if it had passed at submission."""
     deadline: Mapped[datetime | None]
     """The time at which the job is cancelled."""
+    reservation: Mapped[str | None] = mapped_column(String(64))
+    """The reservation in which the job runs; unset if its document names none."""
     singleton: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the job waits for its owner's other jobs with the same name."""
     yields: Mapped[bool] = mapped_column(server_default=text("false"))

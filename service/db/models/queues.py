@@ -17,9 +17,15 @@ class QueueRow(Base):
 
     __tablename__ = "queues"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    parent: Mapped[str | None] = mapped_column(String(64))
+    is_parent: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether the queue has children. Stored in the row so that a transaction that locks the row
+    also reads the current value."""
     weight: Mapped[float] = mapped_column(server_default=text("1"))
     user_weights: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     quota: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    borrowing_limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    lending_limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     user_limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     max_running: Mapped[int | None]

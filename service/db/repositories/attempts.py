@@ -218,17 +218,6 @@ def _ended_slots() -> tuple[Select[Any], Select[Any]]:
     return query.where(table.finished_at.is_not(None)), of_deleted
 
 
-def keep_ended(session: Session, job_ids: Sequence[str]) -> None:
-    """Copy the slots of these jobs' attempts to a table that remains when the jobs are deleted."""
-    of_jobs = _ended_slots()[0].where(AttemptRow.__table__.c.job_id.in_(job_ids))
-    session.execute(sql_insert(DeletedAttemptRow).from_select(list(_ENDED), of_jobs))
-
-
-def forget_ended(session: Session, before: datetime) -> None:
-    """Delete the slots of deleted jobs' attempts that ended before this time."""
-    session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))
-
-
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
     """Return the job's checkpoints sorted by attempt and then by step, newest first."""
     query = (

@@ -7,15 +7,16 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import JSON, Insert, Row, Select, bindparam, delete, func, select
+from sqlalchemy import Insert, Row, Select, bindparam, delete, func, select
 from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import ClusterRow, JobLabelRow, JobRow, JobTagRow
-from service.db.repositories import attempts
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.db.repositories.catalog import document_values
+from service.db.repositories.catalog.labels import labels_as_json
+from service.db.repositories.scheduling import accounting
 from service.db.repositories.submission import sweeps
 
 
@@ -118,8 +119,9 @@ _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "position", "progress", "summary"),
     *("warnings", "recoveries", "slot_seconds", "cost", "held_by", "begin_at", "deadline"),
+    "reservation",
     *("max_runtime_s", "is_runtime_of_queue"),
-    *("array_id", "array_index"),
+    *("array_id", "array_index", "schedule_id", "scheduled_at"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 """The columns from which a job's view is built."""
@@ -129,13 +131,6 @@ _STATUS = (
 def _status_query(dialect: str) -> Select[Any]:
     """Return a query for all columns of a job's view, with labels as a JSON object and tags
     separated by spaces."""
-    as_object = func.json_object_agg if dialect == "postgresql" else func.json_group_object
-    job_labels = (
-        select(as_object(JobLabelRow.key, JobLabelRow.value, type_=JSON))
-        .where(JobLabelRow.job_id == JobRow.id)
-        .correlate(JobRow)
-        .scalar_subquery()
-    )
     tags = (
         select(func.aggregate_strings(JobTagRow.tag, " "))
         .where(JobTagRow.job_id == JobRow.id)
@@ -147,9 +142,9 @@ def _status_query(dialect: str) -> Select[Any]:
         for column in (ClusterRow.ray_dashboard, ClusterRow.connected)
     ]
     columns = [getattr(JobRow, name) for name in _STATUS]
-    return select(*columns, job_labels.label("labels"), tags.label("tags"), *cluster).where(
-        JobRow.id == bindparam("job_id"), JobRow.deleted_at.is_(None)
-    )
+    return select(
+        *columns, labels_as_json(dialect).label("labels"), tags.label("tags"), *cluster
+    ).where(JobRow.id == bindparam("job_id"), JobRow.deleted_at.is_(None))
 
 
 def status(session: Session, job_id: str) -> Row[Any] | None:
@@ -264,9 +259,9 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
 
 
 def erase(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete the jobs and, through foreign keys, all rows that belong to them, except for the slots
-    kept by `keep_ended`."""
-    attempts.keep_ended(session, job_ids)
+    """Delete the jobs and, through foreign keys, all rows that belong to them, except for the
+    attempts that accounting keeps."""
+    accounting.keep(session, job_ids)
     document_values.drop(session, job_ids)
     found = session.scalars(
         delete(JobRow)

@@ -9,8 +9,9 @@ entire request. Therefore, the request contains each gang either completely or n
 more than the node types allow.
 
 Groups that wait for replacements of lost workers come first, followed by jobs that wait for slots,
-in the order of the queue. Nothing is requested for a job that is held, blocked by a limit
-or waiting for other jobs, nor for a job that will get slots that other jobs are releasing.
+in the order of the queue. Nothing is requested for a job that is held, blocked by a limit,
+waiting for other jobs or bound to a reservation, nor for a job that will get slots that other jobs
+are releasing. Reserved nodes don't count as free for other jobs.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ from service.domain.scheduling.placement.slots import (
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology, name_of
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Stay, Wait
+from service.domain.scheduling.rules.obstacles import PREPARING
+from service.domain.scheduling.rules.reservations import RESERVED
 
 WAITING_FOR_SLOTS = (
     "waiting_for_slots",
     "waiting_for_domain",
     "behind_in_queue",
     "waiting_for_nodes",
+    RESERVED,
 )
-ABOUT_TO_START = ("preparing_environment", "backing_off")
+ABOUT_TO_START = (PREPARING, "backing_off")
 """No nodes are requested for a job that waits for one of these reasons. The nodes on which such
 jobs may start are kept."""
 COUNTED = ("CPU", "GPU")
@@ -133,7 +137,8 @@ def demand(
     to_come: Sequence[Node],
     in_use: Collection[str],
 ) -> Demand:
-    """Return the demand after a plan.
+    """Return the demand after a plan. The snapshot and the nodes include the effects of
+    reservations (`windows`).
 
     present: all nodes. Nodes that are refused or being drained are not `accepted`, but Ray still
     counts them as available. to_come: the result of `may_come`. in_use: ids of nodes on which
@@ -195,6 +200,8 @@ class _Asking:
             bundles = [bundle for _, bundle in request.runs]
             fit = fits_pinned if request.homes else fits
             self.stays |= {n.id for n in self._usable if any(fit(b, n.total) for b in bundles)}
+        elif request.fence is not None and request.is_bound:
+            self._needed |= {node.id for node in self._usable} - request.fence.nodes
         elif wait.reason.code in WAITING_FOR_SLOTS:
             self._ask(wait.job_id, request)
 

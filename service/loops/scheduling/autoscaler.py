@@ -23,6 +23,8 @@ from service.db.repositories.scheduling import cluster as repository
 from service.db.session import touch
 from service.domain.scheduling import autoscaling, policy
 from service.domain.scheduling.placement.slots import EPSILON
+from service.domain.scheduling.policy.windows import Windows
+from service.domain.scheduling.rules.reservations import reserved_soon
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
@@ -123,9 +125,12 @@ class Autoscaler(Stage):
         ]
         self._learn(present, cluster.session)
         to_come = autoscaling.may_come(self._real_types, _staying(cluster))
-        found = autoscaling.demand(snapshot, decisions, present, to_come, in_use)
+        fenced = Windows(replace(snapshot, nodes=tuple(present), to_come=to_come), now).apply()
+        nodes = fenced.nodes, fenced.to_come
+        found = autoscaling.demand(fenced, decisions, *nodes, in_use)
         going = {n.node_id for n in cluster.nodes if n.is_released and n.drained_by is not None}
         staying = in_use.union(n.node_id for n in cluster.nodes if n.is_never_released)
+        staying |= reserved_soon(snapshot.reservations, present, now)
         released = self._long_idle(present, found.needed | staying, now) | going
         self._want(_Wanted(found, tuple(sorted(released))))
         self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from service.db.session import touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.policy.batch_changes import batch_changes
+from service.domain.scheduling.rules.reservations import RESERVED
 from service.lifecycle import preemption, resizing, transitions
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.term import LoopContext
@@ -99,9 +100,12 @@ class StoredDecisions(Stage):
                     if not resizing.still_requests(session, which, requests[which]):
                         continue  # its document has been changed
                     transitions.fail_impossible(session, which, reason, now)
+                elif isinstance(decision, policy.Preempt) and decision.ends:
+                    preemption.cancel_for(session, which, attempts[which], reason, now)
                 elif isinstance(decision, policy.Preempt):
-                    because = reason.message
-                    preemption.preempt_for(session, which, attempts[which], because, grace_s, now)
+                    asked = session, which, attempts[which], reason.message, grace_s, now
+                    code = RESERVED if reason.code == RESERVED else "makes_room"
+                    preemption.preempt_for(*asked, code=code)
                 else:
                     resizing.recall(session, decision, attempts[which], now)
 

@@ -33,6 +33,7 @@ from service.loops.scheduling.deadlines import Deadlines
 from service.loops.scheduling.decision_recorder import DecisionRecorder
 from service.loops.scheduling.environment_gate import EnvironmentGate
 from service.loops.scheduling.forecaster import Forecaster
+from service.loops.scheduling.reserved_nodes import ReservedNodes
 from service.loops.scheduling.seen_nodes import LeftSlots, SeenNodes
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.scheduling.starter import Starter
@@ -70,6 +71,7 @@ class Scheduler:
             UnansweredRecalls(context),
             Deadlines(context),
             SeenNodes(),
+            ReservedNodes(context),
             QueuesAndBudgets(context.prices),
             used,
             trial_values,
@@ -114,7 +116,8 @@ class Scheduler:
             await stage.before(seen)
             if seen.is_over:
                 return 0.0
-        if seen.snapshot.queue or any(a.growing is not None for a in seen.live):
+        snapshot = seen.snapshot
+        if snapshot.queue or snapshot.reservations or any(a.growing is not None for a in seen.live):
             await self._gate.plan(seen)
         for stage in self._stages:
             await stage.after(seen)

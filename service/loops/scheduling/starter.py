@@ -152,6 +152,7 @@ def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
         *(job.job_id, job.attempt, job.queue, start.slices, asked.bundle, asked.roles),
         request_seen=asked,
         array_limit_seen=None if job.array is None else job.array.max_running,
+        reservation_seen=job.reservation,
     )
 
 

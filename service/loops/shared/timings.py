@@ -79,6 +79,10 @@ class LoopTimings:
     """Maximum number of seconds between two searches for due webhook messages."""
     webhook_sweep_s: float = 600.0
     """Seconds between two deletions of old webhook messages."""
+    schedule_period_s: float = 10.0
+    """Maximum number of seconds between two searches for schedules whose next time has come."""
+    schedule_retry_s: float = 10.0
+    """Seconds after which a run is tried again if the storage did not respond."""
     retention_period_s: float = 10.0
     """Seconds between two rounds of the retention loop."""
     expiry_period_s: float = 60.0

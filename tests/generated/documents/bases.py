@@ -268,6 +268,7 @@ ELSEWHERE = {
     "JobSpec.deadline": "tests/unit/service/jobs/test_deadlines.py",
     "JobSpec.singleton": "tests/unit/service/jobs/test_singletons.py",
     "JobSpec.time_zone": "tests/unit/spec/test_times.py",
+    "JobSpec.reservation": "tests/unit/service/queues/test_reservations.py",
     "InitFrom.job": "tests/unit/service/jobs/test_init_from.py",
     "InitFrom.step": "tests/unit/service/jobs/test_init_from.py",
     "InitFrom.take": "tests/unit/service/jobs/test_init_from.py",

@@ -140,3 +140,28 @@ def test_a_job_that_runs_is_not_held(cli: Cli, server: LiveServer) -> None:
     cli("hold", job_id, exits=3)
     assert "only a waiting job can be held" in cli.err
     assert f"hint: `dray preempt {job_id}`" in cli.err
+
+
+def test_a_tree_of_queues_is_set_listed_and_shown(cli: Cli) -> None:
+    cli("queue", "set", "cli-lab", "--limit", "GPU=8")
+    cli("queue", "set", "cli-a", "--parent", "cli-lab")
+    shown = cli(
+        *("queue", "set", "cli-b", "--parent", "cli-lab", "--quota", "GPU=4"),
+        *("--borrowing-limit", "GPU=6", "--lending-limit", "GPU=2"),
+    )
+    assert "parent     cli-lab\n" in shown
+    assert "borrows    at most 6 GPU\nlends      at most 2 GPU\n" in shown
+    assert "allowed    8 GPU more, by the limit of cli-lab (8 GPU)\n" in shown
+    assert "children   cli-a, cli-b\n" in cli("queue", "show", "cli-lab")
+    names = [line.split("  WAITING")[0] for line in cli("queue", "ls", "--tree").splitlines()]
+    at = next(number for number, line in enumerate(names) if line.startswith("cli-lab"))
+    assert names[at + 1].startswith("  cli-a ")
+    assert names[at + 2].startswith("  cli-b ")
+    cli("queue", "set", "cli-lab", "--parent", "cli-a", exits=2)
+    assert "forms a circle" in cli.err
+    cli("queue", "delete", "cli-lab", exits=3)
+    assert "--parent none" in cli.err
+    cli("queue", "set", "cli-a", "--parent", "none")
+    assert cli.json("queue", "show", "cli-a")["parent"] is None
+    for name in ("cli-a", "cli-b", "cli-lab"):
+        cli("queue", "delete", name)

@@ -39,6 +39,7 @@ SHARED = {
     "Readiness": VIEWS,
     "Reason": VIEWS,
     "ResNet": DOCUMENTS,
+    "Reservation": VIEWS,
     "Retry": APART,
     "StoredFile": "a file that the API sends, and one of uploaded code",
     "Tokens": "a text as numbers, and the layer of a network that reads them",

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from dray import Client
-from dray.cli.commands import costs, decisions, listing, metrics, reports, shares
+from dray.cli.commands import (
+    accounting,
+    costs,
+    decisions,
+    listing,
+    metrics,
+    reports,
+    reservations,
+    shares,
+)
 
 OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
 
@@ -17,8 +26,10 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_job": Client.get,
     "list_jobs": Client.jobs,
     "report_costs": Client.costs,
+    "list_accounting": Client.accounting,
     "report_shares": Client.shares,
     "list_decisions": Client.decisions,
+    "list_reservations": Client.reservations,
     "get_array": Client.wait_array,
     "get_sweep": Client.sweep,
     "compare_jobs": Client.compare,
@@ -50,8 +61,10 @@ NOT_IN_THE_SDK = {
 COMMANDS: dict[str, Callable[..., Any]] = {
     "list_jobs": listing.list_jobs,
     "report_costs": costs.costs,
+    "list_accounting": accounting.accounting,
     "report_shares": shares.shares,
     "list_decisions": decisions.show_decisions,
+    "list_reservations": reservations.list_reservations,
     "get_metrics": metrics.metrics,
     "get_logs": reports.logs,
 }
@@ -59,12 +72,15 @@ OPTIONS = {
     ("list_jobs", "created_after"): "since",
     ("list_jobs", "created_before"): "until",
     ("list_jobs", "collapse_arrays"): "each",
+    ("list_accounting", "per"): "per_job",
     ("get_metrics", "keys"): "key",
 }
 NOT_IN_THE_COMMANDS = {
     ("list_jobs", "id_prefix"): "`dray get` and others take the beginning of an id",
     ("list_jobs", "array_index"): "`dray get ARRAY/INDEX`",
     ("list_jobs", "name_glob"): "--name, where it holds a * or ?",
+    ("list_accounting", "array_index"): "`--array` lists all jobs of an array",
+    ("list_accounting", "name_glob"): "--name, where it holds a * or ?",
     ("get_metrics", "in_order"): "--follow leaves none out",
     ("get_metrics", "times"): "--follow has them",
     ("get_logs", "wait_s"): "--follow",

@@ -12,13 +12,14 @@ import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import islice
+from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Row, Select, select
 from sqlalchemy.orm import Session, aliased
 
-from dray.filters import JobFilter
+from dray.filters import BasicJobFilter, JobFilter
 from dray.views import JobState
-from service.db.models import JobLabelRow, JobRow
+from service.db.models import JobLabelRow, JobRow, ScheduleRow
 from service.db.repositories.catalog import search
 from service.domain.ids import ids_since, ids_up_to, last_id
 from service.domain.tracking.search_tree import SearchNode
@@ -71,26 +72,12 @@ def _queries(
         # reading it is slow.
         deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
         query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
-    for column, value in (
-        (JobRow.queue, wanted.queue),
-        (JobRow.owner, wanted.owner),
-        (JobRow.project, wanted.project),
-        (JobRow.name, wanted.name),
-        (JobRow.array_index, wanted.array_index),
-    ):
-        if value is not None:
-            query = query.where(column == value)
-    if wanted.name_glob is not None:
-        query = query.where(_matches(session, wanted.name_glob))
-    # Text in names is not indexed, so the database scans jobs until the page is full.
-    if wanted.text is not None:
-        query = query.where(JobRow.name.icontains(wanted.text, autoescape=True))
+    query = query.where(*conditions(session, wanted, JobRow))
     if wanted.id_prefix is not None:
         query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
-    if wanted.array is not None:
-        query = query.where(
-            JobRow.array_id >= wanted.array, JobRow.array_id <= last_id(wanted.array)
-        )
+    if wanted.schedule is not None:
+        named = select(ScheduleRow.id).where(ScheduleRow.name == wanted.schedule)
+        query = query.where(JobRow.schedule_id.in_([wanted.schedule, *session.scalars(named)]))
     if wanted.created_after is not None:
         query = query.where(
             order >= ids_since(wanted.created_after), JobRow.created_at >= wanted.created_after
@@ -110,12 +97,35 @@ def _queries(
     return queries
 
 
-def _matches(session: Session, glob: str) -> ColumnElement[bool]:
+def conditions(session: Session, wanted: BasicJobFilter, c: Any) -> list[ColumnElement[bool]]:
+    """Return the filter's conditions on a job's columns, except for its id, state and labels.
+
+    `c` has the columns of `JobRow` that these conditions read.
+    """
+    given: list[tuple[Any, object]] = [
+        (c.queue, wanted.queue),
+        (c.owner, wanted.owner),
+        (c.project, wanted.project),
+        (c.name, wanted.name),
+        (c.array_index, wanted.array_index),
+    ]
+    found = [column == value for column, value in given if value is not None]
+    if wanted.name_glob is not None:
+        found.append(_matches(session, c.name, wanted.name_glob))
+    # Text in names is not indexed, so the database scans jobs until the page is full.
+    if wanted.text is not None:
+        found.append(c.name.icontains(wanted.text, autoescape=True))
+    if wanted.array is not None:
+        found += [c.array_id >= wanted.array, c.array_id <= last_id(wanted.array)]
+    return found
+
+
+def _matches(session: Session, name: Any, glob: str) -> ColumnElement[bool]:
     """Whether a job's name matches the pattern, case-sensitively."""
     if session.get_bind().dialect.name == "sqlite":  # its LIKE ignores case
-        return JobRow.name.op("GLOB")(glob.replace("[", "[[]"))
+        return cast("ColumnElement[bool]", name.op("GLOB")(glob.replace("[", "[[]")))
     like = re.sub(r"([%_\\])", r"\\\1", glob).replace("*", "%").replace("?", "_")
-    return JobRow.name.like(like, escape="\\")
+    return cast("ColumnElement[bool]", name.like(like, escape="\\"))
 
 
 def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:

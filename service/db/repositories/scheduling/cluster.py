@@ -56,6 +56,12 @@ def _labels() -> Select[Any]:
     return query.where(c.node_id.in_(bindparam("node_ids", expanding=True)))
 
 
+def hostnames(session: Session, node_ids: Sequence[str]) -> dict[str, str]:
+    """Return the host names of these nodes, keyed by node id. Unknown nodes are omitted."""
+    query = select(NodeRow.node_id, NodeRow.hostname).where(NodeRow.node_id.in_(node_ids))
+    return {row.node_id: row.hostname for row in session.execute(query)}
+
+
 def put(session: Session, row: ClusterRow) -> None:
     _overwrite(session, [row])
 

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Row, func, select, true
 from sqlalchemy.orm import Session
 
 from service.db.models import AttemptCostRow
+from service.domain.costs.slot_history import SlotHistory
 
 AMOUNTS = ("slot_seconds", "total", "useful", "unreported")
 _SUMS = tuple(func.sum(getattr(AttemptCostRow, name)) for name in AMOUNTS)
@@ -67,8 +68,8 @@ def between(
 ) -> dict[tuple[str, str], CostSum]:
     """Return the spending between two times, keyed by (owner or queue, currency).
 
-    If only a fraction of an attempt's time is in this period, the same fraction of its cost is
-    counted.
+    If only a fraction of an attempt's slot-seconds is in this period, the same fraction of its cost
+    is counted.
 
     `by` is `owner` or `queue`. If `owner`, `queues` or `currency` is given, other costs are not
     counted.
@@ -90,17 +91,12 @@ def between(
         found.setdefault((row.key, row.currency), CostSum()).add(row)
     for part in session.scalars(select(c).where(*narrowed, ~is_within)):
         sum_ = found.setdefault((getattr(part, by), part.currency), CostSum())
-        sum_.add(part, _share(part, since, until))
+        sum_.add(part, SlotHistory(part.since, part.until, part.sizes).share(since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
         # Use `setdefault`, because keys may have been added since the earlier statements ran.
         found.setdefault((row.key, row.currency), CostSum()).num_jobs = row.n
     return found
-
-
-def _share(row: AttemptCostRow, since: datetime, until: datetime) -> float:
-    between_s = (min(row.until, until) - max(row.since, since)).total_seconds()
-    return max(0.0, between_s) / (row.until - row.since).total_seconds()
 
 
 def spent_in_all(session: Session, queues: Sequence[str], currency: str) -> dict[str, float]:

@@ -26,9 +26,9 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import AttemptRow, ForecastRow, JobRow, OutlookRow
 from service.db.repositories.bulk import table_of
+from service.domain.states import UNFINISHED
 
 THE_OUTLOOK = 1
-UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
 class ForecastOf(StrEnum):

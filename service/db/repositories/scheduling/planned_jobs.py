@@ -12,13 +12,23 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import FIRST_POSITIONS, AttemptRow, EventRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.domain.states import UNFINISHED
 
 _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
     *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
-    *("created_at", "silo_sources", "bundle", "roles", "required_topology", "homes"),
+    *(
+        "created_at",
+        "scheduled_at",
+        "silo_sources",
+        "bundle",
+        "roles",
+        "required_topology",
+        "homes",
+    ),
     *("begin_at", "deadline", "is_runtime_of_queue", "name", "singleton", "array_max_running"),
+    *("not_before", "eligible_at", "reservation"),
 )
 """The columns of a job that are read when it claims slots."""
 
@@ -76,15 +86,12 @@ _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
     *("num_workers", "min_workers", "bundle", "roles", "required_topology", "homes"),
     *("not_before", "begin_at", "deadline", "singleton", "is_runtime_of_queue"),
-    *("max_runtime_s", "runtime_used_s"),
+    *("max_runtime_s", "runtime_used_s", "project", "reservation"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     "array_index",
     *("kept_back_s", "kept_back_since", "preemptions"),
 )
 """The columns of a job that planning reads."""
-
-
-UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
 def unfinished(session: Session) -> Sequence[Row[Any]]:
@@ -118,7 +125,7 @@ def unfinished_named(session: Session, owner: str, name: str) -> Sequence[Row[st
 
 _NOTED = (
     *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "eligible_at"),
 )
 """The columns that explain why a job is waiting."""
 
@@ -162,7 +169,7 @@ def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
 
 _NOTE = (
     *("reason_code", "reason_message", "position", "blocked_by"),
-    *("kept_back_s", "kept_back_since"),
+    *("kept_back_s", "kept_back_since", "eligible_at"),
 )
 """The columns of a note."""
 

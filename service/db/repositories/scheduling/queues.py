@@ -7,14 +7,27 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import AttemptRow, JobRow, QueueRow
+from service.db.session import wait_for_others
 from service.domain.ids import is_array_id
 from service.domain.scheduling.rules.queues import BOUNDS_OF_WAITING, Queue
+from service.domain.states import UNFINISHED
 
 _RULES = tuple(field.name for field in fields(Queue))
 
@@ -34,19 +47,24 @@ def get(session: Session, name: str) -> Queue | None:
     return _found(session, _named(), name)
 
 
-def lock(session: Session, name: str) -> Queue | None:
-    """Lock the queue and return it; None if it does not exist.
+def lock(session: Session, name: str) -> tuple[Queue, bool] | None:
+    """Lock the queue and return it, and whether it has children; None if it does not exist.
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
     the queue limits the number of waiting jobs, no other transaction can add waiting jobs either. A
     queue without such a limit is locked in shared mode, so that submissions to it do not wait for
     each other.
     """
-    return _found(session, _locking(shared=True), name) or lock_alone(session, name)
+    for shared in (True, False):
+        query = _locking(shared=shared).add_columns(QueueRow.is_parent)
+        row = session.connection().execute(query, {"queue": name}).one_or_none()
+        if row is not None:
+            return Queue(*row[:-1]), row[-1]
+    return None
 
 
 def lock_alone(session: Session, name: str) -> Queue | None:
-    """Like `lock`, but always in exclusive mode."""
+    """Lock the queue in exclusive mode, and return it; None if it does not exist."""
     return _found(session, _locking(shared=False), name)
 
 
@@ -69,9 +87,34 @@ def _locking(*, shared: bool) -> Select[Any]:
     return _named().where(*bounds).with_for_update(read=shared)
 
 
+LOCK_OF_TREE = 0x71756575
+"""Key of the advisory lock of transactions that change queues. Without the lock, two such
+transactions could close a circle, or use a quota of their parent twice."""
+
+
+def lock_tree(session: Session) -> None:
+    """Wait for all other transactions that change queues. Call this before locking any queue."""
+    wait_for_others(session, LOCK_OF_TREE)
+
+
+def children(session: Session, name: str) -> Sequence[str]:
+    """Return the names of the queue's children, sorted."""
+    query = select(QueueRow.name).where(QueueRow.parent == name).order_by(QueueRow.name)
+    return session.scalars(query).all()
+
+
+def mark_parents(session: Session) -> None:
+    """Update `is_parent` of all queues after a change of any parent."""
+    child = aliased(QueueRow)
+    has = select(child.name).where(child.parent == QueueRow.name).correlate(QueueRow).exists()
+    changed = update(QueueRow).where(QueueRow.is_parent != has).values(is_parent=has)
+    session.execute(changed.execution_options(synchronize_session=False))
+
+
 def put(session: Session, queue: Queue) -> None:
     """Add a queue, or replace its rules."""
     _upsert(session, queue, asdict(queue))
+    mark_parents(session)
 
 
 def add(session: Session, queue: Queue) -> None:
@@ -89,6 +132,7 @@ def _upsert(session: Session, queue: Queue, changes: dict[str, Any]) -> None:
 
 def remove(session: Session, name: str) -> None:
     session.execute(delete(QueueRow).where(QueueRow.name == name))
+    mark_parents(session)
 
 
 def _waiting() -> tuple[ColumnElement[bool], ...]:
@@ -96,9 +140,9 @@ def _waiting() -> tuple[ColumnElement[bool], ...]:
     return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
 
 
-def count_waiting(session: Session, queue: str, owner: str | None = None) -> int:
-    """Return the number of jobs waiting in the queue (of this owner, if given)."""
-    query = select(func.count()).where(*_waiting(), JobRow.queue == queue)
+def count_waiting(session: Session, queues: Sequence[str], owner: str | None = None) -> int:
+    """Return the number of jobs waiting in the queues (of this owner, if given)."""
+    query = select(func.count()).where(*_waiting(), _is_in(queues))
     return session.scalar(query if owner is None else query.where(JobRow.owner == owner)) or 0
 
 
@@ -117,28 +161,31 @@ def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int 
     return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
 
-def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
+def waiting(
+    session: Session, queues: Sequence[str] | None = None
+) -> Sequence[Row[str, str, int, int]]:
     """Return (queue, owner, number of waiting jobs, number of waiting jobs that are on hold)."""
     counts = (func.count(), func.count(JobRow.held_by))
-    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
+    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queues))
     return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
 
 
-def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any, Any]]:
+def running(
+    session: Session, queues: Sequence[str] | None = None
+) -> Sequence[Row[str, str, Any, Any, Any]]:
     """Return (queue, owner, slices, bundle, roles) of each attempt that might hold slots."""
     held = (AttemptRow.slices, AttemptRow.bundle, AttemptRow.roles)
     columns = (JobRow.queue, JobRow.owner, *held)
     live = (AttemptRow.finished_at.is_(None), *_unfinished())
     query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
-    return session.execute(query.where(*live, _is_in(queue))).all()
+    return session.execute(query.where(*live, _is_in(queues))).all()
 
 
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
     # If `finished_at` were the only condition, SQLite might scan all jobs that were ever in the
     # queue.
-    states = [state for state in JobState if not state.is_terminal]
-    return JobRow.finished_at.is_(None), JobRow.state.in_(states)
+    return JobRow.finished_at.is_(None), JobRow.state.in_(UNFINISHED)
 
 
-def _is_in(queue: str | None) -> ColumnElement[bool]:
-    return true() if queue is None else JobRow.queue == queue
+def _is_in(queues: Sequence[str] | None) -> ColumnElement[bool]:
+    return true() if queues is None else JobRow.queue.in_(queues)

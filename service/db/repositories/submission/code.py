@@ -16,7 +16,7 @@ from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from service.db.models import CodePackRow, CodePartRow, CodeRow, CodeUseRow, JobRow
+from service.db.models import CodePackRow, CodePartRow, CodeRow, CodeUseRow, JobRow, ScheduleRow
 
 T = TypeVar("T")
 MOST_AT_ONCE = 5000
@@ -114,9 +114,12 @@ def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow
 
 
 def delete_unused(session: Session, before: datetime) -> None:
-    """Delete code that no job uses and that was last used before this time."""
-    in_use = exists().where(JobRow.code == CodeRow.id, JobRow.owner == CodeRow.owner)
-    session.execute(delete(CodeRow).where(CodeRow.used_at < before, ~in_use))
+    """Delete code that no job and no schedule uses and that was last used before this time."""
+    unused = (
+        ~exists().where(row.code == CodeRow.id, row.owner == CodeRow.owner)
+        for row in (JobRow, ScheduleRow)
+    )
+    session.execute(delete(CodeRow).where(CodeRow.used_at < before, *unused))
 
 
 def begin_deleting_packs(session: Session, before: datetime, now: datetime) -> None:

@@ -25,10 +25,9 @@ from dray.views import JobState
 from service.db.models import JobDependencyRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission.arrays import by_unit
+from service.db.session import wait_for_others
 from service.domain.scheduling.rules.dependencies import Prerequisite, is_against
-from service.domain.states import STOPPED_EARLY
-
-UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
+from service.domain.states import STOPPED_EARLY, UNFINISHED
 
 
 def insert_all(session: Session, waiter: str, after: Iterable[Prerequisite]) -> None:
@@ -123,10 +122,8 @@ other job waits for a new job."""
 
 
 def lock_changes(session: Session) -> None:
-    """Wait for all other transactions that change dependencies of stored jobs. On SQLite, no other
-    transaction can write at the same time."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(LOCK_OF_CHANGES)))
+    """Wait for all other transactions that change dependencies of stored jobs."""
+    wait_for_others(session, LOCK_OF_CHANGES)
 
 
 def chain(session: Session, first: str, last: str) -> list[str] | None:
@@ -197,18 +194,21 @@ def hold_unfinished(session: Session, ids: Collection[str]) -> None:
         session.execute(query.where(which).with_for_update(read=True)).all()
 
 
-def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str]]:
+def states(
+    session: Session, ids: Sequence[str], *, each: bool = False
+) -> dict[str, dict[JobState, str]]:
     """Return the states of each of these jobs and arrays. Each state is mapped to the id of a job
     in this state.
 
-    Jobs and arrays that do not exist or are being deleted are omitted.
+    A sweep succeeds even if trials were stopped early because other trials were better. Therefore
+    such trials count as succeeded, except with `each`, where every job of the array is awaited by
+    itself. Jobs and arrays that do not exist or are being deleted are omitted.
     """
     c = JobRow.__table__.c
     found: dict[str, dict[JobState, str]] = {}
     stopped_early = and_(c.reason_code == STOPPED_EARLY, c.state == JobState.CANCELLED)
-    # A sweep succeeds even if trials were stopped early because other trials were better.
-    in_array = case((stopped_early, literal(JobState.SUCCEEDED, c.state.type)), else_=c.state)
-    for column, state in ((c.id, c.state), (c.array_id, in_array)):
+    of_sweep = case((stopped_early, literal(JobState.SUCCEEDED, c.state.type)), else_=c.state)
+    for column, state in ((c.id, c.state), (c.array_id, c.state if each else of_sweep)):
         query = select(column.label("unit"), state.label("state"), c.id)
         rows = query.where(c.deleted_at.is_(None), column.in_(ids)).subquery().c
         grouped = select(rows.unit, rows.state, func.min(rows.id)).group_by(rows.unit, rows.state)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from service.db.models import JobRow, ServiceMetricRow
 from service.domain.meter import Cell
+from service.domain.states import UNFINISHED
 
 
 def add(session: Session, cells: Mapping[Cell, float]) -> None:
@@ -45,10 +46,7 @@ def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
     first = func.min(func.coalesce(JobRow.begin_at, JobRow.created_at)).filter(can_start)
     query = (
         select(JobRow.queue, JobRow.state, func.count().label("num_jobs"), first.label("first_at"))
-        .where(JobRow.finished_at.is_(None), JobRow.state.in_(_UNFINISHED))
+        .where(JobRow.finished_at.is_(None), JobRow.state.in_(UNFINISHED))
         .group_by(JobRow.queue, JobRow.state)
     )
     return session.execute(query).all()
-
-
-_UNFINISHED = [state for state in JobState if not state.is_terminal]

@@ -22,12 +22,17 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.slots import Request, amount_of, count, fits, workers
 from service.domain.scheduling.policy import WaitingJob
-from service.domain.scheduling.rules.limits import QUEUE_LIMIT, USER_LIMIT, why_never
+from service.domain.scheduling.rules.limits import (
+    LENDING_LIMIT,
+    QUEUE_LIMIT,
+    USER_LIMIT,
+    why_never,
+)
 from service.domain.scheduling.rules.obstacles import Reason, jobs
 from service.domain.scheduling.rules.queues import Queue
 
 UNSATISFIABLE = "unsatisfiable"
-LIMITS = (QUEUE_LIMIT, USER_LIMIT)
+LIMITS = (QUEUE_LIMIT, USER_LIMIT, LENDING_LIMIT)
 MAX_QUEUES = 3
 """Maximum number of other queues to try."""
 MAX_SIZES = 2
@@ -105,11 +110,20 @@ Sizes = tuple[int, Callable[[int], Change]]
 
 
 @dataclass(frozen=True)
+class OtherQueue:
+    """A queue to which the job could be moved."""
+
+    queue: Queue
+    ends_within_s: float | None
+    """`WaitingJob.ends_within_s` in this queue, which can have another default limit."""
+
+
+@dataclass(frozen=True)
 class Choices:
     """The changes that the job's user is allowed to make."""
 
     resubmit: Resubmit = refuses_all
-    queues: tuple[Queue, ...] = ()
+    queues: tuple[OtherQueue, ...] = ()
     """Other queues that would accept the job."""
     max_priority: int = 100
 
@@ -268,15 +282,22 @@ class JobQuestions:
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
         return self._topology.together(sizes, request.required_level)
 
-    def _in_other_queues(self, queues: Sequence[Queue]) -> Iterator[Counterfactual]:
-        others = [queue for queue in queues if queue.name != self.job.queue]
-        usable = [queue for queue in others if why_never(queue, self.job.request) is None]
-        for queue in usable[:MAX_QUEUES]:
+    def _in_other_queues(self, queues: Sequence[OtherQueue]) -> Iterator[Counterfactual]:
+        others = [other for other in queues if other.queue.name != self.job.queue]
+        usable = [other for other in others if why_never(other.queue, self.job.request) is None]
+        for other in usable[:MAX_QUEUES]:
+            queue = other.queue
             priority = min(self.job.priority, queue.max_priority)
             words = f"in queue {queue.name!r}"
             if priority < self.job.priority:
                 words += f" at priority {priority}"
-            moved = replace(self.job, queue=queue.name, priority=priority, place=0)
+            moved = replace(
+                self.job,
+                queue=queue.name,
+                priority=priority,
+                place=0,
+                ends_within_s=other.ends_within_s,
+            )
             for found in self._tried(moved, words):
                 lower = priority if priority < self.job.priority else None
                 yield replace(found, queue=queue.name, priority=lower)

@@ -19,6 +19,11 @@ TIERS = {
     Tier.SHARE: "its queue is not ahead of its share",
     Tier.AHEAD: "its queue has used more than its share",
 }
+IN_TREE = {
+    Tier.QUOTA: "within the quota of the queue {!r}",
+    Tier.SHARE: "the queue {!r} is not ahead of its share",
+    Tier.AHEAD: "the queue {!r} has used more than its share",
+}
 STANDINGS = {
     UserStanding.BEHIND: "its owner has used less than their share",
     UserStanding.EVEN: "its owner has used about their share",
@@ -97,7 +102,7 @@ class Factors:
         elif job.place:
             moved = "moved to the front, but there is no job that it passes"
         return [
-            RankFactor("tier", rank.tier, TIERS[rank.tier]),
+            *(RankFactor("tier", tier, message) for tier, message in _tiers(rank)),
             RankFactor("priority", rank.priority, f"priority {rank.priority}"),
             RankFactor("standing", rank.user, _standing(place)),
             RankFactor("overdue", int(rank.is_overdue), _overdue(place)),
@@ -119,8 +124,9 @@ class Factors:
 
 def _compared(other: _Place, this: _Place) -> Precedence:
     a, b = other.rank, this.rank
-    if a.tier != b.tier:
-        name, message = "tier", _both(TIERS[a.tier], TIERS[b.tier])
+    if a.tiers != b.tiers:
+        at = next(at for at, tier in enumerate(a.tiers) if tier != b.tiers[at])
+        name, message = "tier", _both(_tier(a, at), _tier(b, at))
     elif a.priority != b.priority:
         name, message = "priority", f"priority {a.priority} > {b.priority}"
     elif a.user != b.user:
@@ -140,6 +146,18 @@ def _compared(other: _Place, this: _Place) -> Precedence:
     if name != "front" and other.is_adopted and other.as_job is not this.as_job:
         message += f"; moved to the front, with the rank of {other.as_job.job_id}"
     return Precedence(other.job.job_id, name, message)
+
+
+def _tiers(rank: Rank) -> list[tuple[Tier, str]]:
+    """Return the tiers of the queues on the job's path, from the top of the tree."""
+    return [(rank.tiers[at], _tier(rank, at)) for at in range(max(1, len(rank.path)))]
+
+
+def _tier(rank: Rank, at: int) -> str:
+    """Return what a tier means, with the name of the queue if there is a tree of queues."""
+    if len(rank.tiers) == 1:
+        return TIERS[rank.tiers[0]]
+    return IN_TREE[rank.tiers[at]].format(rank.path[min(at, len(rank.path) - 1)])
 
 
 def _both(other: str, this: str) -> str:

@@ -6,7 +6,8 @@ class together request more workers than fit on the largest node, the jobs behin
 any other decision. A plan for the first jobs of all classes (the heads) makes the same decisions
 about these jobs as a plan for the entire queue. Jobs with different limits on the running time can
 share a class, because a shorter limit never allows a job to overtake a blocked job with an equal
-request.
+request. If there are reservations, such jobs can't share a class, because a job with a shorter
+limit might end before a reservation begins.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from service.domain.scheduling.placement.slots import Kind, Node, fits, fits_pin
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import QueueTree
 
 ClassKey = tuple[object, ...]
 _Sort = tuple[Kind, bool]
@@ -30,11 +32,18 @@ class JobClasses:
     """Groups the waiting jobs, except for held jobs, into classes."""
 
     def __init__(
-        self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
+        self,
+        queue: Sequence[WaitingJob],
+        queues: Iterable[Queue],
+        nodes: Iterable[Node],
+        *,
+        has_reservations: bool = False,
     ) -> None:
         """queue: jobs in the order in which a plan considers them, as far as this order is
         known."""
-        self._queues = {each.name: each for each in queues}
+        self._has_reservations = has_reservations
+        self._tree = QueueTree(queues)
+        self._alone: dict[str, tuple[bool, bool]] = {}
         self._nodes = list(nodes)
         self._positions: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
@@ -73,13 +82,28 @@ class JobClasses:
         del job_class[bisect.bisect_left(job_class, (self._positions[job_id], job_id))]
         return job
 
-    def resolve(self, ended: Collection[str]) -> None:
-        """Remove ended jobs and arrays from the dependencies of the waiting jobs. Jobs are assumed
-        to succeed, so jobs that wait for a failure never start."""
+    def resolve(self, ended: Collection[str], failed: Collection[str]) -> None:
+        """Remove satisfied dependencies on ended jobs and arrays. Ended jobs that are not in
+        `failed` succeeded, so jobs that wait for their failure never start."""
+
+        def is_open(one: Dependency) -> bool:
+            ended_as = "failure" if one.id in failed else "success"
+            return one.id not in ended or one.on not in ("end", ended_as)
+
         for job in [job for job in self._jobs.values() if job.after]:
-            left = tuple(one for one in job.after if one.id not in ended or one.on == "failure")
+            left = tuple(filter(is_open, job.after))
             if len(left) < len(job.after):
                 self.add(replace(job, after=left), self._positions[job.job_id])
+
+    def never(self, failed: Collection[str]) -> dict[str, str]:
+        """Return the waiting jobs that depend on the success of a job or array in `failed`, each
+        with this job or array."""
+        return {
+            job.job_id: one.id
+            for job in self._jobs.values()
+            for one in job.after
+            if one.on == "success" and one.id in failed
+        }
 
     def begin(self, since: datetime, now: datetime) -> None:
         """Let jobs start whose begin time has passed. They have not waited between `since` and
@@ -145,15 +169,36 @@ class JobClasses:
             *(request.kind, request.num_workers, request.min_workers, request.required_level),
             *(request.homes, request.role_kinds, job.yields),
         )
-        queue = self._queues.get(job.queue) or Queue(job.queue)
-        is_of_queue = bool(queue.quota or queue.limit) or queue.max_running is not None
-        is_of_user = bool(queue.user_limit) or queue.max_running_per_user is not None
+        is_of_queue, is_of_user = self._counts_alone(job.queue)
         return (
             *asks,
             job.queue if is_of_queue or is_of_user else None,
             job.owner if is_of_user else None,
             None if job.array is None else job.array.array_id,
+            *self._reserved_by(job),
         )
+
+    def _reserved_by(self, job: WaitingJob) -> ClassKey:
+        """Return the fields that decide which reserved nodes the job can use."""
+        if not self._has_reservations and job.reservation is None:
+            return ()
+        claim = job.reservation, job.owner, job.queue, job.project
+        return *claim, job.ends_within_s, job.attempt > 0
+
+    def _counts_alone(self, name: str) -> tuple[bool, bool]:
+        """Whether the jobs of the queue, and of each of its users, have limits or quotas of their
+        own."""
+        found = self._alone.get(name)
+        if found is None:
+            line = self._tree.upwards(name)
+            of_queue = bool(self._tree.lent) or any(
+                queue.quota or queue.limit or queue.max_running is not None for queue in line
+            )
+            of_user = any(
+                queue.user_limit or queue.max_running_per_user is not None for queue in line
+            )
+            found = self._alone[name] = of_queue, of_user
+        return found
 
 
 def _fits(sort: _Sort, free: Mapping[str, float]) -> int:

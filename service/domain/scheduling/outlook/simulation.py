@@ -2,9 +2,9 @@
 
 The simulation steps from the end of one job to the end of the next. At each of these times, it
 calls `policy.plan` as the scheduler does, and applies the plan: jobs start, or they leave or shrink
-to release slots for other jobs. The simulation assumes that nothing else happens: no job is
-submitted or fails, groups don't grow, nodes and their use by other programs don't change, and
-dependencies on the success of a job are satisfied.
+to release slots for other jobs. Waiting jobs that miss their deadlines are cancelled, with the jobs
+that depend on their success. The simulation assumes that nothing else happens: no job is submitted,
+no job that has started fails, groups don't grow, and nodes and their use don't change.
 
 The distant future is simulated in coarse steps, because the assumptions about it are even coarser:
 jobs are treated as ending at the same time if the difference between their end times is small
@@ -22,8 +22,8 @@ from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.outlook import forecast
-from service.domain.scheduling.outlook.job_classes import JobClasses
-from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.outlook.endings import Endings
+from service.domain.scheduling.outlook.situation import Situation, snapshot_classes
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import (
@@ -36,7 +36,7 @@ from service.domain.scheduling.placement.slots import (
     free_again,
 )
 from service.domain.scheduling.policy import WaitingJob
-from service.domain.scheduling.rules import times
+from service.domain.scheduling.rules import reservations, times
 from service.domain.scheduling.rules.dependencies import waits_for
 from service.domain.scheduling.rules.eviction import RunningJob, leftover
 from service.domain.scheduling.rules.limits import HELD, held_message
@@ -130,12 +130,11 @@ class Simulation:
         self._node_of = {node.id: node for node in self._nodes}
         self._total = slots.total_of(node.total for node in self._nodes)
         self._used_s = dict(snapshot.used_s)
-        self._classes = JobClasses(snapshot.queue, snapshot.queues, self._nodes)
+        self._classes = snapshot_classes(snapshot, self._nodes)
         limited = {j.job_id: j.array.array_id for j in snapshot.queue if j.array is not None}
         self._array_of = {**limited, **situation.arrays}
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
-        self._unfinished = Counter(self._array_of.values())
-        self._unfinished.update(situation.others_of_arrays)
+        self._endings = Endings(self._array_of, situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
         """Whether the simulation has started a job that precedes jobs omitted from the situation.
@@ -206,9 +205,13 @@ class Simulation:
     def _as_of_now(self, job: WaitingJob) -> WaitingJob:
         passed_s = (self._now - self._began).total_seconds()
         is_due = job.not_before is not None and job.not_before <= self._now
+        limits_s = [] if job.ends_within_s is None else [job.ends_within_s]
+        if job.ends_by is not None:
+            limits_s.append(max(0.0, (job.ends_by - self._now).total_seconds()))
         return replace(
             job,
             waited_s=job.waited_s + passed_s,
+            ends_within_s=min(limits_s, default=None),
             not_before=None if is_due else job.not_before,
             preparing=None,
         )
@@ -224,7 +227,7 @@ class Simulation:
                 self._classes.remove(decision.job_id)
                 self._record(decision.job_id, Expected(None, decision.reason))
             elif isinstance(decision, policy.Preempt):
-                self._leave(self._active[decision.job_id])
+                self._leave(self._active[decision.job_id], goes_on=not decision.ends)
             elif isinstance(decision, policy.Shrink):
                 job = self._active[decision.job_id].at(self._now)
                 self._active[job.job_id] = self._begun(replace(job, recalled=decision.slices))
@@ -243,6 +246,7 @@ class Simulation:
         self._record(job.job_id, expected)
         number = count(slices)
         slower = job.request.num_workers / number
+        begun = self._as_of_now(job)
         for part, bundle in by_bundle(slices, job.request.bundle, job.request.roles):
             add(self._free[part.node_id], bundle, -part.num_workers)
         if job.array is not None:
@@ -256,12 +260,15 @@ class Simulation:
                 slices=slices,
                 held_s=0.0,
                 left_s=None if job.left_s is None else job.left_s * slower,
-                ends_within_s=job.ends_within_s,
-                waited_s=self._as_of_now(job).waited_s,
+                ends_within_s=begun.ends_within_s,
+                ends_by=job.ends_by,
+                waited_s=begun.waited_s,
                 yields=job.yields,
                 place=job.place,
                 queue=job.queue,
                 owner=job.owner,
+                project=job.project,
+                reservation=job.reservation,
                 spare=spare(slices, job.request.least),
             )
         )
@@ -292,10 +299,10 @@ class Simulation:
         to release."""
         return replace(self._begun(leftover(holder)), goes_on=False)
 
-    def _leave(self, active: _Active) -> None:
+    def _leave(self, active: _Active, *, goes_on: bool) -> None:
         job = replace(active.at(self._now), is_leaving=True)
         ends_at = self._now + timedelta(seconds=LEAVING_S)
-        self._active[job.job_id] = _Active(job, self._now, ends_at, goes_on=True)
+        self._active[job.job_id] = _Active(job, self._now, ends_at, goes_on=goes_on)
 
     def _next_moment(self) -> datetime | None:
         moments = [active.ends_at for active in self._active.values()]
@@ -307,6 +314,7 @@ class Simulation:
                     moments.append(active.since + timedelta(seconds=may_leave_s))
         moments += [each.shrinks_at for each in self._active.values() if each.shrinks_at]
         moments += self._classes.not_before()
+        moments += reservations.moments(self._snapshot.reservations, self._snapshot.leave_s)
         coming = min((moment for moment in moments if moment > self._now), default=None)
         if coming is None:
             return None
@@ -329,24 +337,21 @@ class Simulation:
                 self._shrink(active)
         ended = [name for name, each in self._active.items() if each.ends_at <= moment]
         over = {job_id for job_id in ended if self._leaves(self._active.pop(job_id))}
-        arrays = Counter(self._array_of[job_id] for job_id in over if job_id in self._array_of)
-        self._unfinished.subtract(arrays)
-        over.update(array for array in arrays if not self._unfinished[array])
-        if over:
-            self._classes.resolve(over)
+        self._endings.settle(self._classes, over, {})
         self._classes.begin(self._began, moment)
         self._expire()
 
     def _expire(self) -> None:
-        """Cancel the jobs that can no longer end before their deadlines."""
-        expired = self._classes.expired(self._now)
-        for job in expired:
+        """Cancel the jobs that can no longer end before their deadlines, and the jobs that depend
+        on their success."""
+        expired = {}
+        for job in self._classes.expired(self._now):
             self._classes.remove(job.job_id)
             if job.start_by is not None:
-                reason = Reason(DEADLINE_PASSED, times.missed(job.start_by))
-                self._record(job.job_id, Expected(None, reason))
-        if expired:
-            self._classes.resolve({job.job_id for job in expired})
+                why = expired[job.job_id] = times.missed(job.start_by)
+                self._record(job.job_id, Expected(None, Reason(DEADLINE_PASSED, why)))
+        for job_id, why in self._endings.settle(self._classes, set(expired), expired).items():
+            self._record(job_id, Expected(None, Reason("waiting_for_jobs", why)))
 
     def _leaves(self, active: _Active) -> bool:
         """Release the job's slots. Returns whether the job has ended."""
@@ -431,15 +436,19 @@ def _waiting_again(job: RunningJob) -> WaitingJob:
     left_s = None if job.left_s is None else job.left_s + job.lost_s
     return WaitingJob(
         job_id=job.job_id,
-        attempt=0,
+        attempt=1,
         priority=job.priority,
         seq=job.seq,
         request=job.request,
         left_s=left_s,
         waited_s=job.waited_s,
         ends_within_s=job.ends_within_s,
+        ends_by=job.ends_by,
+        start_by=job.ends_by,
         yields=job.yields,
         queue=job.queue,
         owner=job.owner,
         place=job.place,
+        project=job.project,
+        reservation=job.reservation,
     )

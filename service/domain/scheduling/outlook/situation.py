@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from service.domain.scheduling.policy.ranking import active_accounts
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Tier, UserStanding
+from service.domain.scheduling.rules.tree import QueueTree
 
 UNKNOWN_S = 3600.0
 """Assumed running time of a job, in seconds, if nothing is known about this job or other jobs."""
@@ -54,7 +55,7 @@ class Situation:
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""
         snapshot = self.snapshot
-        classes = JobClasses(snapshot.queue, snapshot.queues, snapshot.nodes)
+        classes = snapshot_classes(snapshot, snapshot.nodes)
         free = {node.id: node.available_to_us for node in snapshot.nodes if node.accepted}
         heads = {job.job_id for job in classes.heads(free, of_each_kind)}
         queue = tuple(job for job in snapshot.queue if job.job_id in heads)
@@ -104,7 +105,7 @@ class Situation:
     @functools.cached_property
     def heads(self) -> list[WaitingJob]:
         """The jobs in the queue that can affect the next plan."""
-        classes = JobClasses(self.snapshot.queue, self.snapshot.queues, self.nodes)
+        classes = snapshot_classes(self.snapshot, self.nodes)
         return classes.heads({node.id: node.available_to_us for node in self.nodes})
 
     def without(self, job_id: str) -> Situation:
@@ -124,13 +125,19 @@ class Situation:
         standings = Standings(snapshot.queues, snapshot.used_s, accounts)
         there = {name for name, _ in accounts}
         found = []
+        tree = QueueTree(snapshot.queues)
+        path = tree.path(queue)
+        there = {above for name in there for above in tree.path(name)}
         for other in snapshot.queues:
-            if other.quota and other.name != queue and other.name in there:
+            if other.quota and other.name not in path and other.name in there:
                 message = f"jobs within the quota of the queue {other.name!r} come first"
                 found.append(Reason("other_quota", message))
-        if standings.tier(queue) is Tier.AHEAD:
-            message = f"the queue {queue!r} has used more than its share: other queues come first"
-            found.append(Reason("queue_is_ahead", message))
+        for name in path:
+            if standings.tier(name) is Tier.AHEAD:
+                message = (
+                    f"the queue {name!r} has used more than its share: other queues come first"
+                )
+                found.append(Reason("queue_is_ahead", message))
         standing = standings.user(queue, owner)
         if standing is UserStanding.AHEAD:
             message = f"{owner} has used more than their share of the queue: other users come first"
@@ -139,6 +146,13 @@ class Situation:
             message = "users who have used less than their share of the queue come first"
             found.append(Reason("others_are_behind", message))
         return found
+
+
+def snapshot_classes(snapshot: policy.Snapshot, nodes: Iterable[Node]) -> JobClasses:
+    """Return the classes of the waiting jobs."""
+    has_reservations = bool(snapshot.reservations)
+    queue, queues = snapshot.queue, snapshot.queues
+    return JobClasses(queue, queues, nodes, has_reservations=has_reservations)
 
 
 T = TypeVar("T")

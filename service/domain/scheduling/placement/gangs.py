@@ -6,16 +6,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_workers.shared.contracts import Slice, by_role
-from service.config.node_types import OPEN
+from service.config.node_types import FENCE, OPEN
 from service.domain.scheduling.placement.pinned_nodes import PinnedNodes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     GPUS_FITTING,
     NUM_GPUS,
     WHOLE_GPUS,
+    Fence,
     Request,
     amounts,
     gpus_fitting,
@@ -48,10 +49,14 @@ class WorkerKind:
         required: Requirement | None,
         homes: PinnedNodes,
         heterogeneous: Request | None,
+        fence: Fence | None = None,
+        anywhere: WorkerKind | None = None,
     ) -> None:
         """`heterogeneous` is the request of a gang whose roles have their own resources; None for
-        other gangs."""
+        other gangs. `anywhere` is the kind of the same workers without the fence."""
         self.bundle = bundle
+        self.fence = fence
+        self.anywhere = anywhere or self
         self.heterogeneous = heterogeneous
         self.required = required
         self.homes = homes
@@ -145,15 +150,18 @@ class Gangs:
         level = request.required_level
         size = request.num_workers, request.min_workers
         heterogeneous = (request.num_workers, request.role_kinds) if request.roles else None
-        key = (*size, level, request.homes, heterogeneous, *request.bundle.items())
+        key = (*size, level, request.homes, heterogeneous, request.fence, *request.bundle.items())
         gang = self._gangs.get(key)
         if gang is None:
             required = None if level is None else Requirement(level, request.least)
-            named = request.kind, required, request.homes, heterogeneous
+            named = request.kind, required, request.homes, heterogeneous, request.fence
             kind = self._kinds.get(named)
             if kind is None:
                 whole = request if request.roles else None
-                kind = WorkerKind(request.bundle, required, request.homes, whole)
+                bare = None if request.fence is None else self.of(replace(request, fence=None)).kind
+                kind = WorkerKind(
+                    request.bundle, required, request.homes, whole, request.fence, bare
+                )
                 self._kinds[named] = kind
                 self._measure(kind)
             gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
@@ -186,6 +194,7 @@ class Gangs:
             names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS, *map(gpus_fitting, self.parts)))
         if has_closed:
             names[OPEN] = None
+        names |= dict.fromkeys(k.fence.resource for k in self._kinds.values() if k.fence)
         self.names = tuple(names)
         for kind in self._kinds.values():
             self._measure(kind)
@@ -221,6 +230,8 @@ class Gangs:
             needed = {name: min(n, role.bundle.get(name, 0.0)) for name, n in needed.items()}
         if not kind.homes and any(needed.get(name) for name in self.names):
             needed = {**needed, OPEN: 1.0}
+        if kind.fence is not None:
+            needed = {**needed, kind.fence.resource: 1.0}
         kind.demand = tuple(
             (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0
         )
@@ -228,7 +239,7 @@ class Gangs:
 
 def _amount(resources: Mapping[str, float], name: str) -> float:
     amount = resources.get(name)
-    if amount is None and name == OPEN:
+    if amount is None and (name == OPEN or name.startswith(FENCE)):
         return math.inf
     if amount is None and (name in (NUM_GPUS, WHOLE_GPUS) or name.startswith(GPUS_FITTING)):
         gpus = resources.get("GPU", 0.0)

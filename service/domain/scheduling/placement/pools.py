@@ -112,6 +112,14 @@ class Pool:
         as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
+    def reserved(self, kind: WorkerKind) -> dict[str, int]:
+        """Return how many workers of this kind fit on each node with free capacity that they can't
+        use because it is reserved."""
+        nodes = frozenset[str]() if kind.fence is None else kind.fence.reserved
+        group_of, fits = self._free.group_of, kind.anywhere.fits
+        found = {node: fits(group_of[node].amounts) for node in nodes if node in group_of}
+        return {node: number for node, number in found.items() if number}
+
     def capacities(self, kind: WorkerKind) -> dict[Place, int]:
         """Return how many such workers fit in each part of the cluster that can hold a gang of
         them."""

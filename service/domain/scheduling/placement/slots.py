@@ -49,6 +49,21 @@ ACCELERATOR_SHARE = 0.001
 that accelerator."""
 
 
+@dataclass(frozen=True, eq=False)
+class Fence:
+    """The nodes that a gang can't use in one plan, because of reservations. Instances are compared
+    by identity."""
+
+    resource: str
+    """A pseudo-resource of nodes that the gang's workers require, but don't use: its amount is 0 on
+    `nodes`, and unlimited on other nodes, which don't define it."""
+    nodes: frozenset[str]
+    reserved: frozenset[str]
+    """The subset of `nodes` that is reserved for other jobs."""
+    own: str | None = None
+    """The reservation outside of which the gang can't run. `reserved` contains only its nodes."""
+
+
 @dataclass(frozen=True)
 class Request:
     """The request of a gang: `num_workers` bundles. Roles can have different bundles."""
@@ -66,6 +81,13 @@ class Request:
     """The pinned nodes of each worker except the first; empty if workers are not pinned."""
     roles: tuple[RoleSlots, ...] = ()
     """Roles with their own resources."""
+    fence: Fence | None = None
+    """Set while a plan is made, if the gang can't use some nodes because of reservations."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the gang can run only in its reservation."""
+        return self.fence is not None and self.fence.own is not None
 
     @functools.cached_property
     def kind(self) -> Kind:
@@ -292,12 +314,14 @@ def needs(request: Request) -> str:
     level = request.required_level
     within = "" if level is None else f" within one {level}"
     within += ", each silo on a node that has its data" if request.homes else ""
+    own_reservation = None if request.fence is None else request.fence.own
+    where = "" if own_reservation is None else f" in the reservation {own_reservation!r}"
     if not request.roles:
         number = workers(request.least)
-        return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}"
+        return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}{where}"
     own = [f"{spoken_ranks(role)} of {spoken_bundle(role.bundle)}" for role in request.roles]
     alike = f"{workers(request.num_alike)} of {spoken_bundle(request.bundle)}"
-    return f"needs {', '.join([alike, *own[:-1]])}, and {own[-1]}"
+    return f"needs {', '.join([alike, *own[:-1]])}, and {own[-1]}{where}"
 
 
 def workers(number: int) -> str:

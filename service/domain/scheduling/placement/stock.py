@@ -289,8 +289,10 @@ class Stock:
             capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
             return () if isinstance(found, int) else found
-        names = self._index_of_name
-        free = {node_id: dict(zip(names, has, strict=True)) for node_id, has in amounts.items()}
+        names, kept = self._index_of_name, kind.fence.nodes if kind.fence else ()
+        free = {
+            n: dict(zip(names, has, strict=True)) for n, has in amounts.items() if n not in kept
+        }
         return place_heterogeneous(kind.heterogeneous, free, self.topology)
 
     def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:

@@ -23,15 +23,19 @@ from service.domain.scheduling.policy.records import (
     Snapshot,
     WaitingJob,
 )
+from service.domain.scheduling.policy.windows import Leaving
 from service.domain.scheduling.rules import eviction, order
 from service.domain.scheduling.rules.backfill import Backfill
 from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import FarAhead
 
 OTHERS_GAIN = "other jobs come first or gain more from"
 MAX_PREEMPTED = 100
 """Maximum number of jobs that one plan asks to release slots. The next plan can ask other jobs."""
+MAX_RESERVED = 500
+"""Like `MAX_PREEMPTED`, for jobs that leave reserved nodes."""
 
 
 class Departures:
@@ -40,17 +44,21 @@ class Departures:
     def __init__(
         self,
         snapshot: Snapshot,
+        leaving: Sequence[Leaving],
         stock: Stock,
         gangs: Gangs,
         ranks: Mapping[str, order.Rank],
         ahead: Mapping[str, FarAhead],
+        lending: Lending | None,
     ) -> None:
-        """`ranks` and `ahead` contain the ranks of the running jobs in the scheduling order, and
-        which of their accounts are far ahead of their shares, keyed by job id."""
+        """`leaving` contains the jobs that leave reserved nodes. `ranks` and `ahead` contain the
+        ranks of the running jobs in the scheduling order, and which of their accounts are far ahead
+        of their shares, keyed by job id."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs
         self._ranks = ranks
+        self._lending = lending
         running = eviction.cheapest_first(snapshot.running, ranks)
         asked = () if snapshot.slots_lag else running
         self._candidates = eviction.Candidates(asked, ranks, ahead, snapshot.min_run_s)
@@ -65,7 +73,7 @@ class Departures:
                 self._expect(job, job.slices)
             elif job.recalled:
                 self._expect(job, job.recalled)
-        self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
+        self._unevictable: dict[tuple[object, ...], tuple[order.Rank, int]] = {}
         """For each kind of request for which not enough slots could be freed: the rank of the
         requesting job, and the number of its workers that would fit if every job that can be asked
         for slots released them."""
@@ -74,6 +82,21 @@ class Departures:
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
         """Groups to which this plan gives slots, and which it therefore does not ask for slots."""
+        for each in leaving[:MAX_RESERVED]:
+            self._leave(each)
+
+    def _leave(self, leaving: Leaving) -> None:
+        """Ask a job to release slots on reserved nodes."""
+        job, (name, reason) = leaving.job, (leaving.job.job_id, leaving.reason)
+        if count(leaving.slices) < count(job.slices):
+            self._shrink(job, leaving.slices, reason, name)
+            return
+        self.asked.append(Preempt(name, reason, name, leaving.ends))
+        rest = list(job.slices)
+        for part in job.recalled:
+            if part in rest:
+                rest.remove(part)
+        self._expect(job, rest)
 
     def asked_of(self, job_id: str) -> Preempt | Shrink | None:
         """Return this plan's request to the job, if any."""
@@ -99,7 +122,7 @@ class Departures:
         for job, gang, rank in waiting:
             if not emptied.can_hold(gang) or not able.claims_capacity(job, gang):
                 continue
-            standing = _standing(rank)
+            standing = rank.standing
             # The sizing rules ignore topology domains, so don't use them for jobs that require one.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
@@ -115,13 +138,14 @@ class Departures:
             and job.yields
             and not self._snapshot.slots_lag
             and not (job.is_leaving or job.recalled or job.request.required_level)
+            and job.job_id not in self._leaving
         ]
         for running in sized:
             choice, rank = elastic[running.job_id], self._ranks[running.job_id]
             claims.append(
                 ElasticClaim(
                     running.job_id,
-                    _standing(rank),
+                    rank.standing,
                     self._gangs.of(running.request).kind,
                     choice,
                     held=count(running.slices),
@@ -154,7 +178,7 @@ class Departures:
                     left -= part.num_workers
             if given:
                 message = f"continues with fewer workers, because {OTHERS_GAIN} its slots"
-                self._shrink(running, given, message, name)
+                self._shrink(running, given, Reason("shrinks", message), name)
             return
         if not target:
             message = f"releases its slots temporarily, because {OTHERS_GAIN} them"
@@ -186,7 +210,10 @@ class Departures:
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets
-        key = gang.kind, job.yields, is_sized
+        lent = None
+        if self._lending is not None:
+            lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
+        key = gang.kind, job.yields, is_sized, job.queue if lent else None
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
@@ -194,7 +221,7 @@ class Departures:
         kept |= self._stock.ended if offer.keeps_for_later else set()
         kept |= self.targets.keys() if is_sized else set()
         candidates = self._candidates.of(rank, kept)
-        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
+        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs, lent)
         if not found.asks:
             self._unevictable[key] = rank, found.capacity
             return False
@@ -217,17 +244,16 @@ class Departures:
             slices = running.slices
         else:
             message = f"continues with fewer workers, so that job {name} can start"
-            self._shrink(running, slices, message, name)
+            self._shrink(running, slices, Reason("shrinks", message), name)
             return
         self._expect(running, slices)
 
     def _shrink(
-        self, running: RunningJob, slices: Sequence[Slice], message: str, because_of: str
+        self, running: RunningJob, slices: Sequence[Slice], reason: Reason, because_of: str
     ) -> None:
         """Ask a group to release these slots."""
         name, kind = running.job_id, self._gangs.of(running.request).kind
         batch_size = self.batch_size(name, kind, count(running.slices) - count(slices))
-        reason = Reason("shrinks", message)
         self.asked.append(Shrink(name, tuple(slices), reason, because_of, batch_size))
         self._expect(running, slices)
 
@@ -245,8 +271,7 @@ class Departures:
         for part in slices:
             self._leaving_from[part.node_id].append(running.job_id)
         self.backfill.leaves(running.job_id, slices)
-        self._stock.expect(running.job_id, self._gangs.of(running.request).kind, slices)
-
-
-def _standing(rank: order.Rank) -> Standing:
-    return int(rank.tier), rank.falling_priority, rank.user
+        kind = self._gangs.of(running.request).kind
+        if self._lending is not None:
+            self._lending.leave(running.queue, kind, count(slices))
+        self._stock.expect(running.job_id, kind, slices)

@@ -13,6 +13,7 @@ from service.domain.scheduling.placement.slots import WHOLE_GPUS, Node
 from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.ranking import Ranking, at_the_front
 from service.domain.scheduling.policy.records import Snapshot, Wait
+from service.domain.scheduling.policy.windows import Windows
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.order import Rank
 
@@ -25,7 +26,9 @@ class QueueOrder:
     """The order of the jobs of a snapshot."""
 
     snapshot: Snapshot
-    """The snapshot without waiting jobs whose requests raise errors."""
+    """The snapshot without waiting jobs whose requests raise errors, and with the effects of
+    reservations on requests and nodes."""
+    windows: Windows
     unsound: Sequence[Wait]
     """The decisions for the omitted jobs."""
     accepted: Sequence[Node]
@@ -47,6 +50,8 @@ class QueueOrder:
 
 def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> QueueOrder:
     """Return the order of the snapshot's jobs."""
+    windows = Windows(snapshot, now)
+    snapshot = windows.apply()
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(slots.total_of(node.total for node in accepted))
     snapshot, of_queue, unsound = _without_unsound(snapshot, gangs, on_error)
@@ -72,7 +77,8 @@ def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> QueueOrder
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     return QueueOrder(
-        snapshot, unsound, accepted, gangs, emptied, ranking, of_queue, own, ranks, running, queue
+        *(snapshot, windows, unsound, accepted, gangs, emptied, ranking),
+        *(of_queue, own, ranks, running, queue),
     )
 
 

@@ -32,8 +32,9 @@ will be retried soon, which keeps its position, because it did not cause its fai
 node was lost).
 
 A job reserves nothing if it is held, is blocked by the limits of its queue (`limits`), waits for
-its begin time or for other jobs to end, or belongs to an array that already runs its maximum number
-of jobs.
+its begin time, for its reservation or for other jobs to end, or belongs to an array that already
+runs its maximum number of jobs. Jobs don't start on nodes that are reserved for other jobs, and
+leave such nodes before the reservation begins (`windows`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def plan(
     accepted, of_queue, ranks = order.accepted, order.of_queue, order.ranks
     usable = accepted if snapshot.connected else ()
     ahead = {job.job_id: order.ranking.far_ahead(job) for job in snapshot.running}
-    round_ = Round(usable, snapshot, gangs, order.emptied, running, ahead, now)
+    round_ = Round(usable, snapshot, order.windows, gangs, order.emptied, running, ahead, now)
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
@@ -99,7 +100,7 @@ def plan(
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
         others = [Stay(g.job_id, obstacle) for g in groups if not g.lacking]
-        return [*waits, *kept, *order.unsound, *lacking, *others]
+        return [*waits, *kept, *order.unsound, *lacking, *others, *round_.departures.asked]
     decisions: list[Decision] = []
     position = 1
     for at in queue:

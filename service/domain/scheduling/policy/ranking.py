@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter, itemgetter
 
 from service.domain.scheduling.placement.gangs import Gang, Gangs
+from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.emptied import Emptied
+from service.domain.scheduling.policy.feasibility import can_ever_fit
 from service.domain.scheduling.policy.records import Snapshot, WaitingJob
 from service.domain.scheduling.rules import order, shares
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.limits import QueueLimits
+from service.domain.scheduling.rules.tree import QueueTree, Uses
 
 
 class Ranking:
     """The ranks of the jobs of a snapshot."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime) -> None:
-        self._guaranteed = _within_quota(snapshot, gangs, now)
-        active = active_accounts(snapshot)
+        active = active_accounts(snapshot, gangs)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._of_accounts: dict[shares.Account, tuple[shares.Tier, shares.UserStanding]] = {}
+        self._guaranteed = _within_quota(snapshot, gangs, self._standings, now)
         self._overdue = {
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
@@ -30,15 +32,16 @@ class Ranking:
         self._find_overdue(snapshot, gangs, emptied, now)
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
-        tier, user = self._standing(job)
+        tiers, user = self._standing(job)
         left_s = job.guess_s if job.left_s is None else job.left_s
         return order.Rank(
-            tier,
+            tiers,
             -job.priority,
             user,
             order.OVERDUE if job.job_id in self._overdue else order.work_left(left_s, gang.weight),
             job.seq,
             job.place,
+            self._standings.path(job.queue),
         )
 
     def far_ahead(self, job: RunningJob) -> shares.FarAhead:
@@ -49,16 +52,11 @@ class Ranking:
         waited for a long time."""
         return job_id in self._forgiven
 
-    def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tier, shares.UserStanding]:
-        account = job.queue, job.owner
-        standing = self._of_accounts.get(account)
-        if standing is None:
-            standing = self._standings.tier(job.queue), self._standings.user(*account)
-            self._of_accounts[account] = standing
-        tier, user = standing
+    def _standing(self, job: WaitingJob | RunningJob) -> tuple[shares.Tiers, shares.UserStanding]:
+        tiers = self._standings.tiers(job.queue, self._guaranteed.get(job.job_id, 0))
         if job.job_id in self._forgiven:
-            user = shares.UserStanding.BEHIND
-        return shares.Tier.QUOTA if job.job_id in self._guaranteed else tier, user
+            return tiers, shares.UserStanding.BEHIND
+        return tiers, self._standings.user(job.queue, job.owner)
 
     def _find_overdue(
         self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime
@@ -70,15 +68,16 @@ class Ranking:
         able = Able(snapshot, gangs, now)
         found, forgave = set(), set()
         for job in waiting:
-            tier, user = self._standing(job)
-            among = tier, job.priority
+            tiers, user = self._standing(job)
+            among = tiers, job.priority
             is_behind = user is shares.UserStanding.BEHIND
             forgives = job.waited_s > order.FORGIVING_S and not is_behind and among not in forgave
             if (among, user) in found and not forgives:
                 continue
             gang = gangs.of(job.request)
             # A job that waits for new nodes, or for slots of other programs, would delay every job.
-            if not emptied.can_hold(gang):
+            # A job that is bound to a reservation does not compete with most of the others.
+            if gang.request.is_bound or not emptied.can_hold(gang):
                 continue
             if not able.claims_capacity(job, gang):
                 continue
@@ -100,14 +99,23 @@ class Ranking:
         )
 
 
-def active_accounts(snapshot: Snapshot) -> set[shares.Account]:
+def active_accounts(snapshot: Snapshot, gangs: Gangs | None = None) -> set[shares.Account]:
     """Return the accounts with running jobs or with jobs that could run. An account whose jobs are
-    all blocked is not considered active, because it could not use its share."""
+    all blocked, or don't fit on the accepted nodes, is not considered active, because it could not
+    use its share."""
     active = {(job.queue, job.owner) for job in snapshot.running}
-    used_up = snapshot.used_up
+    gangs, used_up = gangs or Gangs({}), snapshot.used_up
+    nodes = [node for node in snapshot.nodes if node.accepted]
+    topology = Topology(snapshot.topology, nodes) if snapshot.topology else None
+    fits: dict[Gang, bool] = {}
     for job in snapshot.queue:
         account = job.queue, job.owner
-        if account not in active and not is_kept_back(job, used_up):
+        if account in active or is_kept_back(job, used_up):
+            continue
+        gang = gangs.of(job.request)
+        if gang not in fits:
+            fits[gang] = can_ever_fit(gang.request, nodes, topology) is None
+        if fits[gang]:
             active.add(account)
     return active
 
@@ -125,13 +133,100 @@ def at_the_front(
     return [fronts.rank(job.queue, rank) for job, rank in in_queue], there
 
 
-def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
-    """Return the jobs whose slots are guaranteed by the quota of their queue. Jobs are counted
-    against the quota in the order of priority; among jobs with the same priority, running jobs come
-    first. Waiting jobs that can't start now are not counted."""
-    having = {queue.name for queue in snapshot.queues if queue.quota}
-    if not having:
-        return set()
+_Claim = tuple[WaitingJob | RunningJob, Gang]
+
+
+def _within_quota(
+    snapshot: Snapshot, gangs: Gangs, standings: shares.Standings, now: datetime
+) -> dict[str, int]:
+    """Return the jobs whose slots are guaranteed by the quota of a queue on their path, and the
+    number of such queues: if a queue guarantees the slots, so do all queues above it.
+
+    Jobs claim the quota of their own queue, in the order of priority; among jobs with the same
+    priority, running jobs come first. The other jobs then claim the rest of the quota of the
+    parent, without the resources that its children keep because of their lending limits, and so on.
+    Waiting jobs that can't start now are not counted."""
+    tree = QueueTree(snapshot.queues)
+    if not tree.quotas:
+        return {}
+    claims = _claims(snapshot, gangs, tree, now)
+    if tree.depth == 1:
+        return dict.fromkeys(_granted(claims, tree.quotas, 0, standings, gangs), 1)
+    left_over = list(claims)
+    claimed: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
+    found: dict[str, int] = {}
+    for level in reversed(range(tree.depth)):
+        here = [name for name in tree.quotas if len(tree.path(name)) == level + 1]
+        left = {name: _unclaimed(tree, name, claimed) for name in here}
+        under = [each for each in left_over if len(standings.path(each[0].queue)) > level]
+        own = [each for each in under if len(standings.path(each[0].queue)) == level + 1]
+        others = [each for each in under if len(standings.path(each[0].queue)) > level + 1]
+        others.sort(key=lambda each: _rank_under(each[0], each[1], level, standings))
+        granted = set(_granted([*own, *others], left, level, standings, gangs))
+        for job, gang in under:
+            if job.job_id in granted:
+                _count_claim(claimed, standings.path(job.queue)[: level + 1], gang)
+        found |= dict.fromkeys(granted, level + 1)
+        left_over = [each for each in left_over if each[0].job_id not in granted]
+    return found
+
+
+def _granted(
+    claims: Iterable[_Claim],
+    quotas: Mapping[str, Mapping[str, float]],
+    level: int,
+    standings: shares.Standings,
+    gangs: Gangs,
+) -> Iterator[str]:
+    """Yield the jobs whose claims are granted by the queues at this level of their paths."""
+    left = shares.Quotas(quotas, gangs.kinds)
+    if left.are_spent:
+        return
+    for job, gang in claims:
+        if left.grant(standings.path(job.queue)[level], gang.kind, gang.least):
+            yield job.job_id
+        if left.are_spent:
+            return
+
+
+def _rank_under(
+    job: WaitingJob | RunningJob, gang: Gang, level: int, standings: shares.Standings
+) -> tuple[object, ...]:
+    """Return the sort key of a job's claim to the quota of a queue above its own. Running jobs come
+    first, so that the queue does not take back more than its quota. Waiting jobs come in the order
+    in which they rank within the queue, so that the quota doesn't change this order."""
+    left_s = job.guess_s if job.left_s is None else job.left_s
+    return (
+        isinstance(job, WaitingJob),
+        standings.tiers(job.queue)[level + 1 :],
+        *(-job.priority, job.place, standings.user(job.queue, job.owner)),
+        *(order.work_left(left_s, gang.weight), job.seq),
+    )
+
+
+def _unclaimed(tree: QueueTree, name: str, claimed: Uses) -> dict[str, float]:
+    """Return the part of a queue's quota that its jobs can still claim."""
+    of_queue = claimed.get(name, {})
+    return {
+        resource: amount
+        - of_queue.get(resource, 0.0)
+        - sum(tree.reserved(name, resource, claimed, "").values())
+        for resource, amount in tree.quotas[name].items()
+    }
+
+
+def _count_claim(
+    claimed: defaultdict[str | None, dict[str, float]], path: Sequence[str], gang: Gang
+) -> None:
+    for name in path:
+        for resource, each in gang.kind.counted:
+            of_queue = claimed[name]
+            of_queue[resource] = of_queue.get(resource, 0.0) + gang.least * each
+
+
+def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) -> Iterator[_Claim]:
+    """Return the jobs that count against a quota, in the order in which they claim it."""
+    having = {name for name in tree.queues if not tree.quotas.keys().isdisjoint(tree.path(name))}
     in_order: defaultdict[tuple[int, bool], list[WaitingJob | RunningJob]] = defaultdict(list)
     for running in snapshot.running:
         if running.queue in having:
@@ -141,17 +236,16 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
         if waiting.queue in having or waiting.array is not None:
             in_order[-waiting.priority, True].append(waiting)
     able = Able(snapshot, gangs, now)
-    quotas = shares.Quotas(snapshot.queues, gangs.kinds)
-    found: set[str] = set()
-    for _, jobs in sorted(in_order.items(), key=itemgetter(0)):
-        for job in sorted(jobs, key=attrgetter("place", "seq")):
-            if quotas.are_spent:
-                return found
-            gang = gangs.of(job.request)
-            counts = isinstance(job, RunningJob) or able.claims_capacity(job, gang)
-            if counts and quotas.grant(job.queue, gang.kind, gang.least):
-                found.add(job.job_id)
-    return found
+    for_each = (
+        (job, gangs.of(job.request))
+        for _, jobs in sorted(in_order.items(), key=itemgetter(0))
+        for job in sorted(jobs, key=attrgetter("place", "seq"))
+    )
+    return (
+        (job, gang)
+        for job, gang in for_each
+        if isinstance(job, RunningJob) or able.claims_capacity(job, gang)
+    )
 
 
 class Able:
@@ -187,7 +281,8 @@ class Able:
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
     """Return the limits of queues. The slots that jobs hold, and the slots that running groups
     lack, count towards the limits."""
-    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
+    nodes = [*snapshot.nodes, *snapshot.to_come]
+    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up, nodes)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))
         if of_account is not None:
@@ -196,6 +291,7 @@ def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
 
 
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
-    """Whether the job is held, waits for other jobs or its begin time, or is in a queue whose
-    budget is used up."""
-    return bool(job.held or job.after or job.begins_at) or job.queue in used_up
+    """Whether the job is held, waits for other jobs, its begin time or its reservation, or is in a
+    queue whose budget is used up."""
+    is_early = job.held or job.after or job.begins_at or job.not_yet
+    return bool(is_early) or job.queue in used_up

@@ -14,6 +14,7 @@ from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import DEFAULT, Queue
+from service.domain.scheduling.rules.reservations import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class WaitingJob:
     """Whether the job saves its state when asked to release its slots, and later resumes from this
     state."""
     ends_within_s: float | None = None
-    """Maximum runtime in seconds."""
+    """Maximum runtime in seconds, if the job started now."""
+    ends_by: datetime | None = None
+    """The deadline, which `ends_within_s` includes."""
     queue: str = DEFAULT
     owner: str = "default"
     held: str | None = None
@@ -56,6 +59,12 @@ class WaitingJob:
     """The time at which the job is cancelled if it has not started, because of its deadline."""
     begins_at: datetime | None = None
     """The time, in the future, before which the job neither takes nor reserves slots."""
+    project: str = "default"
+    reservation: str | None = None
+    """The reservation that the job's document names."""
+    not_yet: Reason | None = None
+    """Set while a plan is made, if the reservation that the job names doesn't let it start. The job
+    then neither takes nor reserves slots."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,10 @@ class Snapshot:
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
     """Jobs whose size is chosen based on their speed, keyed by job id. All of these jobs can save
     and resume their state."""
+    reservations: tuple[Reservation, ...] = ()
+    """The reservations that have not ended."""
+    leave_s: float = 0.0
+    """Seconds before a reservation begins at which jobs are asked to leave its nodes."""
 
     def holding(self) -> list[eviction.RunningJob]:
         """Return the running jobs and the jobs that have ended but not yet released their slots."""
@@ -169,7 +182,9 @@ class Preempt:
     job_id: str
     reason: Reason
     because_of: str
-    """The job that needs the slots."""
+    """The job that needs the slots, or the job itself."""
+    ends: bool = False
+    """Whether the job is cancelled."""
 
 
 @dataclass(frozen=True)

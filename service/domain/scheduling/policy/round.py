@@ -31,8 +31,10 @@ from service.domain.scheduling.policy.records import (
     Wait,
     WaitingJob,
 )
+from service.domain.scheduling.policy.windows import Windows
 from service.domain.scheduling.rules import order, times
 from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
+from service.domain.scheduling.rules.limits import UNLIMITED, AccountLimits, Headroom
 from service.domain.scheduling.rules.obstacles import (
     PREPARING,
     Ahead,
@@ -57,6 +59,7 @@ class Round:
         self,
         nodes: Sequence[Node],
         snapshot: Snapshot,
+        windows: Windows,
         gangs: Gangs,
         emptied: Emptied,
         ranks: Mapping[str, order.Rank],
@@ -71,7 +74,16 @@ class Round:
         """Whether a blocked job reserved nothing because it waits for more than running jobs."""
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
         self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
-        self.departures = Departures(snapshot, self._stock, gangs, ranks, ahead)
+        self._limits = limits_of(snapshot, gangs)
+        self.departures = Departures(
+            snapshot,
+            windows.leaving(),
+            self._stock,
+            gangs,
+            ranks,
+            ahead,
+            self._limits.lending,
+        )
         self._targets = self.departures.targets
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
@@ -81,8 +93,9 @@ class Round:
         """Like `_open`, but only jobs that have waited for a long time reserve slots."""
         self._unreserved = Pool(self._stock, When.NOW)
         """All free slots that are not promised to a job, even if blocked jobs reserve them."""
-        self._limits = limits_of(snapshot, gangs)
-        self._obstacles = Obstacles(self._stock, snapshot.holders, self._free, nodes)
+        self._obstacles = Obstacles(
+            self._stock, snapshot.holders, self._free, nodes, windows.spoken
+        )
         self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
         self._unexplained_groups: list[tuple[Stay, Callable[[], Explanation]]] = []
         self._to_come = snapshot.to_come
@@ -158,8 +171,10 @@ class Round:
             most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
+        lent, lent_soon = self._lent(limits, kind)
         # `soon` includes slots that are free now.
-        fits_soon = offer.soon.has(kind, least)
+        has_slots = offer.soon.has(kind, least)
+        fits_soon = has_slots and lent_soon.workers >= least
         if target == 0 and fits_soon:
             message = f"{gang.needs}; {OTHERS_GAIN} the available slots"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
@@ -169,10 +184,7 @@ class Round:
                 promised = self._promise(job, gang, offer, most, position)
                 if promised is not None:
                     return promised
-        slices = offer.now.pack_most(kind, least, most) if fits_soon else None
-        passes = slices is None and self._backfill.may_pass(job.ends_within_s)
-        if passes:
-            slices = self._unreserved.pack_most(kind, least, most)
+        slices, passes = self._free_slots(job, kind, least, min(most, lent.workers), offer)
         if slices is not None:
             self._take(job.job_id, kind, slices, ends_before=passes)
             if limits is not None:
@@ -187,14 +199,40 @@ class Round:
                 if job.array is not None:
                     self._promised_of_arrays[job.array.array_id] += 1
                 return promised
+        if has_slots and lent_soon.workers < least:
+            return Wait(job.job_id, lent_soon.reason(gang.needs), position)
         wait = Wait(job.job_id, PENDING, position)
         if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
             wait.reason = lacks
         else:
             self._unexplained.append((wait, gang, self._obstacles.ahead_of(gang)))
-        if not self._backfill.is_blocked:
+        if gang.request.is_bound:
+            # Other jobs must be able to reserve slots outside of the reservation.
+            if self._emptied.can_hold(gang):
+                self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue=False)
+        elif not self._backfill.is_blocked:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
+
+    def _lent(self, limits: AccountLimits | None, kind: WorkerKind) -> tuple[Headroom, Headroom]:
+        """Return how many workers fit now, and once the asked jobs have left, without slots that
+        other queues keep for themselves or that are promised to other jobs."""
+        if limits is None or self._limits.lending is None:
+            return UNLIMITED, UNLIMITED
+        now, soon = limits.lent(kind), limits.lent(kind, soon=True)
+        return min(now, soon, key=lambda each: each.workers), soon
+
+    def _free_slots(
+        self, job: WaitingJob, kind: WorkerKind, least: int, most: int, offer: Offer
+    ) -> tuple[tuple[Slice, ...] | None, bool]:
+        """Return free slots for a job, and whether it overtakes the first blocked job on them."""
+        if most < least:
+            return None, False
+        slices = offer.now.pack_most(kind, least, most) if offer.soon.has(kind, least) else None
+        passes = slices is None and self._backfill.may_pass(job.ends_within_s)
+        if passes:
+            slices = self._unreserved.pack_most(kind, least, most)
+        return slices, passes
 
     def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
         """For the first job that can't start, reserve the slots that are expected to be free first.
@@ -279,9 +317,13 @@ class Round:
     ) -> Wait | None:
         """Keep slots for a job, including slots that other jobs are about to release. Returns None
         if there are too few such slots."""
-        slices = offer.soon.pack_most(gang.kind, gang.least, most)
+        limits = self._limits.of((job.queue, job.owner))
+        most = min(most, self._lent(limits, gang.kind)[1].workers)
+        slices = offer.soon.pack_most(gang.kind, gang.least, most) if most >= gang.least else None
         if slices is None:
             return None
+        if self._limits.lending is not None:
+            self._limits.lending.leave(job.queue, gang.kind, -count(slices))
         self._stock.promise(job.job_id, gang.kind, slices)
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)
@@ -335,7 +377,10 @@ class Round:
             headroom = limits.headroom(group.job_id, kind, 1)
             if not headroom.workers:
                 return Stay(group.job_id, headroom.reason(sentence), headroom.holders)
-            most = min(most, headroom.workers)
+            lent, _ = self._lent(limits, kind)
+            if not lent.workers:
+                return Stay(group.job_id, lent.reason(sentence))
+            most = min(most, headroom.workers, lent.workers)
         slices = self._open.now.pack_near(group.job_id, kind, 1, most, group.slices)
         if slices is not None:
             if limits is not None:
@@ -402,10 +447,11 @@ class Round:
 
 
 def too_early(job: WaitingJob, position: int) -> Wait | None:
-    """Return a decision if the job waits for other jobs to end, or for its begin time."""
+    """Return a decision if the job waits for other jobs to end, its begin time or its
+    reservation."""
     if job.after:
         reason = Reason("waiting_for_jobs", waits_for(job.after))
         return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
     if job.begins_at is not None:
         return Wait(job.job_id, Reason(times.BEGINS_AT, times.begins(job.begins_at)), position)
-    return None
+    return None if job.not_yet is None else Wait(job.job_id, job.not_yet, position)

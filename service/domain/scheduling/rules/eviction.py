@@ -1,7 +1,9 @@
 """Pure rules that decide which running jobs release their slots for a waiting job.
 
 A running job is asked to release its slots for a job with a higher priority, or for a job whose
-slots are guaranteed by its queue's quota. A job that saves its state on request and resumes from it
+slots are guaranteed by its queue's quota. In a tree of queues, the queues at which the paths of
+the two jobs part are compared: a queue takes back its quota from the queues with the same parent,
+and never from a queue within its quota. A job that saves its state on request and resumes from it
 is also asked to release its slots if its queue or user is far ahead of its share and the waiting
 job's ranks better, or for a job that clearly has less work left. No job is evicted before it has
 held its slots for a minimum run time. A job is therefore evicted at most once in this time, which
@@ -16,14 +18,16 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import Fractions
-from service.domain.scheduling.placement.slots import Holder, Request
+from service.domain.scheduling.placement.slots import Holder, Request, count
 from service.domain.scheduling.placement.stock import Amounts, When
+from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import FarAhead, Tier, UserStanding
 
@@ -56,6 +60,8 @@ class RunningJob:
     """See `policy.WaitingJob.guess_s`."""
     ends_within_s: float | None = None
     """Maximum remaining seconds, according to the job's limit."""
+    ends_by: datetime | None = None
+    """The deadline, which `ends_within_s` includes."""
     waited_s: float = 0.0
     """Seconds since the job was submitted, excluding the time in which it ran."""
     lost_s: float = 0.0
@@ -69,6 +75,9 @@ class RunningJob:
     """See `policy.WaitingJob.place`."""
     queue: str = "default"
     owner: str = "default"
+    project: str = "default"
+    reservation: str | None = None
+    """The reservation that the job's document names."""
     spare: tuple[Slice, ...] = ()
     """Slots that the job can be asked to release, in this order, without stopping."""
     recalled: tuple[Slice, ...] = ()
@@ -111,19 +120,21 @@ def may_evict(
     coming: Rank, running: RunningJob, rank: Rank, ahead: FarAhead, min_run_s: float
 ) -> bool:
     """Whether a job with the rank `coming` may evict a running job now. `rank` is the running job's
-    rank, and `ahead` states whether its queue and user are far ahead."""
+    rank, and `ahead` states whether its queues and user are far ahead."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
-    if coming >= rank:
+    at = coming.level(rank)
+    if not coming.is_before(rank, at):
         return False
-    if coming.tier is Tier.QUOTA and rank.tier is not Tier.QUOTA:
+    ours, theirs = coming.tiers[at], rank.tiers[at]
+    if ours is Tier.QUOTA and theirs is not Tier.QUOTA:
         return True
-    if coming.tier == rank.tier and coming.priority > rank.priority:
+    if ours == theirs and coming.priority > rank.priority:
         return True
     if not running.yields or not running.has_earned_start:
         return False
     user_is_owed = ahead.user and coming.user < rank.user
-    is_owed = user_is_owed or (ahead.queue and coming.tier < rank.tier)
+    is_owed = user_is_owed or (ahead.queues[at] and ours < theirs)
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
     return is_owed or has_less
 
@@ -133,17 +144,23 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
     not release slots if it precedes the job by tier, priority and user."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
-    stands = coming.tier, coming.falling_priority, coming.user
-    return stands <= (rank.tier, rank.falling_priority, rank.user)
+    at = coming.level(rank)
+    stands = coming.tiers[at], coming.falling_priority, coming.user
+    return stands <= (rank.tiers[at], rank.falling_priority, rank.user)
 
 
 def because(coming: Rank, rank: Rank) -> str:
     """Return why a job releases its slots for another job, as a clause that follows the other job's
     name."""
-    if coming.tier < rank.tier:
-        if coming.tier is Tier.QUOTA:
-            return "which is within its queue's quota"
-        return "because this job's queue has used more than its share"
+    at = coming.level(rank)
+    if coming.tiers[at] < rank.tiers[at]:
+        if coming.tiers[at] is Tier.QUOTA:
+            is_above = at + 1 < len(coming.path)
+            whose = f"the quota of {coming.path[at]!r}" if is_above else "its queue's quota"
+            return f"which is within {whose}"
+        is_above = at + 1 < len(rank.path)
+        queue = f"the queue {rank.path[at]!r}" if is_above else "this job's queue"
+        return f"because {queue} has used more than its share"
     if coming.priority > rank.priority:
         return "which has a higher priority"
     if rank.user is UserStanding.AHEAD and coming.user < rank.user:
@@ -162,7 +179,7 @@ def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> 
 
     def cost(job: RunningJob) -> tuple[int, int, float, float, int]:
         rank = ranks[job.job_id]
-        return -rank.tier, rank.priority, job.lost_s, -rank.work, -rank.seq
+        return -rank.standing[0], rank.priority, job.lost_s, -rank.work, -rank.seq
 
     return sorted(running, key=cost)
 
@@ -199,13 +216,16 @@ class Candidates:
         the jobs in `but`. Requests for spare slots come before requests to leave."""
         # If two waiting jobs have the same tier, priority and user standing, the job with more
         # work can evict or shrink only jobs that the other job can also evict or shrink.
-        if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
+        first = self._first
+        if first is None or coming < first or coming[:3] != first[:3] or _part(coming, first):
             self._first = coming
             every, least_s = self._all, self._min_run_s
             self._shrinking = [
                 job for job, rank, _ in every if may_shrink(coming, job, rank, least_s)
             ]
             self._leaving = [each for each in every if may_evict(coming, *each, least_s)]
+            if len(coming.tiers) > 1:  # the queues nearest in the tree release slots first
+                self._leaving.sort(key=lambda each: _distance(coming, each[1]))
         shrinking = [job for job in self._shrinking if job.job_id not in but]
         for job in shrinking:
             yield from (Ask(job, (part,), False) for part in job.spare)
@@ -213,6 +233,18 @@ class Candidates:
         for job, rank, ahead in self._leaving:
             if job.job_id not in but and may_evict(coming, job, rank, ahead, self._min_run_s):
                 yield Ask(job, _rest(job) if job.job_id in asked else job.slices, True)
+
+
+def _part(coming: Rank, other: Rank) -> bool:
+    """Whether other tiers may decide for the one job than for the other, because their queues are
+    at different positions of a tree."""
+    return len(coming.tiers) > 1 and coming.path != other.path
+
+
+def _distance(coming: Rank, rank: Rank) -> tuple[int, int]:
+    """Return the sort key of a running job: worse tiers first, then longer common paths."""
+    pairs = zip(coming.path, rank.path, strict=False)
+    return -rank.standing[0], -sum(ours == theirs for ours, theirs in pairs)
 
 
 def _rest(job: RunningJob) -> tuple[Slice, ...]:
@@ -233,7 +265,12 @@ class Asked(NamedTuple):
 
 
 def victims(
-    kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
+    kind: WorkerKind,
+    least: int,
+    pool: Pool,
+    candidates: Iterable[Ask],
+    gangs: Gangs,
+    lent: Lent | None = None,
 ) -> Asked:
     """Return the candidates that must release slots so that at least `least` workers fit.
     Candidates are tried in order.
@@ -241,7 +278,7 @@ def victims(
     `pool` contains slots that are free, or will be free once the jobs that were already asked have
     released them.
     """
-    trial = SlotCheck(kind, pool, gangs)
+    trial = SlotCheck(kind, pool, gangs, lent)
     chosen: list[Ask] = []
     for ask in candidates:
         trial.release(ask)
@@ -266,11 +303,27 @@ def victims(
     return Asked(tuple(reversed(needed)), trial.capacity)
 
 
+class Lent(NamedTuple):
+    """The workers of a queue's job that fit without the slots that other queues keep."""
+
+    lending: Lending
+    """A trial, which is changed."""
+    queue: str
+    kind: WorkerKind
+
+    def workers(self) -> int:
+        found = self.lending.workers(self.queue, self.kind, soon=True)
+        return 1 << 40 if found is None else found[0]
+
+
 class SlotCheck:
     """Computes how many workers would fit if some slots were returned to a pool."""
 
-    def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
+    def __init__(
+        self, kind: WorkerKind, pool: Pool, gangs: Gangs, lent: Lent | None = None
+    ) -> None:
         self._kind = kind
+        self._lent = lent
         self._pool = pool
         self._gangs = gangs
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
@@ -284,6 +337,8 @@ class SlotCheck:
     def capacity(self) -> int:
         """Largest number of workers that fit into one of the domains in which a gang must be
         placed."""
+        if self._lent is not None:
+            return min(self._lent.workers(), max(self._capacities.values(), default=0))
         if self._kind.is_whole:
             free = {node_id: there[0] for node_id, there in self._nodes.items() if there}
             return self._pool.whole_capacity(self._kind, free)
@@ -292,6 +347,8 @@ class SlotCheck:
     def release(self, ask: Ask, sign: int = 1) -> None:
         """Add these slots to the pool's free slots, or remove them again if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
+        if self._lent is not None:
+            self._lent.lending.leave(ask.running.queue, kind, sign * count(ask.slices))
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
                 at = self._pool.at(part.node_id)

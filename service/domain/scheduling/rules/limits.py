@@ -17,17 +17,21 @@ from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     Holder,
+    Node,
     Request,
     amounts,
     amounts_of,
     needs,
     spoken,
 )
+from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.obstacles import MAX_NAMED, Reason
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import Account
+from service.domain.scheduling.rules.tree import QueueTree
 
 QUEUE_LIMIT = "queue_limit"
+LENDING_LIMIT = "lending_limit"
 USER_LIMIT = "user_limit"
 BUDGET_USED_UP = "budget_used_up"
 HELD = "held"
@@ -42,6 +46,9 @@ class Headroom:
     message: str = ""
     holders: tuple[str, ...] = ()
     """The first few of the jobs that hold the limited resources."""
+    height: int = 1 << 40
+    """The height of the scope whose limit this is. Limits with a lower height also count the
+    workers for which a job waits."""
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
@@ -88,10 +95,11 @@ class _Scope:
     limit: str
     allows: str
     use: _Use
-
-    @property
-    def limits_nothing(self) -> bool:
-        return self.max_running is None and not self.amounts
+    height: int
+    """The position among the scopes of an account: the limits of the user come before the limits of
+    the queue, and the limits of a queue before the limits of its parent."""
+    borrowing: Mapping[str, float]
+    """The borrowing limit, where it is what limits the queue."""
 
     def counted(self, kind: WorkerKind) -> _Counted:
         """Return the limited resources of a worker."""
@@ -100,12 +108,20 @@ class _Scope:
 
 class AccountLimits:
     """The limits for the jobs of one user in one queue. The limits of the user are checked before
-    the limits of the queue."""
+    the limits of the queue, and these before the limits of the queues above it."""
 
-    def __init__(self, scopes: Sequence[_Scope], closed: Headroom | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        scopes: Sequence[_Scope],
+        closed: Headroom | None = None,
+        lending: Lending | None = None,
+    ) -> None:
         """`closed` is the headroom of every job if no job is allowed to start."""
+        self._queue = queue
         self._scopes = scopes
         self._closed = closed
+        self._lending = lending
         self._limiting: dict[WorkerKind, list[tuple[_Scope, _Counted]]] = {}
         self._most_ever: dict[WorkerKind, int] = {}
 
@@ -123,6 +139,13 @@ class AccountLimits:
             most = min(most, workers)
         return UNLIMITED if most == UNLIMITED.workers else Headroom(most)
 
+    def lent(self, kind: WorkerKind, *, soon: bool = False) -> Headroom:
+        """Return how many workers of a job fit without slots that other queues keep for themselves
+        although they are idle; with `soon`, once the jobs that were asked to leave have left."""
+        lending = self._lending
+        lent = None if lending is None else lending.workers(self._queue, kind, soon=soon)
+        return UNLIMITED if lent is None else Headroom(lent[0], LENDING_LIMIT, lent[1])
+
     def take(self, job_id: str, kind: WorkerKind, num_workers: int) -> None:
         """Count workers that the job gets."""
         self.add(job_id, [(name, num_workers * each) for name, each in kind.counted])
@@ -136,8 +159,8 @@ class AccountLimits:
         if under is not UNLIMITED and num_workers > self._most(kind):
             return
         for scope, counted in self._limits_of(kind):
-            if under.code == USER_LIMIT and scope.code != USER_LIMIT:
-                continue
+            if scope.height > under.height:
+                break
             use = scope.use
             for name, each in counted:
                 use.ahead[name] = use.ahead.get(name, 0.0) + num_workers * each
@@ -171,6 +194,8 @@ class AccountLimits:
             _sum(scope.use.holds, held)
             scope.use.jobs[job_id] = None
             scope.use.shared.clear()
+        if self._lending is not None:
+            self._lending.add(self._queue, held)
 
 
 class QueueLimits:
@@ -181,12 +206,17 @@ class QueueLimits:
         queues: Iterable[Queue],
         holders: Iterable[Holder] = (),
         used_up: Mapping[str, str] | None = None,
+        nodes: Sequence[Node] = (),
     ) -> None:
-        """`used_up` maps each queue whose budget is used up to the reason why its jobs don't
-        start."""
+        """`used_up` maps each queue whose budget is used up to the reason why its jobs don't start.
+        `nodes` contains the accepted nodes, including nodes to come."""
         self._used_up = used_up or {}
-        self._queues = {queue.name: queue for queue in queues}
-        self._of_queues: dict[str, _Use] = defaultdict(_Use)
+        self._tree = QueueTree(queues)
+        self.lending = Lending(self._tree, nodes) if self._tree.lent else None
+        self._uses: defaultdict[tuple[str, str | None], _Use] = defaultdict(_Use)
+        """The jobs of each queue, and of each user in it."""
+        self._of_queues: dict[str, list[_Scope]] = {}
+        """The limits of each queue and of the queues above it."""
         self._of_accounts: dict[Account, AccountLimits | None] = {}
         for holder in holders:
             limits = self.of((holder.queue, holder.owner))
@@ -199,28 +229,43 @@ class QueueLimits:
             return self._of_accounts[account]
         except KeyError:
             pass
-        scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
+        scopes = [*self._of_user(*account), *self._of_queue(account[0])]
         why = self._used_up.get(account[0])
-        closed = None if why is None else Headroom(0, BUDGET_USED_UP, why)
-        limits = AccountLimits(scopes, closed) if scopes or closed else None
+        closed = None if why is None else Headroom(0, BUDGET_USED_UP, why, height=-1)
+        limits = None
+        if scopes or closed or self.lending:
+            limits = AccountLimits(account[0], scopes, closed, self.lending)
         self._of_accounts[account] = limits
         return limits
 
-    def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
-        # Queues that were created by a release without queue rules have no row in the table.
-        queue = self._queues.get(name) or Queue(name)
-        of_user = _Scope(
-            USER_LIMIT,
-            *(queue.user_limit, queue.max_running_per_user, owner),
-            *(f" in the queue {name!r}", "its limit for a user"),
-            *(f"the queue {name!r} allows a user", _Use()),
-        )
-        of_queue = _Scope(
-            QUEUE_LIMIT,
-            *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit"),
-            *(f"the queue {name!r} allows", self._of_queues[name]),
-        )
-        return of_user, of_queue
+    def _of_user(self, name: str, owner: str) -> list[_Scope]:
+        return [
+            _Scope(
+                USER_LIMIT,
+                *(queue.user_limit, queue.max_running_per_user, owner),
+                *(f" in the queue {queue.name!r}", "its limit for a user"),
+                *(f"the queue {queue.name!r} allows a user", self._uses[queue.name, owner]),
+                *(height, {}),
+            )
+            for height, queue in enumerate(self._tree.upwards(name))
+            if queue.user_limit or queue.max_running_per_user is not None
+        ]
+
+    def _of_queue(self, name: str) -> list[_Scope]:
+        found = self._of_queues.get(name)
+        if found is None:
+            line = self._tree.upwards(name)
+            found = self._of_queues[name] = [
+                _Scope(
+                    QUEUE_LIMIT,
+                    *(queue.most, queue.max_running, f"the queue {queue.name!r}", "", "its limit"),
+                    *(f"the queue {queue.name!r} allows", self._uses[queue.name, None]),
+                    *(height, {n: queue.borrowing_limit[n] for n in queue.bound_by_borrowing}),
+                )
+                for height, queue in enumerate(line, len(line))
+                if queue.most or queue.max_running is not None
+            ]
+        return found
 
 
 def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | None]:
@@ -243,7 +288,8 @@ def _never(scope: _Scope, counted: _Counted, least: int) -> Headroom | None:
     for name, each in counted:
         most = scope.amounts[name]
         if least * each > most + EPSILON:
-            return Headroom(0, scope.code, f"{scope.allows} {spoken(name, most)} at most")
+            message = f"{scope.allows} {spoken(name, most)} at most"
+            return Headroom(0, scope.code, message, height=scope.height)
     return None
 
 
@@ -261,17 +307,19 @@ def _headroom(scope: _Scope, job_id: str, workers: int, resource: str | None) ->
         has = f"holds {spoken(resource, use.holds.get(resource, 0.0))}"
         limit = spoken(resource, scope.amounts[resource])
         is_any_ahead = use.ahead.get(resource, 0.0) > EPSILON
-    headroom = Headroom(
-        workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named)
-    )
+    message = _message(scope, has, limit, is_any_ahead, resource)
+    headroom = Headroom(workers, scope.code, message, tuple(named), scope.height)
     if is_shared and is_any_ahead:
         use.shared[resource] = headroom
     return headroom
 
 
-def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
+def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool, resource: str | None) -> str:
     """Return a string such as `the queue 'night' holds 7 GPU, and its limit is 8 GPU`."""
     ahead = "; jobs ahead are also waiting" if is_any_ahead else ""
+    if resource is not None and resource in scope.borrowing:
+        of = f"its quota and its borrowing limit of {spoken(resource, scope.borrowing[resource])}"
+        return f"{scope.holder} {has}{scope.where}, and {of} allow {limit}{ahead}"
     return f"{scope.holder} {has}{scope.where}, and {scope.limit} is {limit}{ahead}"
 
 
@@ -287,7 +335,7 @@ def _sum(total: dict[str, float], more: Iterable[tuple[str, float]]) -> None:
 def why_never(queue: Queue, request: Request) -> str | None:
     """Return why the queue's limits can never allow this request; None if they can."""
     least = amounts(request.mean_bundle, request.least)
-    limits = ((queue.limit, "has a limit of"), (queue.user_limit, "allows a user at most"))
+    limits = ((queue.most, "has a limit of"), (queue.user_limit, "allows a user at most"))
     for limit, words in limits:
         for name, most in limit.items():
             if least.get(name, 0.0) > most + EPSILON:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
-from service.domain.scheduling.placement.slots import Holder, Node, fits
+from service.domain.scheduling.placement.slots import Fence, Holder, Node, fits
 from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
+from service.domain.scheduling.rules.reservations import RESERVED
 
 MAX_NAMED = 20
 """Maximum number of blocking jobs to list. The message also contains their total number."""
@@ -76,8 +77,16 @@ class Obstacles:
     is made."""
 
     def __init__(
-        self, stock: Stock, holders: Sequence[Holder], free: Pool, nodes: Sequence[Node]
+        self,
+        stock: Stock,
+        holders: Sequence[Holder],
+        free: Pool,
+        nodes: Sequence[Node],
+        reserved_by: Callable[[Fence, Collection[str]], str],
     ) -> None:
+        """`reserved_by` returns a phrase with the reservations of a fence that include some of the
+        given nodes."""
+        self._reserved_by = reserved_by
         self._nodes = nodes
         self._stock = stock
         self._stuck = {stock.kind_of[node.id] for node in nodes if any(node.quarantined.values())}
@@ -144,6 +153,8 @@ class Obstacles:
         if `runs` is set."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
+        if (reserved := self._reserved(sentence, kind, least, free)) is not None:
+            return reserved, ()
         reach = self._counted(kind)
         own = reach.held_by.get(job_id, 0)
         others = len(reach.held_by) - (job_id in reach.held_by)
@@ -170,6 +181,31 @@ class Obstacles:
         else:
             message += ", and the job already holds all suitable slots of the cluster"
         return Reason(code, message), in_the_way
+
+    def _reserved(self, sentence: str, kind: WorkerKind, least: int, free: int) -> Reason | None:
+        """Return the reason if reservations are why `least` workers are not available: without
+        them, enough slots are free, or the other nodes are too small."""
+        fence = kind.fence
+        if fence is None:
+            return None
+        nodes, whole = self._free.reserved(kind), self._stock.whole(kind)
+        more, there = sum(nodes.values()), f"{sentence}; {free} {_is(free)} free"
+        if fence.own is None:
+            would_fit = self._free.capacity(kind.anywhere) >= least
+        else:
+            would_fit = free + more >= least
+            of_kinds, kind_of = self._stock.capacity(kind.anywhere), self._stock.kind_of
+            total = whole + sum(of_kinds[kind_of[n]] for n in fence.reserved if n in kind_of)
+            if total < least:
+                why = f"the reservation's nodes have room for {total}"
+                return Reason("waiting_for_slots", f"{sentence}; {why}")
+        if would_fit and not kind.is_whole:
+            by = self._reserved_by(fence, nodes)
+            return Reason(RESERVED, f"{there}, and {more} more {_is(more)} reserved: {by}")
+        if would_fit or whole < least:
+            by = self._reserved_by(fence, fence.reserved)
+            return Reason(RESERVED, f"{there}, and other nodes are reserved: {by}")
+        return None
 
     def _behind(self, sentence: str, ahead: Ahead, free: int) -> Explanation:
         names, number = ahead

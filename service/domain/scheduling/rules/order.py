@@ -1,12 +1,13 @@
 """The order in which waiting and running jobs are considered.
 
 Jobs within their queue's quota come first, and jobs of a queue that has used more than its share
-(`shares`) come last. Within each tier, jobs with a higher priority come first. Among jobs with the
-same priority, jobs of users who have used less than their share come first, and jobs of users who
-have used more come last. Among jobs that are still equal, the job that has waited longest comes
-first if it is overdue. Then the job with the least work left comes first, which keeps the mean
-completion time low. The time left is estimated from the job's progress, from similar earlier jobs,
-and roughly from the owner's other jobs and the job's limit. The order of submission is the
+(`shares`) come last. In a tree of queues, these tiers are compared at the top of the tree first,
+and then at each level below. Within each tier, jobs with a higher priority come first. Among jobs
+with the same priority, jobs of users who have used less than their share come first, and jobs of
+users who have used more come last. Among jobs that are still equal, the job that has waited longest
+comes first if it is overdue. Then the job with the least work left comes first, which keeps the
+mean completion time low. The time left is estimated from the job's progress, from similar earlier
+jobs, and roughly from the owner's other jobs and the job's limit. The order of submission is the
 tie-breaker. A job that was moved to the front, ahead of the jobs with the same queue and priority,
 gets the rank of the first job that it passes. It also has this rank in comparisons with jobs of
 other queues.
@@ -18,7 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from service.domain.scheduling.rules.shares import Tier, UserStanding
+from service.domain.scheduling.rules.shares import Tier, Tiers, UserStanding
+from service.domain.scheduling.rules.tree import Path
 
 SETTLING_S = 300.0
 """Seconds added to the remaining time, so that differences much smaller than the cost of a start
@@ -45,7 +47,8 @@ OVERDUE = -1.0
 class Rank(NamedTuple):
     """A job's rank in the order. Lower ranks come first."""
 
-    tier: Tier
+    tiers: Tiers
+    """Compared from the top of the tree of queues to its bottom."""
     falling_priority: int
     """The negative priority."""
     user: UserStanding
@@ -55,6 +58,34 @@ class Rank(NamedTuple):
     seq: int
     place: int
     """Lower for jobs that were moved to the front; see `Fronts`."""
+    path: Path = ()
+    """The path of the job's queue. Not compared, because no two jobs of different queues are equal
+    in the other fields."""
+
+    def level(self, other: Rank) -> int:
+        """Return the index of the tiers that decide whether one of the jobs may take the slots of
+        the other: the tiers of the queues at which their paths part. The queues above contain
+        both jobs, and the queues below share the resources of different parents."""
+        last = len(self.tiers) - 1
+        for at in range(last):
+            if self.path[at : at + 1] != other.path[at : at + 1]:
+                return at
+        return last
+
+    def is_before(self, other: Rank, level: int) -> bool:
+        """Whether the job ranks better, without regard to the tiers above this level."""
+        if not level:
+            return self < other
+        return (self.tiers[level:], self[1:]) < (other.tiers[level:], other[1:])
+
+    @property
+    def standing(self) -> tuple[int, int, int]:
+        """The part of the rank that is the same for all of a user's jobs with the same priority and
+        tiers. The first number stands for the tiers."""
+        tiers = 0
+        for tier in self.tiers:
+            tiers = tiers * len(Tier) + tier
+        return tiers, self.falling_priority, self.user
 
     @property
     def priority(self) -> int:
@@ -66,9 +97,11 @@ class Rank(NamedTuple):
 
     def may_less(self, other: Rank) -> bool:
         """Whether it is certain that this rank can't evict more jobs than the other rank. False for
-        ranks of different tiers, because priorities are only comparable within a tier."""
+        ranks of different tiers, because priorities are only comparable within a tier, and for
+        ranks of different queues of a tree, because other tiers decide."""
         return (
-            self.tier == other.tier
+            self.tiers == other.tiers
+            and (len(self.tiers) == 1 or self.path == other.path)
             and self.falling_priority >= other.falling_priority
             and self.user >= other.user
             and self.work >= other.work
@@ -80,16 +113,16 @@ class Fronts:
 
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
         """`waiting` contains the queue and the rank of each job that could start."""
-        self._first: defaultdict[tuple[str, Tier, int], dict[int, Rank]] = defaultdict(dict)
+        self._first: defaultdict[tuple[str, Tiers, int], dict[int, Rank]] = defaultdict(dict)
         """For each queue, tier and priority: the first rank with each `place`."""
         for queue, rank in waiting:
-            of_place = self._first[queue, rank.tier, rank.falling_priority]
+            of_place = self._first[queue, rank.tiers, rank.falling_priority]
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))
 
     def rank(self, queue: str, own: Rank) -> Rank:
         """Return the rank of a job. A job that was moved to the front comes just before the first
         job that it passes."""
-        of_place = self._first.get((queue, own.tier, own.falling_priority), {})
+        of_place = self._first.get((queue, own.tiers, own.falling_priority), {})
         passed = [rank for place, rank in of_place.items() if place > own.place]
         return min([own, *passed])._replace(place=own.place)
 

@@ -3,11 +3,13 @@ or of its users hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from service.domain.scheduling.placement.slots import ACCELERATOR, EPSILON, Node, spoken
+from service.domain.scheduling.placement.slots import ACCELERATOR, Node, spoken
 
 DEFAULT = "default"
 """The queue of jobs that don't name a queue. It always exists."""
@@ -15,7 +17,10 @@ DEFAULT = "default"
 BOUNDS_OF_WAITING = ("max_queued", "max_queued_per_user")
 """Rules that limit the number of waiting jobs."""
 
-MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
+MAX_NAMES = {
+    **dict.fromkeys(("quota", "limit", "user_limit", "borrowing_limit", "lending_limit"), 64),
+    "user_weights": 1000,
+}
 """Maximum number of resources or users in each rule. The number is limited because the scheduler
 reads all names in each round."""
 
@@ -29,13 +34,18 @@ class Queue:
 
     name: str
     weight: float = 1.0
-    """The queue's share of the total usage, relative to the other queues."""
+    """The queue's share of the total usage, relative to the queues with the same parent."""
     user_weights: Mapping[str, float] = field(default_factory=dict)
     """Each user's share of the queue's usage, relative to the other users; 1 for users not
     listed."""
     quota: Mapping[str, float] = field(default_factory=dict)
     """Guaranteed resources. Other queues may borrow these resources until the queue's jobs need
     them."""
+    borrowing_limit: Mapping[str, float] = field(default_factory=dict)
+    """Maximum resources that all running jobs of the queue can hold in addition to its quota."""
+    lending_limit: Mapping[str, float] = field(default_factory=dict)
+    """Maximum part of the quota that other queues may borrow. The rest stays free for the queue's
+    jobs."""
     limit: Mapping[str, float] = field(default_factory=dict)
     """Maximum resources that all running jobs of the queue can hold in total, even if more
     resources are idle."""
@@ -57,6 +67,24 @@ class Queue:
     used up, no job starts."""
     monthly_budget: float | None = None
     """Maximum cost of the queue's jobs per month (UTC)."""
+    parent: str | None = None
+    """The queue whose rules also apply to this queue, together with its other children: see
+    `tree`."""
+
+    @cached_property
+    def most(self) -> Mapping[str, float]:
+        """Maximum resources that all running jobs of the queue can hold under its `limit` and its
+        `borrowing_limit`."""
+        return {**self.limit, **{name: self._borrowed(name) for name in self.bound_by_borrowing}}
+
+    @cached_property
+    def bound_by_borrowing(self) -> list[str]:
+        """The resources for which the borrowing limit allows less than the limit."""
+        inf = math.inf
+        return [n for n in self.borrowing_limit if self._borrowed(n) < self.limit.get(n, inf)]
+
+    def _borrowed(self, name: str) -> float:
+        return self.quota.get(name, 0.0) + self.borrowing_limit[name]
 
     @property
     def default_limit_s(self) -> int | None:
@@ -109,6 +137,11 @@ def unfit(queue: Queue) -> Unfit | None:
             of_quota = f"which is less than the quota of {spoken(name, amount)}"
             message = f"is {spoken(name, most)}, {of_quota}"
             return Unfit(f"/limit/{name}", message, "raise the limit or lower the quota")
+    for rule in ("borrowing_limit", "lending_limit"):
+        for name in getattr(queue, rule):
+            if name not in queue.quota:
+                hint = f"also set a quota of {name}; it may be 0"
+                return Unfit(f"/{rule}/{name}", "the queue has no quota of this resource", hint)
     default_s, most_s = queue.default_max_runtime_s, queue.max_runtime_s
     if default_s is not None and most_s is not None and default_s > most_s:
         message = f"is {default_s} s, which is more than max_runtime_s, {most_s} s"
@@ -121,23 +154,3 @@ def has_of(name: str, nodes: Iterable[Node]) -> float:
     """Return the amount of a resource on the accepted nodes, as the rules count it."""
     counted = "GPU" if name.startswith(ACCELERATOR) else name
     return sum(n.total.get(counted, 0.0) for n in nodes if n.accepted and name in n.total)
-
-
-def unmet_quotas(
-    queue: Queue, others: Iterable[Queue], nodes: Sequence[Node]
-) -> list[tuple[str, str]]:
-    """Return (code, sentence) for each quota that exceeds the cluster's resources, alone or
-    together with the quotas of all other queues."""
-    others = list(others)
-    found = []
-    for name, amount in queue.quota.items():
-        there = has_of(name, nodes)
-        together = amount + sum(other.quota.get(name, 0.0) for other in others)
-        has = f"the cluster has {spoken(name, there)}"
-        if amount > there + EPSILON:
-            sentence = f"the queue's quota is {spoken(name, amount)}, but {has}"
-            found.append(("quota_above_cluster", sentence))
-        elif together > there + EPSILON and amount > 0:
-            sentence = f"the quotas of all queues add up to {spoken(name, together)}, but {has}"
-            found.append(("quotas_above_cluster", sentence))
-    return found

@@ -4,7 +4,7 @@ weights.
 Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
 share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
 it has used clearly more than its share. The share is a fraction, by weight, of the total usage of
-all queues or users with jobs that run or could run.
+all queues with the same parent, or of all users of a queue, with jobs that run or could run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.slots import EPSILON
 from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.tree import Path, QueueTree
 
 HALF_LIFE_S = 14 * 86400.0
 """Half-life of usage, in seconds."""
@@ -72,10 +73,16 @@ class Tier(IntEnum):
     """The tier of a job. Lower tiers come first."""
 
     QUOTA = 0
-    """The job's slots are guaranteed by its queue's quota."""
+    """The job's slots are guaranteed by the queue's quota."""
     SHARE = 1
     AHEAD = 2
-    """The job's queue has used more than its share."""
+    """The queue has used more than its share."""
+
+
+Tiers = tuple[Tier, ...]
+"""The tiers of a job in the queues on its path, from the top of the tree to its queue, and then as
+many more as make all tuples equally long: in those, the job ranks as in the only child of its
+queue. Without a tree of queues, there is one tier."""
 
 
 class UserStanding(IntEnum):
@@ -130,10 +137,11 @@ class UsageShare:
 
 
 class FarAhead(NamedTuple):
-    """Whether a running job's queue and user are far ahead of their shares, so that the job can be
-    preempted for jobs of other queues or users."""
+    """Whether the queues on a running job's path and its user are far ahead of their shares, so
+    that the job can be preempted for jobs of other queues or users."""
 
-    queue: bool
+    queues: tuple[bool, ...]
+    """For each queue, in the order of `Tiers`."""
     user: bool
 
 
@@ -146,43 +154,76 @@ class Standings:
         used_s: Mapping[Account, float],
         active: Iterable[Account],
     ) -> None:
-        named = {queue.name: queue for queue in queues}
+        self._tree = tree = QueueTree(queues)
         users: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for queue, owner in active:
             users[queue][owner] = used_s.get((queue, owner), 0.0)
-        of_queues: dict[str, float] = dict.fromkeys(users, 0.0)
+        on_paths = (name for queue in users for name in tree.path(queue))
+        of_queues: dict[str, float] = dict.fromkeys(on_paths, 0.0)
         for (queue, _), seconds in used_s.items():
-            if queue in of_queues:
-                of_queues[queue] += seconds
-        rules = {name: named.get(name, Queue(name)) for name in of_queues}
-        weights = {name: queue.weight for name, queue in rules.items()}
-        self.of_queues = _shares(of_queues, weights, QUEUE_SLACK_S)
-        """The share of each queue that has active jobs."""
+            for name in tree.path(queue):
+                if name in of_queues:
+                    of_queues[name] += seconds
+        siblings: defaultdict[Path, dict[str, float]] = defaultdict(dict)
+        for name, seconds in of_queues.items():
+            siblings[tree.path(name)[:-1]][name] = seconds
+        self.of_queues: dict[str, UsageShare] = {}
+        """The share of each queue that has active jobs, or active jobs under it, in the usage of
+        the active queues with the same parent."""
         self.of_users: dict[Account, UsageShare] = {}
         """The share of each active account in its queue."""
-        whole = sum(weights.values())
-        for name, of_users in users.items():
-            of_each = {owner: rules[name].weight_of(owner) for owner in of_users}
-            slack_s = _user_slack_s(of_each.values()) * weights[name] / whole
-            found = _shares(of_users, of_each, slack_s)
-            self.of_users |= {(name, owner): share for owner, share in found.items()}
+        of_cluster: dict[Path, float] = {(): 1.0}
+        for above, used_by in sorted(siblings.items(), key=lambda each: len(each[0])):
+            weights = {name: tree.queue(name).weight for name in used_by}
+            whole = sum(weights.values())
+            self.of_queues |= _shares(used_by, weights, QUEUE_SLACK_S * of_cluster[above])
+            for name, weight in weights.items():
+                of_cluster[*above, name] = of_cluster[above] * weight / whole
+                of_users = users.get(name)
+                if of_users:
+                    of_each = {owner: tree.queue(name).weight_of(owner) for owner in of_users}
+                    slack_s = _user_slack_s(of_each.values()) * of_cluster[above] * weight / whole
+                    found = _shares(of_users, of_each, slack_s)
+                    self.of_users |= {(name, owner): share for owner, share in found.items()}
+        self._tiers: dict[tuple[str, int], Tiers] = {}
+        self._far_ahead: dict[str, tuple[bool, ...]] = {}
 
     def tier(self, queue: str) -> Tier:
-        """Return the tier of the queue's jobs beyond its quota."""
+        """Return the tier of the queue's jobs beyond its quota, among the queues with the same
+        parent."""
         share = self.of_queues.get(queue)
         is_ahead = share is not None and share.standing is UserStanding.AHEAD
         return Tier.AHEAD if is_ahead else Tier.SHARE
+
+    def tiers(self, queue: str, num_within: int = 0) -> Tiers:
+        """Return the tiers of a job that is within the quotas of the first `num_within` queues on
+        its path."""
+        found = self._tiers.get((queue, num_within))
+        if found is None:
+            path = self._tree.path(queue)
+            beyond = [self.tier(name) for name in path[num_within:]]
+            more = self._tree.depth - len(path)
+            last = Tier.QUOTA if num_within == len(path) else Tier.SHARE
+            found = (*[Tier.QUOTA] * num_within, *beyond, *[last] * more)
+            self._tiers[queue, num_within] = found
+        return found
+
+    def path(self, queue: str) -> Path:
+        return self._tree.path(queue)
 
     def user(self, queue: str, owner: str) -> UserStanding:
         share = self.of_users.get((queue, owner))
         return UserStanding.EVEN if share is None else share.standing
 
     def far_ahead(self, queue: str, owner: str) -> FarAhead:
-        of_queue, of_user = self.of_queues.get(queue), self.of_users.get((queue, owner))
-        return FarAhead(
-            of_queue is not None and of_queue.is_far_ahead,
-            of_user is not None and of_user.is_far_ahead,
-        )
+        of_queues = self._far_ahead.get(queue)
+        if of_queues is None:
+            shares = [self.of_queues.get(name) for name in self._tree.path(queue)]
+            found = [share is not None and share.is_far_ahead for share in shares]
+            of_queues = (*found, *[False] * (self._tree.depth - len(found)))
+            self._far_ahead[queue] = of_queues
+        of_user = self.of_users.get((queue, owner))
+        return FarAhead(of_queues, of_user is not None and of_user.is_far_ahead)
 
 
 def _shares(
@@ -215,9 +256,12 @@ class Quotas:
     counts neither memory nor CPUs.
     """
 
-    def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
-        """`kinds` contains all kinds of workers that will be claimed."""
-        self._left = {queue.name: dict(queue.quota) for queue in queues if queue.quota}
+    def __init__(
+        self, quotas: Mapping[str, Mapping[str, float]], kinds: Iterable[WorkerKind]
+    ) -> None:
+        """`quotas` contains the unclaimed resources of each queue, and `kinds` all kinds of workers
+        that will be claimed."""
+        self._left = {name: dict(quota) for name, quota in quotas.items() if quota}
         self._open = {
             (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)
         }

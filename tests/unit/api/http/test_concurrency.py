@@ -130,6 +130,20 @@ def test_a_dry_run_beyond_the_limit_is_a_429_that_says_when_to_ask_again(
         assert server.ask("GET", f"/v1/jobs/{job_id}/explain").status_code == 200
 
 
+def test_changes_of_many_jobs_and_other_requests_do_not_wait_for_each_other(
+    tmp_path: Path,
+) -> None:
+    body = {"action": "hold", "filter": {"name": "a"}, "dry_run": True}
+    with serving(tmp_path) as server:
+        job_id = server.submit(name="a")
+        context, limiter = server.context, server.context.limiter
+        context.limiter = ConcurrencyLimiter(ConcurrencyLimits(at_once=0))
+        assert server.ask("POST", "/v1/jobs/bulk", json=body).json()["changed"] == 1
+        context.limiter = limiter
+        context.bulk = ConcurrencyLimiter(ConcurrencyLimits(at_once=0))
+        assert server.ask("GET", f"/v1/jobs/{job_id}/explain").status_code == 200
+
+
 def test_a_caller_that_has_disconnected_waits_no_longer(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.context.limiter = limiter = ConcurrencyLimiter(ConcurrencyLimits(at_once=0))

@@ -323,3 +323,28 @@ async def test_a_first_cost_that_comes_while_a_report_is_read_breaks_nothing(
 
     ((key, found),) = service.database.write_sync(work).items()
     assert (key, found.num_jobs, found.amounts["total"]) == (("ann", "EUR"), 1, 0.0)
+
+
+async def test_a_budget_binds_all_queues_under_it(priced: Service) -> None:
+    await priced.queue("lab", budget=3)
+    for name in ("a", "b"):
+        await priced.queue(name, parent="lab")
+    await priced.queue("rest")
+    budgets = UsedUpBudgets(priced.prices)
+
+    def used_up() -> dict[str, str]:
+        return priced.database.read_sync(
+            lambda s: budgets.get(s, queues_repository.every(s), priced.now)
+        )
+
+    job_id = await trains(priced, queue="a")
+    priced.advance(HOUR)
+    priced.report(job_id, 1, [spent(at=priced.now, useful=HOUR)])
+    found = used_up()
+    assert found.keys() == {"lab", "a", "b"}
+    assert "the queue 'lab' has exhausted its budget" in found["b"]
+    spent_by = {queue.name: queue.spent for queue in (await priced.queues.list()).items}
+    assert (spent_by["lab"], spent_by["a"], spent_by["b"]) == (4.0, 4.0, 0.0)
+    priced.end(job_id, 1)
+    await priced.queue("a", parent="rest")
+    assert used_up() == {}, "the costs of a queue move with it"

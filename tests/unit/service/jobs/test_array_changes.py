@@ -11,6 +11,8 @@ from dray import views
 from dray.filters import JobFilter
 from dray.requests import ArrayChangeRequest
 from dray.views import JobState
+from ray_workers.shared.contracts import Cause
+from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.errors import ArrayNotFound, PriorityTooHigh, QueueFull, UnknownQueue
 from service.domain.scheduling import policy
 from service.jobs.array_changes import ArrayChanges
@@ -98,6 +100,27 @@ async def test_an_array_fits_a_queue_that_has_space_for_all_of_it(service: Servi
     await service.queue("small", max_queued=3)
     assert counts(await change(service, jobs[0].array_id, queue="small")) == (3, 0, {})
     assert counts(await change(service, jobs[0].array_id, queue="small")) == (0, 3, {})
+
+
+async def test_the_space_in_a_queue_is_compared_with_the_whole_array_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.queue("night", max_queued=4)
+    jobs = await array_of(service, 4)
+    for job in jobs:  # they have run for different times
+        service.claim(job.id)
+        service.report(job.id, 1)
+        service.advance(60)
+    for job in jobs:
+        service.end(job.id, 1, Cause.NODE_LOST)
+    asked = []
+    count = queues_repository.count_waiting
+    monkeypatch.setattr(queues_repository, "count_waiting", lambda *a: asked.append(a) or count(*a))
+    assert (await change(service, jobs[0].array_id, queue="night")).changed == 4
+    assert len(asked) == 1
+    await service.queue("evening", max_queued=3)
+    with pytest.raises(QueueFull, match="4 more would exceed"):
+        await change(service, jobs[0].array_id, queue="evening")
 
 
 async def test_an_array_is_moved_to_the_front_in_the_order_of_its_indices(

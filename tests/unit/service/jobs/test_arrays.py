@@ -11,7 +11,14 @@ from dray.filters import JobFilter
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.db.repositories import jobs as repository
-from service.domain.errors import ArrayNotFound, ArrayTooLarge, CheckpointInUse, JobLive, NotFound
+from service.domain.errors import (
+    ArrayNotFound,
+    ArrayTooLarge,
+    CheckpointInUse,
+    JobLive,
+    NotFound,
+    StorageUnavailable,
+)
 from service.jobs.idempotency import IdempotencyKey
 from tests.marks import ONE_SET, SOAK
 from tests.unit.service.helpers import Service, events_of, spec
@@ -159,6 +166,32 @@ async def test_an_array_is_deleted_as_one_once_it_is_over(service: Service) -> N
     for job_id in jobs:
         with pytest.raises(NotFound):
             await service.jobs.get(job_id)
+
+
+async def test_files_that_cannot_be_deleted_do_not_stop_the_deletion_of_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await service.jobs.get(await service.submit(array={"size": 5}))
+    array_id = job.array_id or ""
+    await service.jobs.arrays.cancel(array_id)
+    stuck = (await members(service, array_id))[2].id
+    delete_tree, works = service.storage.delete_tree, False
+
+    def delete(key: str) -> None:
+        if key == f"jobs/{stuck}" and not works:
+            raise StorageUnavailable("the disk is broken")
+        delete_tree(key)
+
+    monkeypatch.setattr(service.storage, "delete_tree", delete)
+    with pytest.raises(StorageUnavailable, match=f"the files of job {stuck} can't be deleted yet"):
+        await service.jobs.arrays.delete(array_id)
+    left = service.database.read_sync(repository.marked_deleted)
+    assert left == [stuck]
+    with pytest.raises(ArrayNotFound):
+        await service.jobs.arrays.get(array_id)
+    works = True
+    assert await service.jobs.finish_deletions() == 1
+    assert service.database.read_sync(repository.marked_deleted) == []
 
 
 async def test_an_array_from_whose_checkpoint_a_job_starts_is_not_deleted(

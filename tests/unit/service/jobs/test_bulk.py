@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from dray import views
 from dray.bulk_requests import BulkRequest
 from dray.filters import JobFilter
 from dray.views import JobState
-from service.domain.errors import InvalidSearch, NotConfirmed
+from service.domain.errors import InvalidSearch, NotConfirmed, StorageUnavailable
 from service.jobs.bulk import BulkChanges
 from service.tracking.service import annotate_row
 from tests.unit.service.helpers import Service, events_of, spec
@@ -52,6 +53,43 @@ async def test_matching_jobs_are_changed_and_the_others_are_counted(service: Ser
     assert (await service.jobs.get(of_bob.id)).held_by is None
     held = {"owner": "bob", "where": 'name = "a"'}
     assert counts(await bulk(service, "hold", filter=held)) == (1, 0, {})
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable("broken"), OSError(5, "broken")])
+async def test_a_deletion_goes_on_after_an_error_of_the_storage(
+    service: Service, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    jobs = [await service.submit(name="a") for _ in range(25)]
+    for job_id in jobs:
+        await service.jobs.cancel(job_id)
+    delete_tree = service.storage.delete_tree
+
+    def delete(key: str) -> None:
+        if key in (f"jobs/{jobs[3]}", f"jobs/{jobs[20]}"):
+            raise error
+        delete_tree(key)
+
+    monkeypatch.setattr(service.storage, "delete_tree", delete)
+    done = await bulk(service, "delete", filter={"name": "a"}, max=25)
+    assert counts(done) == (23, 0, {"storage_unavailable": 2})
+    assert sorted(done.problems[0].jobs) == sorted([jobs[3], jobs[20]])
+    assert "broken" in done.problems[0].message
+
+
+async def test_a_dry_run_reads_the_jobs_in_batches(service: Service) -> None:
+    await service.submit(name="a", array={"size": 120})
+    statements: list[str] = []
+
+    def count(*args: Any) -> None:
+        statements.append(args[2])
+
+    event.listen(service.database.engine, "before_cursor_execute", count)
+    tried = await bulk(service, "cancel", filter={"name": "a"}, dry_run=True)
+    event.remove(service.database.engine, "before_cursor_execute", count)
+    assert (tried.changed, tried.refused) == (120, 0)
+    assert len(statements) < 60
+    states = {(await service.jobs.get(job_id)).state for job_id in tried.jobs}
+    assert states == {JobState.QUEUED}
 
 
 async def test_a_job_that_starts_before_its_turn_is_not_cancelled(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dray import views
+from dray.filters import JobFilter
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
@@ -302,6 +303,33 @@ async def test_a_job_after_a_sweep_starts_though_trials_were_stopped_early(
     assert service.claim(later) is not None
     with pytest.raises(DependencyNeverSatisfied):
         await service.submit(after=[jobs[3]])
+
+
+async def test_each_trial_counts_as_a_job_of_its_own_before_and_after_its_end(
+    service: Service,
+) -> None:
+    sweep_id, jobs = await swept(service, early_stopping=HALVING)
+
+    async def waiting(on: str) -> list[str]:
+        """Return the jobs of an array of which each waits for the trial with its index."""
+        after = [{"job": sweep_id, "each": True, "on": on}]
+        first = await service.jobs.get(await service.submit(array={"size": 4}, after=after))
+        found = await service.jobs.list(JobFilter(array=first.array_id))
+        return [job.id for job in sorted(found.items, key=lambda job: job.array_index or 0)]
+
+    async def states(job_ids: list[str]) -> list[bool]:
+        return [await state_of(service, job_id) is JobState.QUEUED for job_id in job_ids]
+
+    conditions = ("success", "failure", "end")
+    before = {on: await waiting(on) for on in conditions}
+    start(service, *jobs)
+    for loss, job_id in enumerate(jobs):
+        report(service, job_id, (10, float(loss)))
+    for loss, job_id in enumerate(jobs):
+        service.end(job_id, 1, Cause.SUCCEEDED if loss == 0 else Cause.STOPPED)
+    for on, expected in zip(conditions, ([1, 0, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1]), strict=True):
+        assert await states(before[on]) == expected
+        assert await states(await waiting(on)) == expected
 
 
 async def test_a_sweep_goes_on_after_a_failure_up_to_its_limit(service: Service) -> None:

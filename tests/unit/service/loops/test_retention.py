@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from dray.filters import AccountingFilter
 from dray.views import JobState
 from ray_workers.shared.names import attempt_prefix
 from service.db.repositories import attempts
@@ -23,6 +24,7 @@ from service.db.repositories import jobs as repository
 from service.db.session import Database
 from service.domain.errors import NotFound, QuotaExceeded
 from service.domain.scheduling.rules.shares import REMEMBERED_S
+from service.jobs.accounting import Accounting
 from service.jobs.service import IdempotencyKey
 from service.loops.retention import Retention
 from service.loops.shared.timings import LoopTimings
@@ -100,7 +102,7 @@ async def test_of_each_project_the_newest_finished_jobs_are_kept(
 async def test_the_slots_of_deleted_jobs_are_known_while_their_use_counts(
     service: Service, tmp_path: Path
 ) -> None:
-    here = kept(service, tmp_path)
+    here = kept(service, tmp_path, accounting_days=1)
     await here.jobs.delete(await here.finished())
 
     def known() -> int:
@@ -115,6 +117,18 @@ async def test_the_slots_of_deleted_jobs_are_known_while_their_use_counts(
     here.retention._expiry_at = 0.0
     await here.retention.run_once()
     assert known() == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"accounting_days": 0}])
+async def test_accounting_keeps_deleted_jobs_by_default(
+    service: Service, tmp_path: Path, settings: dict[str, int]
+) -> None:
+    here = kept(service, tmp_path, **settings)
+    await here.jobs.delete(await here.finished())
+    here.advance(10 * REMEMBERED_S)
+    await here.retention.run_once()
+    (row,) = (await Accounting(here.database).page(AccountingFilter(since=START), limit=9)).items
+    assert row.is_deleted
 
 
 @pytest.mark.parametrize("settings", [{}, {"retention_days": 0, "retention_jobs": 0}])

@@ -6,10 +6,15 @@ import asyncio
 
 import pytest
 from pydantic import ValidationError
+from sqlalchemy.orm import Session
 
 from dray.requests import QueueChangeRequest, QueueRequest
 from ray_workers.shared.contracts import Cause
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.errors import InvalidQueue, RuntimeTooLong
+from service.domain.scheduling.rules.tree import QueueTree
+from service.outlook import answers
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, events_of
 
@@ -123,3 +128,23 @@ async def test_a_default_above_the_maximum_is_refused(service: Service) -> None:
 def test_a_limit_is_a_number_of_seconds_or_a_duration(value: object) -> None:
     with pytest.raises(ValidationError):
         QueueRequest.model_validate({"max_runtime_s": value})
+
+
+async def test_a_queue_whose_default_is_used_up_is_not_suggested(service: Service) -> None:
+    await service.queue("short", default_max_runtime_s=300)
+    await service.queue("long", default_max_runtime_s=3600)
+    await service.queue("full", max_queued=0)
+    job_id = await service.running()
+    service.advance(600)
+    service.end(job_id, 1, Cause.PREEMPTED, ran_s=600.0)
+
+    def suggested(session: Session) -> dict[str, float | None]:
+        row = jobs_repository.get(session, job_id)
+        assert row is not None
+        tree = QueueTree(queues_repository.every(session))
+        found = answers.that_accept(session, tree, row, service.now)
+        return {one.queue.name: one.ends_within_s for one in found}
+
+    assert service.database.read_sync(suggested) == {"long": 3000.0}
+    with pytest.raises(RuntimeTooLong):
+        await service.change(job_id, queue="short")

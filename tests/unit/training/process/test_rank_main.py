@@ -302,6 +302,13 @@ def test_a_job_of_an_array_finds_its_index_and_the_size(tmp_path: Path) -> None:
     assert (env["DRAY_ARRAY_INDEX"], env["DRAY_ARRAY_SIZE"]) == ("3", "5")
 
 
+def test_a_run_of_a_schedule_finds_its_time(tmp_path: Path) -> None:
+    alone = make_task(tmp_path, RECIPE)
+    assert "DRAY_SCHEDULED_AT" not in variables(alone)
+    at = "2026-12-01T02:30:00+01:00"
+    assert variables(RankTask(**{**vars(alone), "scheduled_at": at}))["DRAY_SCHEDULED_AT"] == at
+
+
 def test_a_trial_finds_its_index_and_its_values(tmp_path: Path) -> None:
     alone = make_task(tmp_path, RECIPE)
     parameters = {"train.optimizer.lr": 1e-05, "name": "a b", "layers": [64, 32]}

@@ -102,6 +102,7 @@ def test_a_rank_gets_every_field_of_its_attempt() -> None:
         furthest_step=12,
         worker_mtbf_s=345.0,
         array_index=5,
+        scheduled_at="2026-12-01T02:30:00+01:00",
         parameters={"lr": 0.1},
     )
     own = {f.name: getattr(rank_task(), f.name) for f in fields(ProcessSpec)}

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from ray_workers.shared.contracts import Cause
-from service.db.repositories import attempts
+from service.db.repositories.scheduling import accounting
 from service.domain.scheduling.rules.shares import HALF_LIFE_S
 from service.loops.scheduling.used_shares import UsedShares
 from service.loops.shared import queue_view
@@ -61,7 +61,7 @@ async def test_the_use_of_deleted_jobs_is_not_forgotten_by_a_new_leader(
     assert used(service, shares) == pytest.approx(before, rel=1e-3), "once"
     assert used(service, UsedShares()) == pytest.approx(before, rel=1e-3)
     service.now += timedelta(seconds=1)
-    service.database.write_sync(lambda s: attempts.forget_ended(s, service.now))
+    service.database.write_sync(lambda s: accounting.forget(s, service.now))
     assert used(service, UsedShares()) == {}
 
 

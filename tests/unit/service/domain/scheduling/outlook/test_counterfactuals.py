@@ -15,6 +15,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
     Choices,
     Counterfactual,
     JobQuestions,
+    OtherQueue,
     refuses_all,
     sooner,
 )
@@ -46,8 +47,12 @@ def answers(
     job: WaitingJob, others: list[WaitingJob], running: list[RunningJob], **more: Any
 ) -> list[Counterfactual]:
     more.setdefault("resubmit", Multiples())
-    choices = Choices(**{key: more.pop(key) for key in list(more) if key in CHOICES})
-    there = situation([job, *others], running, queues=choices.queues, **more)
+    queues = more.pop("queues", ())
+    choices = Choices(
+        **{key: more.pop(key) for key in list(more) if key in CHOICES},
+        queues=tuple(OtherQueue(queue, job.ends_within_s) for queue in queues),
+    )
+    there = situation([job, *others], running, queues=queues, **more)
     questions = JobQuestions(there, job, NOW)
     decision = questions.decision
     if isinstance(decision, Start):
@@ -56,7 +61,7 @@ def answers(
     return questions.answers(choices, decision.reason)
 
 
-CHOICES = ("resubmit", "queues", "max_priority")
+CHOICES = ("resubmit", "max_priority")
 
 
 class Multiples:

@@ -23,6 +23,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
     Choices,
     Counterfactual,
     JobQuestions,
+    OtherQueue,
     sooner,
 )
 from service.domain.scheduling.outlook.situation import Situation
@@ -432,7 +433,8 @@ def false_suggestions(seed: object) -> Iterator[str]:
         decision = questions.decision
         if not isinstance(decision, Wait | Impossible) or job.after or job.held:
             continue
-        choices = Choices(rules, queues, max(here.max_priority, job.priority))
+        others = tuple(OtherQueue(queue, job.ends_within_s) for queue in queues)
+        choices = Choices(rules, others, max(here.max_priority, job.priority))
         expected = questions.expected().at
         for found in sooner(questions.answers(choices, decision.reason), expected):
             if found.at is None:

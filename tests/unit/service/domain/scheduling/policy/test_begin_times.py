@@ -87,6 +87,28 @@ def test_the_owner_of_jobs_that_begin_later_is_not_active() -> None:
     assert codes(found)["ann"] == "begins_at"
 
 
+def test_the_owner_of_a_job_that_waits_for_larger_nodes_is_not_active() -> None:
+    """With two active users, ben has used less than half. With three, ben would have used more than
+    a third, so that ben and cid would both be ahead."""
+    day = 86400.0
+    ben = waiting("ben", 8, owner="ben", left_s=9 * HOUR, seq=1)
+    cid = waiting("cid", 8, owner="cid", left_s=60.0, seq=2)
+    ann = waiting("ann", 99, owner="ann", seq=3)
+    more = {
+        "queues": (Queue("default"),),
+        "used_s": {("default", "ben"): 5 * day, ("default", "cid"): 7 * day},
+        "running": (),
+        "holders": (),
+        "nodes": (NODE,),
+        "to_come": (replace(NODE, id="large", total={"GPU": 99.0, "CPU": 99.0}),),
+    }
+    found = decisions(ben, cid, ann, **more)
+    assert codes(found)["ann"] == "waiting_for_nodes"
+    assert isinstance(found["ben"], Start)
+    found = decisions(ben, cid, replace(ann, request=ben.request, left_s=90 * HOUR), **more)
+    assert isinstance(found["ann"], Start), "ann has used least"
+
+
 def test_a_begin_time_is_the_reason_even_without_a_cluster() -> None:
     job = WaitingJob("early", 0, 50, 1, Request(1, {"CPU": 1.0}), begins_at=LATER)
     assert codes(decisions(job, nodes=(), connected=False)) == {"early": "begins_at"}

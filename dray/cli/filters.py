@@ -1,0 +1,67 @@
+"""The options with which a command filters a list of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from dray.cli import completion
+from dray.cli.choosing import label_pairs, state_names
+
+OnlyStates = Annotated[
+    list[str] | None,
+    typer.Option("--state", help="Only jobs in this state.", autocompletion=completion.states),
+]
+OnlyQueue = Annotated[str | None, typer.Option("--queue", help="Only jobs in this queue.")]
+OnlyLabels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="Only jobs with this label."),
+]
+OnlyName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Only jobs with this name; * matches any text, ? matches one character.",
+    ),
+]
+OnlyText = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        metavar="PART",
+        help="Only jobs whose name contains this text, ignoring case.",
+    ),
+]
+OnlyOwner = Annotated[
+    str | None, typer.Option("--owner", help="Only this owner's jobs; @me means you.")
+]
+OnlyProject = Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")]
+
+
+def arguments(
+    *,
+    state: Sequence[str] | None,
+    queue: str | None,
+    label: Sequence[str] | None,
+    name: str | None,
+    text: str | None,
+    owner: str | None,
+    project: str | None,
+    array: str | None,
+) -> dict[str, Any]:
+    """Return the arguments of the client's methods for these options."""
+    is_glob = name is not None and any(sign in name for sign in "*?")
+    return {
+        "state": state_names(state),
+        "queue": queue,
+        "label": label_pairs(label),
+        "name": None if is_glob else name,
+        "name_glob": name if is_glob else None,
+        "text": text,
+        "owner": owner,
+        "project": project,
+        "array": array,
+    }

@@ -1,0 +1,268 @@
+"""The effect of reservations on one plan: the nodes that each job can't use, and the running jobs
+that leave reserved nodes.
+
+A job can't use a node that is reserved for other jobs from now until the job has surely ended. The
+job's limit decides when it has surely ended, and for a job that saves its state on request, the
+time at which it is asked to leave. These nodes are the same for many jobs, so they become a
+pseudo-resource that the nodes lack (`slots.Fence`), and all rules about free, promised and reserved
+slots apply.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import NamedTuple
+
+from ray_workers.shared.contracts import Slice
+from service.config.node_types import FENCE
+from service.domain.scheduling.placement.slots import Fence, Node, Request
+from service.domain.scheduling.policy.records import Growing, Snapshot, WaitingJob
+from service.domain.scheduling.rules.eviction import RunningJob
+from service.domain.scheduling.rules.obstacles import Reason
+from service.domain.scheduling.rules.order import SETTLING_S
+from service.domain.scheduling.rules.reservations import (
+    RESERVED,
+    WAITING_FOR_RESERVATION,
+    Claimant,
+    Reservation,
+    ends_in_time,
+    why_not_yet,
+)
+
+SHRINKING_S = 150.0
+"""Seconds before a job would have to leave a node at which a group is asked to release only its
+slots on this node. The group has 120 s to respond."""
+
+
+MAX_SHOWN = 2
+"""Maximum number of reservations in a message."""
+
+
+class Leaving(NamedTuple):
+    """A running job that must release slots because of a reservation."""
+
+    job: RunningJob
+    slices: tuple[Slice, ...]
+    """All slots of the job, or the slots without which it can continue."""
+    reason: Reason
+    ends: bool = False
+    """Whether the job is cancelled."""
+
+
+class Windows:
+    """The reservations that have not ended at the time of a plan."""
+
+    def __init__(self, snapshot: Snapshot, now: datetime) -> None:
+        self._snapshot = snapshot
+        self._now = now
+        self._all = sorted(
+            (each for each in snapshot.reservations if each.ends_at > now),
+            key=lambda each: (each.begins_at, each.name),
+        )
+        self._named = {each.name: each for each in self._all}
+        soft = [each for each in self._all if each.at_begin == "preempt"]
+        hard = [each for each in self._all if each.at_begin != "preempt"]
+        self._soft, self._hard = _by_begin(soft, now), _by_begin(hard, now)
+        self._admitting: dict[tuple[str | None, str, str, str], frozenset[str]] = {}
+        self._fence_of: dict[tuple[frozenset[str], str | None, int, int], Fence | None] = {}
+        self._fences: dict[object, Fence] = {}
+        self._windows_of: dict[Fence, Sequence[Reservation]] = {}
+        """The reservations for other jobs that each fence consists of."""
+        self._requests: dict[tuple[int, Fence], tuple[Request, Request]] = {}
+        """Fenced requests, keyed by the `id()` of a request, which is kept alive."""
+
+    @cached_property
+    def _ids(self) -> frozenset[str]:
+        return frozenset(node.id for node in self._nodes)
+
+    @cached_property
+    def _nodes(self) -> list[Node]:
+        return [*self._snapshot.nodes, *self._snapshot.to_come]
+
+    @cached_property
+    def _nodes_of(self) -> Mapping[str, frozenset[str]]:
+        """The nodes of each reservation."""
+        return {
+            each.name: each.node_ids & self._ids
+            if not (each.all_nodes or each.labels)
+            else frozenset(node.id for node in self._nodes if each.holds(node))
+            for each in self._all
+        }
+
+    def apply(self) -> Snapshot:
+        """Return the snapshot in which the nodes lack the pseudo-resources of the fences, and the
+        requests of waiting jobs, of groups that could grow, and of jobs whose size is chosen
+        require them."""
+        snapshot = self._snapshot
+        if not self._all and not any(job.reservation is not None for job in snapshot.queue):
+            return snapshot
+        queue = tuple(self._waiting(job) for job in snapshot.queue)
+        running = {job.job_id: job for job in snapshot.running}
+        growing = tuple(self._growing(group, running) for group in snapshot.growing)
+        sized = tuple(
+            self._sized(job) if job.job_id in snapshot.elastic else job for job in snapshot.running
+        )
+        return replace(
+            snapshot,
+            queue=queue,
+            growing=growing,
+            running=sized,
+            nodes=self.mark(snapshot.nodes),
+            to_come=self.mark(snapshot.to_come),
+        )
+
+    def mark(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Return the nodes without the pseudo-resources of the fences that exclude them."""
+        lacking: dict[str, dict[str, float]] = {}
+        for fence in self._fences.values():
+            for node_id in fence.nodes:
+                lacking.setdefault(node_id, {})[fence.resource] = 0.0
+        return tuple(
+            replace(
+                node,
+                total={**node.total, **lacking[node.id]},
+                available_to_us={**node.available_to_us, **lacking[node.id]},
+            )
+            if node.id in lacking
+            else node
+            for node in nodes
+        )
+
+    def _waiting(self, job: WaitingJob) -> WaitingJob:
+        why = why_not_yet(job, job.attempt > 0, self._named, self._now)
+        if why is not None:
+            return replace(job, not_yet=Reason(WAITING_FOR_RESERVATION, why))
+        stays_s = math.inf if job.ends_within_s is None else job.ends_within_s + SETTLING_S
+        fence = self._fence(job, stays_s, yields=job.yields)
+        return job if fence is None else replace(job, request=self._fenced(job.request, fence))
+
+    def _sized(self, job: RunningJob) -> RunningJob:
+        fence = self._fence(job, _stays_s(job))
+        return job if fence is None else replace(job, request=self._fenced(job.request, fence))
+
+    def _growing(self, group: Growing, running: Mapping[str, RunningJob]) -> Growing:
+        job = running.get(group.job_id)
+        fence = None if job is None else self._fence(job, _stays_s(job))
+        return (
+            group if fence is None else replace(group, request=self._fenced(group.request, fence))
+        )
+
+    def _fenced(self, request: Request, fence: Fence) -> Request:
+        """Return the request with the fence: the same instance for the same request."""
+        key = id(request), fence
+        if key not in self._requests:
+            self._requests[key] = request, replace(request, fence=fence)
+        return self._requests[key][1]
+
+    def _fence(self, job: Claimant, stays_s: float, *, yields: bool = False) -> Fence | None:
+        """Return the nodes that a job can't use if it could run for `stays_s`; None if it can use
+        all nodes. `yields` is set if it can also be asked to leave before a reservation begins."""
+        claim = job.reservation, job.owner, job.queue, job.project
+        if claim not in self._admitting:
+            self._admitting[claim] = frozenset(e.name for e in self._all if e.admits(job))
+        admitting = self._admitting[claim]
+        bound = None if job.reservation is None else self._named.get(job.reservation)
+        own = None if bound is None or bound.flex else bound.name
+        lead_s = self._snapshot.leave_s
+        hard_s = stays_s + lead_s
+        soft_s = min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s
+        soft, hard = bisect_left(self._soft[0], soft_s), bisect_left(self._hard[0], hard_s)
+        key = admitting, own, soft, hard
+        if key not in self._fence_of:
+            begun = [*self._soft[1][:soft], *self._hard[1][:hard]]
+            self._fence_of[key] = self._new_fence(
+                [e for e in begun if e.name not in admitting], own
+            )
+        return self._fence_of[key]
+
+    def _new_fence(self, others: Sequence[Reservation], own: str | None) -> Fence | None:
+        within = self._ids if own is None else self._nodes_of[own]
+        there = [(each, self._nodes_of[each.name] & within) for each in others]
+        windows = [(each, nodes) for each, nodes in there if nodes]
+        reserved = frozenset[str]().union(*(nodes for _, nodes in windows))
+        if not reserved and own is None:
+            return None
+        blocked = reserved | (self._ids - within)
+        key = reserved, own, tuple(each.name for each, _ in windows)
+        if key not in self._fences:
+            fence = self._fences[key] = Fence(f"{FENCE}{len(self._fences)}", blocked, reserved, own)
+            self._windows_of[fence] = [each for each, _ in windows]
+        return self._fences[key]
+
+    def spoken(self, fence: Fence, nodes: Collection[str]) -> str:
+        """Return a phrase with the reservations for other jobs that include some of these nodes;
+        empty if there are none."""
+        there = [w for w in self._windows_of[fence] if not self._nodes_of[w.name].isdisjoint(nodes)]
+        shown = ", and ".join(each.spoken for each in there[:MAX_SHOWN])
+        more = len(there) - MAX_SHOWN
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    def leaving(self) -> list[Leaving]:
+        """Return the running jobs that must release slots now: jobs of others shortly before a
+        reservation begins, and jobs of a reservation shortly before it ends."""
+        found: dict[str, Leaving] = {}
+        on_nodes: dict[str, list[RunningJob]] | None = None
+        for each in self._all:
+            left_s = (each.begins_at - self._now) / timedelta(seconds=1) - self._snapshot.leave_s
+            if left_s > SHRINKING_S:
+                break
+            if on_nodes is None:
+                on_nodes = _on_nodes(self._snapshot.running)
+            for job in self._on(each, on_nodes):
+                if job.job_id not in found and (leaving := self._leaves(job, each, left_s)):
+                    found[job.job_id] = leaving
+        return list(found.values())
+
+    def _on(
+        self, reservation: Reservation, on_nodes: Mapping[str, Sequence[RunningJob]]
+    ) -> Iterable[RunningJob]:
+        """Return the jobs on the reservation's nodes that were not asked to leave."""
+        nodes = sorted(self._nodes_of[reservation.name])
+        return {job.job_id: job for n in nodes for job in on_nodes.get(n, ())}.values()
+
+    def _leaves(self, job: RunningJob, each: Reservation, left_s: float) -> Leaving | None:
+        if each.admits(job):
+            ends_in_s = (each.ends_at - self._now) / timedelta(seconds=1)
+            if each.at_end == "continue" or ends_in_s > self._snapshot.leave_s:
+                return None
+            message = f"releases its slots, because {each.spoken} ends"
+            return Leaving(job, job.slices, Reason(RESERVED, message))
+        if each.at_begin == "wait" or ends_in_time(each.begins_at, self._now, job.ends_within_s):
+            return None
+        if left_s <= 0:
+            ends, verb = each.at_begin == "cancel", "releases its slots"
+            verb = "is cancelled" if ends else verb
+            reason = Reason(RESERVED, f"{verb}, because {each.spoken} includes its nodes")
+            return Leaving(job, job.slices, reason, ends)
+        there = self._nodes_of[each.name]
+        inside = tuple(part for part in job.slices if part.node_id in there)
+        if job.recalled or any(part not in job.spare for part in inside):
+            return None
+        message = f"continues with fewer workers, because {each.spoken} includes some of its nodes"
+        return Leaving(job, inside, Reason(RESERVED, message))
+
+
+def _stays_s(job: RunningJob) -> float:
+    return math.inf if job.ends_within_s is None else job.ends_within_s
+
+
+def _by_begin(
+    reservations: Sequence[Reservation], now: datetime
+) -> tuple[list[float], Sequence[Reservation]]:
+    """Return the seconds until each reservation begins, and the reservations; both sorted."""
+    return [(each.begins_at - now) / timedelta(seconds=1) for each in reservations], reservations
+
+
+def _on_nodes(running: Iterable[RunningJob]) -> dict[str, list[RunningJob]]:
+    """Return the running jobs on each node, except for jobs that were asked to leave."""
+    found: dict[str, list[RunningJob]] = {}
+    for job in running:
+        if not job.is_leaving:
+            for node_id in {part.node_id for part in job.slices}:
+                found.setdefault(node_id, []).append(job)
+    return found

@@ -1,0 +1,97 @@
+"""The slots that queues keep for their own jobs although they are idle, because of their lending
+limits.
+
+A lending limit does not name slots. It bounds what the jobs of the other queues can hold together,
+so a job for which too little is left can still take slots from running jobs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from service.domain.scheduling.placement.gangs import WorkerKind
+from service.domain.scheduling.placement.slots import EPSILON, Node, spoken
+from service.domain.scheduling.rules.queues import has_of
+from service.domain.scheduling.rules.tree import QueueTree, Uses
+
+
+class Lending:
+    """Tracks what the queues hold, and what they keep for themselves, while a plan is made."""
+
+    def __init__(self, tree: QueueTree, nodes: Sequence[Node]) -> None:
+        """`nodes` contains the accepted nodes, including nodes to come."""
+        self._tree = tree
+        self._total = {name: has_of(name, nodes) for name in tree.lent}
+        self._now: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
+        """The resources that the jobs of each queue hold, including the queues under it; of all
+        queues for None."""
+        self._soon: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
+        """Like `_now`, once the jobs that were asked to release slots have released them."""
+
+        self._found: dict[tuple[str, WorkerKind, bool], tuple[int, str] | None] = {}
+        """The answers of `workers` since the uses have changed."""
+
+    def add(self, queue: str, held: Iterable[tuple[str, float]]) -> None:
+        """Count resources that a job of the queue holds."""
+        held = list(held)
+        self._count(self._now, queue, held)
+        self._count(self._soon, queue, held)
+
+    def leave(self, queue: str, kind: WorkerKind, num_workers: int) -> None:
+        """Count workers that a job of the queue was asked to release; negative to take this
+        back."""
+        self._count(self._soon, queue, [(n, -num_workers * each) for n, each in kind.counted])
+
+    def trial(self) -> Lending:
+        """Return a copy in which jobs can leave for a trial."""
+        found = copy.copy(self)
+        found._found = {}
+        found._soon = defaultdict(dict, {name: dict(held) for name, held in self._soon.items()})
+        return found
+
+    def workers(self, queue: str, kind: WorkerKind, *, soon: bool) -> tuple[int, str] | None:
+        """Return how many workers of a job of this queue fit without the resources that other
+        queues keep for themselves, and a message that names these; None if no queue keeps any of
+        the kind's resources."""
+        key = queue, kind, soon
+        if key not in self._found:
+            self._found[key] = self._workers(queue, kind, self._soon if soon else self._now)
+        return self._found[key]
+
+    def _workers(self, queue: str, kind: WorkerKind, uses: Uses) -> tuple[int, str] | None:
+        found, path = None, self._tree.path(queue)
+        for resource, each in kind.counted:
+            if not each or resource not in self._total:
+                continue
+            keeping: dict[str, float] = {}
+            for above, but in zip((None, *path), (*path, ""), strict=True):
+                keeping |= self._tree.reserved(above, resource, uses, but)
+            if not keeping:
+                continue
+            kept = sum(keeping.values())
+            left = self._total[resource] - uses.get(None, {}).get(resource, 0.0) - kept
+            number = max(0, math.floor((left + EPSILON) / each))
+            if found is None or number < found[0]:
+                first = min(keeping, key=lambda name: (-keeping[name], name))
+                message = (
+                    f"{spoken(resource, kept)} that are not in use are kept for the queue {first!r}"
+                    f"{' and others' if len(keeping) > 1 else ''}, by its lending limit"
+                )
+                found = number, message
+        return found
+
+    def _count(
+        self,
+        uses: defaultdict[str | None, dict[str, float]],
+        queue: str,
+        held: Iterable[tuple[str, float]],
+    ) -> None:
+        self._found.clear()
+        for name in (None, *self._tree.path(queue)):
+            use = uses[name]
+            for resource, amount in held:
+                if resource in self._total:
+                    use[resource] = use.get(resource, 0.0) + amount
