@@ -124,7 +124,8 @@ def may_evict(
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
     at = coming.level(rank)
-    if not coming.is_before(rank, at):
+    # If the waiting job did not come first once the slots are free, another job would take them.
+    if not (coming < rank and coming.is_before(rank, at)):
         return False
     ours, theirs = coming.tiers[at], rank.tiers[at]
     if ours is Tier.QUOTA and theirs is not Tier.QUOTA:
@@ -136,6 +137,7 @@ def may_evict(
     user_is_owed = ahead.user and coming.user < rank.user
     is_owed = user_is_owed or (ahead.queues[at] and ours < theirs)
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
+    has_less = has_less and coming.priority == rank.priority
     return is_owed or has_less
 
 

@@ -329,7 +329,6 @@ class Cluster(RuleBasedStateMachine):
             one.request.of_size(count(job.slices)),
             job.slices,
             held_s=self.at_s - job.since_s,
-            start_s=0.0 if one.seq % 3 else 60.0,
             left_s=one.left_s,
             waited_s=one.waited_s,
             lost_s=0.0 if one.yields else self.at_s - job.since_s,

@@ -249,7 +249,6 @@ class Drawn:
             Request(held, bundle),
             slices,
             held_s=dice.choice((10.0, 400.0, 5000.0, 5000.0)),
-            start_s=dice.choice((0.0, 0.0, 20.0, 300.0)),
             left_s=dice.choice((None, 60.0, HOUR, 20 * HOUR)),
             waited_s=dice.choice((0.0, 0.0, 25 * HOUR)),
             yields=self._chance(0.7),
