@@ -17,7 +17,7 @@ from ray_workers.node.secret_masking import Maskers, mask_frames
 from ray_workers.node.silo_gate import SiloGate, SiloRules
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import Frame, FrameKind
-from ray_workers.shared.paths import deployment_root, entries, runtime_dir, spool_dir, spools_of
+from ray_workers.shared.paths import deployment_root, entries, runtime_dir, spools_of
 from ray_workers.shared.secret_files import Masker
 from ray_workers.shared.spool_reader import SpoolRead
 
@@ -32,14 +32,13 @@ too, which leaves more CPU time for the ranks."""
 class NodeSpools:
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._deployment_id = deployment_id
-        self._node_id = node_id
         self._directory = runtime_dir(deployment_id, node_id)
         self._maskers = Maskers()
         self._silos = SiloGate()
 
     def of(self, job_id: str, attempt: int) -> Path:
         """Return the folder of an attempt's spools."""
-        return spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+        return spools_of(self._directory) / job_id / str(attempt)
 
     def masker(self, job_id: str, attempt: int) -> Masker:
         """Return the masker for an attempt's secrets."""

@@ -64,22 +64,20 @@ class ScriptFolders:
         files are lost, the attempt fails, and its message contains the reason."""
         if not self._plans or outcome.cause is Cause.SLOTS_UNAVAILABLE:
             return outcome
-        found = await asyncio.gather(
-            *(
-                self._until_answered(node_id, are_given_up, "output_sizes")
-                for node_id in self._plans
-            )
-        )
+        found: list[dict[str, int] | None] = [None]
+        if len(self._plans) > 1:
+            asked = (self._until_answered(n, are_given_up, "output_sizes") for n in self._plans)
+            found = await asyncio.gather(*asked)
         taken: set[str] = set()
         num_bytes = 0
         """Total size of the files of the previous nodes."""
         ends = []
         for node_id, sizes in zip(self._plans, found, strict=True):
             theirs = sorted(taken.intersection(sizes or ()))
-            asked = "keep_output", theirs, num_bytes
+            keep = "keep_output", theirs, num_bytes
             num_bytes += sum((sizes or {}).values())
             taken.update(sizes or ())
-            ends.append(self._until_answered(node_id, are_given_up, *asked))
+            ends.append(self._until_answered(node_id, are_given_up, *keep))
         return with_files(outcome, await asyncio.gather(*ends))
 
     async def _until_answered(

@@ -59,6 +59,9 @@ from ray_workers.supervision.slots import SlotsUnavailable
 from ray_workers.supervision.system_metrics import SystemMetricsReporter
 from ray_workers.supervision.worker_group import WorkerGroup
 
+BRIEF_PHASES = frozenset({Phase.STARTING, Phase.STOPPING})
+"""Phases that usually last less than a second, so that polls don't return when they begin."""
+
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Supervisor:
@@ -119,6 +122,9 @@ class Supervisor:
             if over and unread and self._outcome is not None:
                 ranks = [m.index for m in self._group.members if m.node_id in unread]
                 self._outcome = _without_reports(self._outcome, len(unread), ranks)
+            has_just_ended = self._phase is Phase.ENDED and not ended
+            if has_just_ended and not read.data:
+                continue  # the last frames can be read now
             news = read.data or over or self._phase is not phase
             if news or time.monotonic() >= deadline:
                 return self._reply(cursor, read, over)
@@ -218,7 +224,10 @@ class Supervisor:
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self._phase_times[phase.value] = time.time()
-        self._changed.set()
+        if phase in BRIEF_PHASES:
+            asyncio.get_running_loop().call_later(self._timings.brief_phase_s, self._changed.set)
+        else:
+            self._changed.set()
 
     async def _run(self) -> None:
         chores = [

@@ -101,6 +101,7 @@ class DrayPolicy:
                     request=slots.Request(one.job.num_gpus, {"GPU": 1.0}),
                     slices=self._slices[one.seq],
                     held_s=max(0.0, one.held_s(now) - one.job.restart_s),
+                    start_s=one.job.restart_s,
                     waited_s=self._waited_s(one, now),
                     left_s=self._left_s(one, now),
                     guess_s=self._guess_s(one, now),

@@ -29,6 +29,7 @@ if a kernel enforced it."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+READ_BYTES = 1 << 16
 STARTING = (b"default_worker.py", b"worker_entry.py")
 """Programs that Ray's workers run: Ray's own program, and
 `ray_workers.node.worker_forks.worker_entry`."""
@@ -84,11 +85,24 @@ def pid_namespace() -> str:
     return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
 
 
+def _read(path: str) -> bytes:
+    """Return the contents of a file in /proc. This takes a third of the time of `Path.read_bytes`,
+    and a search for processes reads a file of every process of the machine."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        contents = os.read(file, READ_BYTES)
+        while len(more := os.read(file, READ_BYTES)):
+            contents += more
+        return contents
+    finally:
+        os.close(file)
+
+
 def stat_fields(pid: int | str) -> list[bytes]:
     """Return the fields of /proc/PID/stat, starting with field 3 (state); empty if the process does
     not exist."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        stat = _read(f"/proc/{pid}/stat")
     except OSError:
         return []
     # The command may contain spaces and brackets; the fields begin after its last ')'.
@@ -175,28 +189,32 @@ def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
     first = min(session.started for session in sessions)
     by_number = {session.pid: session for session in sessions if not session.closed}
     signs = [
-        (session.mark, f"{MARK_VARIABLE}={session.mark}".encode(), str(_limit_of(session.mark)))
+        (
+            session.mark,
+            f"{MARK_VARIABLE}={session.mark}".encode(),
+            str(_limit_of(session.mark)).encode(),
+        )
         for session in sessions
     ]
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
+    for pid in os.listdir("/proc"):  # noqa: PTH208 -- takes less time
+        if not pid.isdigit():
             continue
-        fields = stat_fields(entry.name)
+        fields = stat_fields(pid)
         # A process that is older than all sessions, like most processes on a machine, belongs to
         # none of them.
         if not fields or fields[0] in DEAD or int(fields[19]) < first:
             continue
         session = by_number.get(int(fields[3]))
-        mark = session.mark if session else _mark_of(entry.path, signs)
+        mark = session.mark if session else _mark_of(pid, signs)
         if mark is not None:
-            found[mark].append(int(entry.name))
+            found[mark].append(int(pid))
     return found
 
 
-def _mark_of(process: str, signs: list[tuple[str, bytes, str]]) -> str | None:
+def _mark_of(pid: str, signs: list[tuple[str, bytes, bytes]]) -> str | None:
     try:
-        limits = Path(process, "limits").read_text().split()
-        environment = Path(process, "environ").read_bytes().split(b"\0")
+        limits = _read(f"/proc/{pid}/limits").split()
+        environment = _read(f"/proc/{pid}/environ").split(b"\0")
     except OSError:
         return None
     for mark, variable, limit in signs:
@@ -254,9 +272,9 @@ def count_idle_workers(raylet: int) -> int:
     in their environment."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     return sum(
-        _is_idle_worker(_words(entry.path, "cmdline")) and mark in _words(entry.path, "environ")
-        for entry in os.scandir("/proc")
-        if entry.name.isdigit()
+        _is_idle_worker(_words(pid, "cmdline")) and mark in _words(pid, "environ")
+        for pid in os.listdir("/proc")  # noqa: PTH208 -- takes less time
+        if pid.isdigit()
     )
 
 
@@ -265,9 +283,9 @@ def _is_idle_worker(words: Sequence[bytes]) -> bool:
     return words[0].strip() == b"ray::IDLE" or any(w.endswith(STARTING) for w in words)
 
 
-def _words(process: str, file: str) -> list[bytes]:
+def _words(pid: str, file: str) -> list[bytes]:
     """Return the NUL-terminated words of a file in a process's /proc folder."""
     try:
-        return Path(process, file).read_bytes().split(b"\0")
+        return _read(f"/proc/{pid}/{file}").split(b"\0")
     except OSError:
         return [b""]

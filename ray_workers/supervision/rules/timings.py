@@ -26,6 +26,9 @@ class Timings:
     idle_pause_s: float = 0.05
     """Pause after a read that returned no data before its waiting time was over, for example
     because an agent is restarting."""
+    brief_phase_s: float = 0.5
+    """How long a poll waits for the next phase after a phase begins that is usually brief. Each
+    reply takes CPU time from the ranks and from the service."""
     ledger_period_s: float = 10.0
     """Time between reports on the use of the slots."""
     speed_period_s: float = 1.0

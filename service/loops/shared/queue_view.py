@@ -180,6 +180,7 @@ def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.Ru
         ),
         slices=slices,
         held_s=_held_s(job, attempt, now),
+        start_s=_start_s(attempt),
         left_s=left_s(job, used_s + ran_s, runs),
         guess_s=guess_s(job, used_s + ran_s, runs),
         ends_within_s=limit_left_s(job, used_s + ran_s, now),
@@ -210,6 +211,14 @@ def _is_past_deadline(job: Any, attempt: Any, now: datetime) -> bool:
 
 def _since(at: datetime | None, now: datetime) -> float:
     return math.inf if at is None else max(0.0, (now - at).total_seconds())
+
+
+def _start_s(attempt: Any) -> float:
+    """Return the seconds from the assignment of the slots until the attempt could train; 0 until
+    then."""
+    if attempt.running_at is None:
+        return 0.0
+    return max(0.0, (attempt.running_at - attempt.created_at).total_seconds())
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:

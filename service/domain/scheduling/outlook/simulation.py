@@ -308,9 +308,10 @@ class Simulation:
         moments = [active.ends_at for active in self._active.values()]
         min_run_s = self._situation.snapshot.min_run_s
         for active in self._active.values():
-            if active.job.held_s < min_run_s:
-                may_leave_s = min_run_s - active.job.held_s
-                moments.append(active.since + timedelta(seconds=may_leave_s))
+            for least_s in (min_run_s, active.job.earns_start_s):
+                if active.job.held_s < least_s:
+                    may_leave_s = min(least_s - active.job.held_s, forecast.LONGEST_S)
+                    moments.append(active.since + timedelta(seconds=may_leave_s))
         moments += [each.shrinks_at for each in self._active.values() if each.shrinks_at]
         moments += self._classes.not_before()
         moments += reservations.moments(self._snapshot.reservations, self._snapshot.leave_s)

@@ -245,8 +245,7 @@ class _Capacity:
         elif self._num_moves == len(free.moves):
             return
         else:
-            for _, left, joined in free.moves[self._num_moves :]:
-                self.total += self._size(joined) - self._size(left)
+            self.total += self._gained(free.moves[self._num_moves :])
         self._is_exact = self._kind.required is None and not self._kind.is_whole
         is_anew = self._is_exact or is_first or self.num_grown != free.num_grown
         self.bound = self.total if is_anew else min(self.bound, self.total)
@@ -303,6 +302,16 @@ class _Capacity:
                 self._placement.change(node_id, self._size(group))
         self._num_placed = len(moves)
         return self._placement
+
+    def _gained(self, moves: Sequence[tuple[str, NodeGroup, NodeGroup]]) -> int:
+        """Return how many more workers fit after these moves."""
+        sizes, gained = self._size_of, 0
+        for _, left, joined in moves:
+            try:
+                gained += sizes[joined] - sizes[left]
+            except KeyError:  # a group that was not counted before
+                gained += self._size(joined) - self._size(left)
+        return gained
 
     def _size(self, group: NodeGroup) -> int:
         size = self._size_of.get(group)

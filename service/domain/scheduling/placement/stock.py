@@ -7,6 +7,7 @@ groups, because there are few kinds of nodes, and most nodes are either empty or
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -331,7 +332,11 @@ class Stock:
         """Take slots on one node. No amount increases, even if the fractions of GPUs are packed
         differently afterwards."""
         free = self.by_when[when]
-        before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
+        before = free.group_of[part.node_id].amounts
+        if self._shared is None:
+            free.set(part.node_id, plus(before, vector, -part.num_workers))
+            return
+        parts = self.parts(when, part.node_id)
         after = parts
         if size := self._part_of(vector):
             more = Fractions(size, part.num_workers, is_later=is_later, job_id=job_id)
@@ -391,12 +396,14 @@ class Stock:
             (When.NOW, When.NOW_AND_LATER),
             (When.SOON, When.SOON_AND_LATER),
         ):
-            amounts = self.by_when[when].group_of[node_id].amounts
-            before = self.by_when[both].group_of[node_id].amounts
-            after = tuple(map(min, amounts, later))
-            if any(a > b for a, b in zip(after, before, strict=True)):
-                self.by_when[both].num_grown += 1
-            self.by_when[both].set(node_id, after)
+            free = self.by_when[both]
+            before = free.group_of[node_id].amounts
+            after = tuple(map(min, self.by_when[when].group_of[node_id].amounts, later))
+            if after == before:
+                continue
+            if any(map(operator.gt, after, before)):
+                free.num_grown += 1
+            free.set(node_id, after)
 
     @property
     def ended(self) -> frozenset[str]:

@@ -149,7 +149,8 @@ class Departures:
                     self._gangs.of(running.request).kind,
                     choice,
                     held=count(running.slices),
-                    stays=running.held_s < min_run_s,
+                    stays=running.held_s < min_run_s
+                    or not (choice.in_place or running.has_earned_start),
                     comes_first=rank.is_overdue
                     or running.held_s < sizing.least_run_s(min_run_s, running.num_left),
                     has_grown=choice.in_place and running.grown_s < min_run_s,

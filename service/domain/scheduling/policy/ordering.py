@@ -54,8 +54,7 @@ def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> QueueOrder
     snapshot = windows.apply()
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(slots.total_of(node.total for node in accepted))
-    snapshot, unsound = _without_unsound(snapshot, gangs, on_error)
-    of_queue = [gangs.of(job.request) for job in snapshot.queue]
+    snapshot, of_queue, unsound = _without_unsound(snapshot, gangs, on_error)
     for group in snapshot.growing:
         gangs.of(group.request)
     for job in snapshot.running:
@@ -85,18 +84,21 @@ def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> QueueOrder
 
 def _without_unsound(
     snapshot: Snapshot, gangs: Gangs, on_error: OnError
-) -> tuple[Snapshot, list[Wait]]:
-    """Return a snapshot that omits the waiting jobs whose requests raise errors, and the decisions
-    for the omitted jobs."""
-    sound, unsound = [], []
+) -> tuple[Snapshot, list[Gang], list[Wait]]:
+    """Return a snapshot that omits the waiting jobs whose requests raise errors, the gangs of its
+    waiting jobs, and the decisions for the omitted jobs."""
+    of_queue: list[Gang] = []
+    unsound: dict[str, Wait] = {}
     for job in snapshot.queue:
         try:
-            gangs.of(job.request)
-            sound.append(job)
+            of_queue.append(gangs.of(job.request))
         except Exception as error:
             on_error(job.job_id, error)
-            unsound.append(Wait(job.job_id, not_planned_reason(error), None))
-    return (replace(snapshot, queue=tuple(sound)) if unsound else snapshot), unsound
+            unsound[job.job_id] = Wait(job.job_id, not_planned_reason(error), None)
+    if unsound:
+        sound = tuple([job for job in snapshot.queue if job.job_id not in unsound])
+        snapshot = replace(snapshot, queue=sound)
+    return snapshot, of_queue, list(unsound.values())
 
 
 def not_planned_reason(error: Exception) -> Reason:

@@ -34,6 +34,9 @@ from service.domain.scheduling.rules.shares import FarAhead, Tier, UserStanding
 MIN_RUN_S = 300.0
 """Default number of seconds for which a job holds its slots before it can be asked to release
 them."""
+RUNS_PER_START = 20.0
+"""Minimum time for which a job trains before it is preempted for a user's or queue's share or for a
+shorter job, relative to the time that its start took."""
 CLEARLY_LESS = 0.5
 """Upper bound for the waiting job's remaining work, relative to the running job's remaining
 work."""
@@ -88,6 +91,18 @@ class RunningJob:
     """Seconds since the group was last granted additional slots."""
     shrunk_s: float = math.inf
     """Seconds since the job was last asked to release slots because others gain more from them."""
+    start_s: float = 0.0
+    """Seconds from the assignment of the slots until the job could train; 0 if unknown."""
+
+    @property
+    def has_earned_start(self) -> bool:
+        """Whether the job has held its slots for long enough for another start to cost little in
+        comparison."""
+        return self.held_s >= self.earns_start_s
+
+    @property
+    def earns_start_s(self) -> float:
+        return RUNS_PER_START * self.start_s
 
 
 def leftover(holder: Holder) -> RunningJob:
@@ -109,17 +124,21 @@ def may_evict(
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
     at = coming.level(rank)
-    if not coming.is_before(rank, at):
+    # If the waiting job did not come first once the slots are free, another job would take them.
+    if not (coming < rank and coming.is_before(rank, at)):
         return False
     ours, theirs = coming.tiers[at], rank.tiers[at]
     if ours is Tier.QUOTA and theirs is not Tier.QUOTA:
         return True
     if ours == theirs and coming.priority > rank.priority:
         return True
+    if not running.yields or not running.has_earned_start:
+        return False
     user_is_owed = ahead.user and coming.user < rank.user
     is_owed = user_is_owed or (ahead.queues[at] and ours < theirs)
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
-    return running.yields and (is_owed or has_less)
+    has_less = has_less and coming.priority == rank.priority
+    return is_owed or has_less
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:

@@ -37,6 +37,11 @@ BUDGET_USED_UP = "budget_used_up"
 HELD = "held"
 
 
+Height = tuple[int, bool]
+"""How far a queue is above the job's queue, and whether the limit is for the whole queue, not for
+each user."""
+
+
 @dataclass(frozen=True)
 class Headroom:
     """The number of workers that a job may have, and the limit that determines this number."""
@@ -46,9 +51,9 @@ class Headroom:
     message: str = ""
     holders: tuple[str, ...] = ()
     """The first few of the jobs that hold the limited resources."""
-    height: int = 1 << 40
-    """The height of the scope whose limit this is. Limits with a lower height also count the
-    workers for which a job waits."""
+    height: Height = (1 << 40, True)
+    """The height of the scope whose limit this is. Only the limits up to it count the workers for
+    which a job waits."""
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
@@ -95,9 +100,7 @@ class _Scope:
     limit: str
     allows: str
     use: _Use
-    height: int
-    """The position among the scopes of an account: the limits of the user come before the limits of
-    the queue, and the limits of a queue before the limits of its parent."""
+    height: Height
     borrowing: Mapping[str, float]
     """The borrowing limit, where it is what limits the queue."""
 
@@ -159,8 +162,8 @@ class AccountLimits:
         if under is not UNLIMITED and num_workers > self._most(kind):
             return
         for scope, counted in self._limits_of(kind):
-            if scope.height > under.height:
-                break
+            if scope.height[0] > under.height[0] or scope.height[1] > under.height[1]:
+                continue
             use = scope.use
             for name, each in counted:
                 use.ahead[name] = use.ahead.get(name, 0.0) + num_workers * each
@@ -231,7 +234,7 @@ class QueueLimits:
             pass
         scopes = [*self._of_user(*account), *self._of_queue(account[0])]
         why = self._used_up.get(account[0])
-        closed = None if why is None else Headroom(0, BUDGET_USED_UP, why, height=-1)
+        closed = None if why is None else Headroom(0, BUDGET_USED_UP, why, height=(-1, False))
         limits = None
         if scopes or closed or self.lending:
             limits = AccountLimits(account[0], scopes, closed, self.lending)
@@ -245,7 +248,7 @@ class QueueLimits:
                 *(queue.user_limit, queue.max_running_per_user, owner),
                 *(f" in the queue {queue.name!r}", "its limit for a user"),
                 *(f"the queue {queue.name!r} allows a user", self._uses[queue.name, owner]),
-                *(height, {}),
+                *((height, False), {}),
             )
             for height, queue in enumerate(self._tree.upwards(name))
             if queue.user_limit or queue.max_running_per_user is not None
@@ -260,9 +263,12 @@ class QueueLimits:
                     QUEUE_LIMIT,
                     *(queue.most, queue.max_running, f"the queue {queue.name!r}", "", "its limit"),
                     *(f"the queue {queue.name!r} allows", self._uses[queue.name, None]),
-                    *(height, {n: queue.borrowing_limit[n] for n in queue.bound_by_borrowing}),
+                    *(
+                        (height, True),
+                        {n: queue.borrowing_limit[n] for n in queue.bound_by_borrowing},
+                    ),
                 )
-                for height, queue in enumerate(line, len(line))
+                for height, queue in enumerate(line)
                 if queue.most or queue.max_running is not None
             ]
         return found

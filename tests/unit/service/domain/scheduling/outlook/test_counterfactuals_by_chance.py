@@ -140,6 +140,7 @@ def _running(
         *(f"r{at}", draw.choice([30, 50, 80, 95]), draw.randint(0, 50), Request(number, bundle)),
         slices=tuple(slices),
         held_s=draw.choice([0.0, 200.0, 4000.0]),
+        start_s=draw.choice([0.0, 0.0, 300.0]),
         left_s=draw.choice([100.0, 900.0, 4000.0, 90000.0]),
         waited_s=0.0,
         yields=draw.random() < 0.5,

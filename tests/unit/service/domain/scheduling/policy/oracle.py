@@ -185,7 +185,9 @@ class Oracle:
         if ours == theirs and coming.priority > running.priority:
             return True
         (*_, ours_left, _, _), (*_, work, _, _) = self.key(coming), self.key(running)
-        return running.yields and work > 0 and ours_left < CLEARLY_LESS * work
+        is_worth_a_start = running.held_s >= 20 * running.start_s
+        has_less = coming.priority == running.priority and ours_left < CLEARLY_LESS * work
+        return running.yields and is_worth_a_start and work > 0 and has_less
 
     def may_shrink(self, coming: WaitingJob, running: RunningJob) -> bool:
         if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:

@@ -22,7 +22,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.rules import order
-from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S
+from service.domain.scheduling.rules.eviction import CLEARLY_LESS, MIN_RUN_S, RUNS_PER_START
 from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW, running, snapshot, waiting
 
 
@@ -57,6 +57,7 @@ def test_slots_that_are_being_left_are_waited_for_and_nobody_else_is_asked() -> 
         (waiting("new", 1), {"yields": False}),
         (waiting("new", 1), {"priority": 51, "yields": False}),
         (waiting("new", 1, priority=99), {"held_s": MIN_RUN_S - 1}),
+        (waiting("new", 1), {"start_s": 60.0, "held_s": 60.0 * RUNS_PER_START - 1}),
         (waiting("new", 4, left_s=HOUR), {"left_s": HOUR}),
         (waiting("new", 1), {"waited_s": order.LONGEST_WAIT_S + 1}),
         (waiting("new", 4, left_s=CLEARLY_LESS * HOUR), {"left_s": HOUR}),
@@ -82,6 +83,17 @@ def test_a_higher_priority_pushes_out_also_what_loses_its_work() -> None:
     _, leaves = plan(snapshot([waiting("new", 1, priority=51)], there), NOW)
     assert isinstance(leaves, Preempt)
     assert leaves.reason.message.endswith("has a higher priority")
+
+
+def test_how_long_a_start_took_matters_neither_to_priorities_nor_after_a_long_run() -> None:
+    slow = {"start_s": 600.0, "held_s": MIN_RUN_S}
+    _, leaves = plan(
+        snapshot([waiting("new", 1, priority=99)], [running("r", {"n": 4}, **slow)]), NOW
+    )
+    assert isinstance(leaves, Preempt)
+    slow["held_s"] = 600.0 * RUNS_PER_START
+    _, leaves = plan(snapshot([waiting("new", 1)], [running("r", {"n": 4}, **slow)]), NOW)
+    assert isinstance(leaves, Preempt)
 
 
 def test_those_that_lose_the_least_leave_and_no_more_than_are_needed() -> None:
@@ -210,12 +222,14 @@ def test_those_that_leave_are_enough_and_were_allowed_to_be_asked(seen: Snapshot
 @given(crowded())
 def test_a_job_for_which_others_were_preempted_starts_once_they_have_left(seen: Snapshot) -> None:
     # A job that yields might have to wait again, for a blocked job ahead that now fits.
-    queue = tuple(dataclasses.replace(job, yields=False) for job in seen.queue)
+    # After the overdue job has started, the next overdue job comes first, so let one be overdue.
+    queue = tuple(
+        dataclasses.replace(job, yields=False, waited_s=0.0 if job.seq else job.waited_s)
+        for job in seen.queue
+    )
     seen = dataclasses.replace(seen, queue=queue)
     decisions = plan(seen, NOW)
-    promised = {
-        d.job_id for d in decisions if isinstance(d, Wait) and d.reason.code == "room_is_made"
-    }
+    promised = {d.because_of for d in decisions if isinstance(d, Preempt)}
     gone = {d.job_id for d in decisions if isinstance(d, Preempt)}
     gone |= {job.job_id for job in seen.running if job.is_leaving}
     started = {d.job_id: d for d in decisions if isinstance(d, Start)}

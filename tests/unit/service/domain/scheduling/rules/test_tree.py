@@ -105,6 +105,28 @@ def test_only_slots_that_the_rules_allow_are_reclaimed(part: int) -> None:
     assert preempted > 10
 
 
+def test_no_job_leaves_for_one_that_would_not_get_its_slots() -> None:
+    """The running job is within the quota of the parent, and the larger one is not."""
+    low = snapshots.running("low", {"n": 1}, queue="q", priority=10, yields=False)
+    high = snapshots.waiting("high", 5, queue="q", priority=90)
+    queues = (Queue("p", quota={"GPU": 3.0}), Queue("q", parent="p"))
+    seen = replace(snapshots.snapshot([high], [low], {"n": 5.0}), queues=queues)
+    (decision,) = plan(seen, NOW)
+    assert isinstance(decision, Wait)
+
+
+def test_a_job_that_its_own_queue_blocks_uses_up_no_limit_of_its_user_above() -> None:
+    queues = (
+        Queue("p", user_limit={"GPU": 4.0}),
+        Queue("closed", parent="p", max_running=0),
+        Queue("open", parent="p"),
+    )
+    waiting = [snapshots.waiting("x", 4, queue="closed"), snapshots.waiting("y", 4, queue="open")]
+    seen = replace(snapshots.snapshot(waiting, [], {"n": 8.0}), queues=queues)
+    _, y = sorted(plan(seen, NOW), key=lambda each: each.job_id)
+    assert isinstance(y, Start)
+
+
 def outcomes(snapshot: Snapshot, *queues: Queue) -> list[object]:
     """The kind of each job's decision, if no job can be preempted: of equal candidates, those
     nearest in the tree come first."""

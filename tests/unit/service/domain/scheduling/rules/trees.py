@@ -290,7 +290,8 @@ class TreeOracle:
     def may_take(self, coming: Job, running: RunningJob) -> bool:
         """Whether a waiting job may take the slot of a running job."""
         at = self.parting(coming, running)
-        if running.held_s < MIN_RUN_S or not self.is_before(coming, running, at):
+        comes_first = self.is_before(coming, running, 0) and self.is_before(coming, running, at)
+        if running.held_s < MIN_RUN_S or not comes_first:
             return False
         ours, theirs = self.tier(coming, at), self.tier(running, at)
         if ours == 0 and theirs != 0:
@@ -300,7 +301,8 @@ class TreeOracle:
         path = list(reversed(self.line(running.queue)))
         far = at < len(path) and self.excess(path[at]) > 2 and ours < theirs
         user = self.standing(coming) < self.standing(running) and self.is_far(running)
-        less = self.rest(coming)[2] < 0.5 * self.rest(running)[2]
+        less = coming.priority == running.priority
+        less = less and self.rest(coming)[2] < 0.5 * self.rest(running)[2]
         return running.yields and (far or user or less)
 
     def is_far(self, job: Job) -> bool:
