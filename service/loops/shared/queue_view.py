@@ -218,7 +218,8 @@ def _start_s(attempt: Any) -> float:
     then."""
     if attempt.running_at is None:
         return 0.0
-    return max(0.0, (attempt.running_at - attempt.created_at).total_seconds())
+    took_s: float = (attempt.running_at - attempt.created_at).total_seconds()
+    return max(0.0, took_s)
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
