@@ -7,14 +7,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter, itemgetter
 
-from service.domain.scheduling.placement.gangs import Gang, Gangs
+from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.feasibility import can_ever_fit
 from service.domain.scheduling.policy.records import Snapshot, WaitingJob
 from service.domain.scheduling.rules import order, shares
 from service.domain.scheduling.rules.eviction import RunningJob
-from service.domain.scheduling.rules.limits import QueueLimits
+from service.domain.scheduling.rules.lending import Lending
+from service.domain.scheduling.rules.limits import UNLIMITED, QueueLimits
 from service.domain.scheduling.rules.tree import QueueTree, Uses
 
 
@@ -250,10 +251,14 @@ def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) ->
 
 class Able:
     """Determines which waiting jobs, checked one after another, could start now if enough slots
-    were free."""
+    were free, and how many workers jobs could add."""
 
-    def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
+    def __init__(
+        self, snapshot: Snapshot, gangs: Gangs, now: datetime, lending: Lending | None = None
+    ) -> None:
+        """`lending` is a trial, which is changed. Without it, lending limits are ignored."""
         self._now = now
+        self._lending = lending
         self._used_up = snapshot.used_up
         self._in_arrays = Counter(snapshot.running_of_arrays)
         self._limits = limits_of(snapshot, gangs)
@@ -274,8 +279,26 @@ class Able:
             return True
         if limits.headroom(job.job_id, gang.kind, gang.least).workers < gang.least:
             return False
-        limits.take(job.job_id, gang.kind, gang.least)
+        self.count(job, gang.kind, gang.least)
         return True
+
+    def most_more(self, job: WaitingJob | RunningJob, kind: WorkerKind) -> int:
+        """Return how many workers the job could add under the limits, and without slots that other
+        queues keep for themselves."""
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is None:
+            return UNLIMITED.workers
+        most = limits.headroom(job.job_id, kind, 1).workers
+        lent = None if self._lending is None else self._lending.workers(job.queue, kind, soon=True)
+        return most if lent is None else min(most, lent[0])
+
+    def count(self, job: WaitingJob | RunningJob, kind: WorkerKind, num_workers: int) -> None:
+        """Count workers that the job would add."""
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is not None:
+            limits.take(job.job_id, kind, num_workers)
+        if self._lending is not None:
+            self._lending.leave(job.queue, kind, -num_workers)
 
 
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
