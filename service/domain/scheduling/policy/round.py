@@ -166,7 +166,8 @@ class Round:
         if limits is not None:
             headroom = limits.headroom(job.job_id, kind, least)
             if headroom.workers < least:
-                limits.reserve(job.job_id, kind, least, headroom)
+                if self._claims_limits(gang):
+                    limits.reserve(job.job_id, kind, least, headroom)
                 return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
             most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
@@ -191,7 +192,7 @@ class Round:
                 limits.take(job.job_id, kind, count(slices))
             self._count_in_array(job)
             return Start(job.job_id, slices)
-        if limits is not None:
+        if limits is not None and self._claims_limits(gang):
             limits.reserve(job.job_id, kind, most)
         if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
             promised = self._promise(job, gang, offer, most, position)
@@ -213,6 +214,14 @@ class Round:
         elif not self._backfill.is_blocked:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
+
+    def _claims_limits(self, gang: Gang) -> bool:
+        """Whether a job that can't start counts towards the limits of its queue. A job that waits
+        for more than the ends of running jobs, such as the end of a reservation, doesn't count,
+        unless it waits for new nodes: jobs behind it could otherwise use up the limit again and
+        again, so that no nodes would be added for it."""
+        waits_for_nodes = self._to_come and not gang.request.is_bound
+        return bool(waits_for_nodes) or self._emptied.can_hold(gang)
 
     def _lent(self, limits: AccountLimits | None, kind: WorkerKind) -> tuple[Headroom, Headroom]:
         """Return how many workers fit now, and once the asked jobs have left, without slots that

@@ -8,9 +8,25 @@ from typing import Any
 import pytest
 
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
-from service.domain.scheduling.policy import Decision, Preempt, Request, RunningJob, plan
+from service.domain.scheduling.policy import (
+    Decision,
+    Preempt,
+    Request,
+    RunningJob,
+    Start,
+    Wait,
+    plan,
+)
 from service.domain.scheduling.rules.queues import Queue
-from tests.unit.service.domain.scheduling.snapshots import GPU, HOUR, NOW, running, snapshot
+from tests.unit.service.domain.scheduling.policy.test_reservations import reserved
+from tests.unit.service.domain.scheduling.snapshots import (
+    GPU,
+    HOUR,
+    NOW,
+    running,
+    snapshot,
+    waiting,
+)
 
 TIMES = tuple(ReportedStep(n, -(-n // 4), 64, 1.0 / n) for n in (1, 2, 4, 8))
 TWO_NODES = {"n1": 4.0, "n2": 4.0}
@@ -56,3 +72,32 @@ def test_groups_that_share_a_limit_are_not_all_resized() -> None:
     assert len(decide([], there, **facts)) == 2
     found = decide([], there, queues=(Queue("b", limit={"GPU": 8.0}),), **facts)
     assert [isinstance(each, Preempt) for each in found.values()] == [True]
+
+
+@pytest.mark.parametrize("names_it", [False, True])
+@pytest.mark.parametrize("parent", [None, "top"])
+def test_a_job_that_waits_for_a_window_leaves_the_limit_to_others(
+    names_it: bool, parent: str | None
+) -> None:
+    """It can't start before a maintenance window has ended, or its reservation is too small."""
+    limit = {"GPU": 8.0}
+    queues = [Queue("b", limit=limit), Queue("c")]
+    if parent is not None:
+        queues = [Queue(parent, limit=limit), Queue("b", parent=parent), Queue("c", parent=parent)]
+    there = reserved(-1, node_ids=frozenset({"n2"}), users=("ann",) * names_it)
+    large = waiting("large", 8, queue="b", owner="ann", priority=60)
+    if names_it:
+        large = replace(large, reservation="class")
+    small = waiting("small", 1, queue="b" if parent is None else "c")
+    found = decide([large, small], totals=TWO_NODES, queues=tuple(queues), reservations=(there,))
+    assert isinstance(found["large"], Wait)
+    assert isinstance(found["small"], Start)
+
+
+def test_a_job_that_waits_for_running_jobs_keeps_the_limit() -> None:
+    large, small = waiting("large", 8, queue="b", priority=60), waiting("small", 1, queue="b")
+    there = [running("x", {"n1": 1}, yields=False)]
+    queues = (Queue("b", limit={"GPU": 8.0}),)
+    found = decide([large, small], there, totals=TWO_NODES, queues=queues)
+    assert isinstance(found["small"], Wait)
+    assert found["small"].reason.code == "queue_limit"
