@@ -284,5 +284,5 @@ class Departures:
         self.backfill.leaves(running.job_id, slices)
         kind = self._gangs.of(running.request).kind
         if self._lending is not None:
-            self._lending.leave(running.queue, kind, count(slices))
+            self._lending.leave(running.queue, kind, slices)
         self._stock.expect(running.job_id, kind, slices)

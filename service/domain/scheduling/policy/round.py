@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
@@ -19,7 +18,7 @@ from service.domain.scheduling.policy.feasibility import (
     OPEN_ARE_REFUSED,
     can_ever_fit,
 )
-from service.domain.scheduling.policy.ranking import limits_of
+from service.domain.scheduling.policy.ranking import limits_of, too_early
 from service.domain.scheduling.policy.records import (
     Decision,
     Grow,
@@ -32,8 +31,8 @@ from service.domain.scheduling.policy.records import (
     WaitingJob,
 )
 from service.domain.scheduling.policy.windows import Windows
-from service.domain.scheduling.rules import order, times
-from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
+from service.domain.scheduling.rules import order
+from service.domain.scheduling.rules.dependencies import ArrayCounts
 from service.domain.scheduling.rules.limits import UNLIMITED, AccountLimits, Headroom
 from service.domain.scheduling.rules.obstacles import (
     PREPARING,
@@ -74,7 +73,8 @@ class Round:
         """Whether a blocked job reserved nothing because it waits for more than running jobs."""
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
         self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
-        self._limits = limits_of(snapshot, gangs)
+        lends = any(queue.lending_limit for queue in snapshot.queues)
+        self._limits = limits_of(snapshot, gangs, windows.lendable() if lends else None)
         self.departures = Departures(
             snapshot,
             windows.leaving(),
@@ -109,9 +109,7 @@ class Round:
         self._too_large: dict[Gang, Reason | None] = {}
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
-        self._running_of_arrays = Counter(snapshot.running_of_arrays)
-        self._promised_of_arrays: Counter[str] = Counter()
-        """Number of jobs for which other jobs are releasing slots, keyed by array."""
+        self._arrays = ArrayCounts(snapshot.running_of_arrays)
 
     def serve(self, group: Growing) -> Decision:
         """Give a group all the workers that it lacks, on any free slots, even on reserved slots."""
@@ -150,9 +148,8 @@ class Round:
             self._back_off(job, gang, job.not_before)
             message = f"waits to be retried at {job.not_before:%H:%M:%S} UTC"
             return Wait(job.job_id, Reason("backing_off", message), position)
-        if job.array is not None and self._is_full(job.array):
-            sentence = self._of_array(job.array)
-            return Wait(job.job_id, Reason("array_limit", sentence), position)
+        if (why_full := self._arrays.why_full(job.array)) is not None:
+            return Wait(job.job_id, Reason("array_limit", why_full), position)
         if job.preparing is not None:
             self._backing_off.append((job, gang))
             reason = Reason(PREPARING, job.preparing)
@@ -187,18 +184,17 @@ class Round:
                     return promised
         slices, passes = self._free_slots(job, kind, least, min(most, lent.workers), offer)
         if slices is not None:
-            self._take(job.job_id, kind, slices, ends_before=passes)
+            self._take(job, kind, slices, ends_before=passes)
             if limits is not None:
                 limits.take(job.job_id, kind, count(slices))
-            self._count_in_array(job)
+            self._arrays.start(job.array)
             return Start(job.job_id, slices)
         if limits is not None and self._claims_limits(gang):
             limits.reserve(job.job_id, kind, most)
         if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
             promised = self._promise(job, gang, offer, most, position)
             if promised is not None:
-                if job.array is not None:
-                    self._promised_of_arrays[job.array.array_id] += 1
+                self._arrays.promise(job.array)
                 return promised
         if has_slots and lent_soon.workers < least:
             return Wait(job.job_id, lent_soon.reason(gang.needs), position)
@@ -281,7 +277,7 @@ class Round:
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
             most = min(most, limits.headroom(job.job_id, kind, gang.least).workers)
-        is_full = job.array is not None and self._is_full(job.array)
+        is_full = self._arrays.why_full(job.array) is not None
         is_soon = (until - self._now).total_seconds() <= SOON_S
         if not is_soon or is_full or most < gang.least:
             self._backing_off.append((job, gang))
@@ -332,26 +328,13 @@ class Round:
         if slices is None:
             return None
         if self._limits.lending is not None:
-            self._limits.lending.leave(job.queue, gang.kind, -count(slices))
+            self._limits.lending.leave(job.queue, gang.kind, slices, -1)
         self._stock.promise(job.job_id, gang.kind, slices)
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)
         verb = "makes" if len(leaving) == 1 else "make"
         message = f"{gang.needs}; {jobs(leaving)} {verb} room for this job"
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
-
-    def _is_full(self, array: ArrayLimit) -> bool:
-        name = array.array_id
-        both = self._running_of_arrays[name] + self._promised_of_arrays[name]
-        return both >= array.max_running
-
-    def _of_array(self, array: ArrayLimit) -> str:
-        name = array.array_id
-        return array.sentence(self._running_of_arrays[name], self._promised_of_arrays[name])
-
-    def _count_in_array(self, job: WaitingJob) -> None:
-        if job.array is not None:
-            self._running_of_arrays[job.array.array_id] += 1
 
     def end_queue(self) -> None:
         """Set aside slots for jobs that back off. Called after the queue has been served and before
@@ -436,31 +419,27 @@ class Round:
                 stay.reason = on_error(stay.job_id, error)
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
-        self._take(group.job_id, gang.kind, slices)
+        self._take(group, gang.kind, slices)
         self.departures.keeps(group.job_id)
         num_workers = count(group.slices) + count(slices)
         batch_size = self.departures.batch_size(group.job_id, gang.kind, num_workers)
         return Grow(group.job_id, slices, batch_size)
 
     def _take(
-        self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...], *, ends_before: bool = False
+        self,
+        job: WaitingJob | Growing,
+        kind: WorkerKind,
+        slices: tuple[Slice, ...],
+        *,
+        ends_before: bool = False,
     ) -> None:
-        self._stock.take(job_id, kind, slices, ends_before=ends_before)
-        self._obstacles.hold(job_id, slices)
+        self._stock.take(job.job_id, kind, slices, ends_before=ends_before)
+        self._obstacles.hold(job.job_id, slices)
+        if self._limits.lending is not None:
+            self._limits.lending.take(job.queue, kind, slices)
 
     def _set_aside(self, job_id: str, gang: Gang, most: int, is_overdue: bool = True) -> None:
         self._obstacles.block(job_id, gang.kind)
         self._open.reserved.set_aside(gang.kind, most)
         if is_overdue:
             self._passable.reserved.set_aside(gang.kind, most)
-
-
-def too_early(job: WaitingJob, position: int) -> Wait | None:
-    """Return a decision if the job waits for other jobs to end, its begin time or its
-    reservation."""
-    if job.after:
-        reason = Reason("waiting_for_jobs", waits_for(job.after))
-        return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
-    if job.begins_at is not None:
-        return Wait(job.job_id, Reason(times.BEGINS_AT, times.begins(job.begins_at)), position)
-    return None if job.not_yet is None else Wait(job.job_id, job.not_yet, position)

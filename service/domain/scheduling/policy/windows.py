@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import FENCE
-from service.domain.scheduling.placement.slots import Fence, Node, Request
+from service.domain.scheduling.placement.slots import Fence, Node, Request, held_by_node, is_open
 from service.domain.scheduling.policy.records import Growing, Snapshot, WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
@@ -132,6 +132,21 @@ class Windows:
             else node
             for node in nodes
         )
+
+    def lendable(self) -> list[Node]:
+        """Return the nodes that the jobs of every queue can use now, with the resources that other
+        programs don't hold. Nodes of silos, and nodes in reservations that have begun, are
+        excluded."""
+        begun = [self._nodes_of[e.name] for e in self._all if e.begins_at <= self._now]
+        reserved = frozenset[str]().union(*begun)
+        held = held_by_node(self._snapshot.holders)
+        nodes = (node for node in self._snapshot.nodes if node.accepted)
+        usable = [_without_others(node, held.get(node.id, {})) for node in nodes]
+        return [
+            node
+            for node in (*usable, *self._snapshot.to_come)
+            if is_open(node.total) and node.id not in reserved
+        ]
 
     def _waiting(self, job: WaitingJob) -> WaitingJob:
         why = why_not_yet(job, job.attempt > 0, self._named, self._now)
@@ -245,6 +260,15 @@ class Windows:
             return None
         message = f"continues with fewer workers, because {each.spoken} includes some of its nodes"
         return Leaving(job, inside, Reason(RESERVED, message))
+
+
+def _without_others(node: Node, held: Mapping[str, float]) -> Node:
+    """Return the node without the resources that are neither free nor held by dray's jobs."""
+    usable = {
+        name: min(most, held.get(name, 0.0) + node.available_to_us.get(name, 0.0))
+        for name, most in node.total.items()
+    }
+    return replace(node, total=usable)
 
 
 def _stays_s(job: RunningJob) -> float:

@@ -25,7 +25,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import Fractions
-from service.domain.scheduling.placement.slots import Holder, Request, count
+from service.domain.scheduling.placement.slots import Holder, Request
 from service.domain.scheduling.placement.stock import Amounts, When
 from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.order import Rank
@@ -331,7 +331,7 @@ class SlotCheck:
         """Add these slots to the pool's free slots, or remove them again if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
         if self._lent is not None:
-            self._lent.lending.leave(ask.running.queue, kind, sign * count(ask.slices))
+            self._lent.lending.leave(ask.running.queue, kind, ask.slices, sign)
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
                 at = self._pool.at(part.node_id)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from service.config.node_types import OPEN
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.policy import (
     Decision,
+    Node,
     Preempt,
     Request,
     RunningJob,
@@ -101,3 +103,67 @@ def test_a_job_that_waits_for_running_jobs_keeps_the_limit() -> None:
     found = decide([large, small], there, totals=TWO_NODES, queues=queues)
     assert isinstance(found["small"], Wait)
     assert found["small"].reason.code == "queue_limit"
+
+
+KEEPS = (Queue("a", quota={"GPU": 4.0}, lending_limit={"GPU": 0.0}), Queue("b"))
+
+
+def closed(node: Node) -> Node:
+    found = {**node.total, OPEN: 0.0}
+    return replace(node, total=found, available_to_us=found)
+
+
+@pytest.mark.parametrize("why", ["maintenance", "reserved", "silo", "other program"])
+def test_nodes_that_the_lender_cant_use_are_not_counted(why: str) -> None:
+    """The queue a keeps 4 GPUs, which can only be those of n1."""
+    small = waiting("small", 1, queue="b")
+    users = ("ann",) if why == "reserved" else ()
+    seen = snapshot([small], totals=TWO_NODES, queues=KEEPS)
+    nodes = {node.id: node for node in seen.nodes}
+    if why in ("maintenance", "reserved"):
+        by = (reserved(-1, node_ids=frozenset({"n2"}), users=users),)
+        seen = replace(seen, reservations=by)
+    elif why == "silo":
+        seen = replace(seen, nodes=(nodes["n1"], closed(nodes["n2"])))
+    else:
+        nodes["n2"] = replace(nodes["n2"], available_to_us={"GPU": 0.0})
+        seen = replace(seen, nodes=tuple(nodes.values()))
+    (found,) = plan(seen, NOW)
+    assert isinstance(found, Wait)
+    assert found.reason.code == "lending_limit"
+    assert "4 GPU that are not in use are kept for the queue 'a'" in found.reason.message
+    own = replace(seen, queue=(waiting("own", 4, queue="a"),))
+    assert isinstance(plan(own, NOW)[0], Start)
+
+
+def test_what_jobs_hold_on_nodes_that_are_not_counted() -> None:
+    """The jobs of a on the reserved node don't use slots that a keeps on the other node."""
+    there = [running("x", {"n2": 4}, queue="a", owner="ann", reservation="class")]
+    by = (reserved(-1, node_ids=frozenset({"n2"})),)
+    found = decide(
+        [waiting("small", 1, queue="b")], there, totals=TWO_NODES, queues=KEEPS, reservations=by
+    )
+    assert isinstance(found["small"], Wait)
+    assert found["small"].reason.code == "lending_limit"
+
+
+def test_all_slots_of_a_reservation_can_be_used() -> None:
+    queues = (replace(KEEPS[0], quota={"GPU": 6.0}), KEEPS[1])
+    by = (reserved(-1, node_ids=frozenset({"n2"}), users=(), queues=("b",)),)
+    jobs = [waiting(f"j{n}", 1, queue="b", reservation="class", seq=n) for n in range(5)]
+    own = waiting("own", 4, queue="a")
+    facts = {"totals": TWO_NODES, "queues": queues, "reservations": by}
+    found = decide([*jobs, own, waiting("other", 1, queue="b")], **facts)
+    starts = [name for name, each in found.items() if isinstance(each, Start)]
+    assert sorted(starts) == ["j0", "j1", "j2", "j3", "own"]
+    assert isinstance(found["j4"], Wait)
+    assert found["j4"].reason.code == "waiting_for_slots"
+
+
+def test_a_job_of_a_reservation_preempts_in_spite_of_lending_limits() -> None:
+    by = (reserved(-1, node_ids=frozenset({"n2"}), users=(), queues=("b",)),)
+    there = [running("x", {"n2": 4}, queue="b", reservation="class", priority=10)]
+    urgent = waiting("urgent", 4, queue="b", reservation="class", priority=90)
+    queues = (replace(KEEPS[0], quota={"GPU": 8.0}), KEEPS[1])
+    found = decide([urgent], there, totals=TWO_NODES, queues=queues, reservations=by)
+    assert isinstance(found["x"], Preempt)
