@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
-from service.domain.scheduling.placement.pools import Offer, Pool
+from service.domain.scheduling.placement.pools import Offer, Pool, pack_later
 from service.domain.scheduling.placement.slots import Node, count, is_open, workers
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
@@ -16,7 +17,7 @@ from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.feasibility import (
     ALL_CLOSED,
     OPEN_ARE_REFUSED,
-    can_ever_fit,
+    Feasibility,
 )
 from service.domain.scheduling.policy.ranking import limits_of, too_early
 from service.domain.scheduling.policy.records import (
@@ -46,6 +47,9 @@ from service.domain.scheduling.rules.shares import FarAhead
 
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
+MAX_TOO_LATE = 20
+"""Maximum number of different jobs for which one plan finds that slots become free too late before
+a reservation. Further jobs reserve nothing, because finding these slots is slow."""
 SOON_S = 15.0
 """A job keeps its position if its backoff, in seconds, is at most this value. A backoff this short
 usually means that the job did not cause its failures."""
@@ -66,13 +70,15 @@ class Round:
         now: datetime,
     ) -> None:
         """`ranks` and `ahead` describe the running jobs, as in `Departures`."""
-        self._nodes = nodes
         self._gangs = gangs
         self._emptied = emptied
+        self._windows = windows
         self._skips_reservations = False
         """Whether a blocked job reserved nothing because it waits for more than running jobs."""
-        self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
-        self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
+        self._too_late: set[tuple[Gang, float | None, bool]] = set()
+        """Jobs for which slots become free too late, as (gang, limit, yields)."""
+        topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
+        self._stock = Stock(nodes, gangs, topology, snapshot.holders)
         lends = any(queue.lending_limit for queue in snapshot.queues)
         self._limits = limits_of(snapshot, gangs, windows.lendable() if lends else None)
         self.departures = Departures(
@@ -104,9 +110,7 @@ class Round:
         """Whether every accepted node accepts only ranks of silos."""
         are_refused = any(is_open(node.total) for node in snapshot.nodes)
         self._closed_because = OPEN_ARE_REFUSED if are_refused else ALL_CLOSED
-        self._possible: set[Gang] = set()
-        self._impossible: dict[Gang, Reason] = {}
-        self._too_large: dict[Gang, Reason | None] = {}
+        self._feasibility = Feasibility(nodes, snapshot.to_come, self._stock)
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
         self._arrays = ArrayCounts(snapshot.running_of_arrays)
@@ -142,7 +146,7 @@ class Round:
             return early
         if self._is_closed and not gang.request.homes:
             return Wait(job.job_id, Reason("no_nodes", self._closed_because), position)
-        if gang not in self._possible and (impossible := self._never_fits(gang)) is not None:
+        if (impossible := self._feasibility.why_never(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
@@ -199,7 +203,7 @@ class Round:
         if has_slots and lent_soon.workers < least:
             return Wait(job.job_id, lent_soon.reason(gang.needs), position)
         wait = Wait(job.job_id, PENDING, position)
-        if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
+        if self._to_come and (lacks := self._feasibility.why_not_now(gang)) is not None:
             wait.reason = lacks
         else:
             self._unexplained.append((wait, gang, self._obstacles.ahead_of(gang)))
@@ -241,18 +245,26 @@ class Round:
 
     def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
         """For the first job that can't start, reserve the slots that are expected to be free first.
-        Returns the slots. A job that waits for more than the ends of running jobs (`Emptied`)
-        reserves nothing, so that the next blocked job reserves slots."""
+        Returns the slots. A job that waits for more than the ends of running jobs, such as new
+        nodes (`Emptied`) or the end of a reservation, reserves nothing, so that the next blocked
+        job reserves slots."""
         kind = gang.kind
         # `block` is slow if a job waits for more than the ends of running jobs, so ask `Emptied`
         # first after that has happened once.
         if self._skips_reservations and not self._emptied.can_hold(gang):
             return ()
-        ending = self._backfill.block(kind, gang.least, is_overdue=is_overdue)
+        key = gang, job.ends_within_s, job.yields
+        if key in self._too_late or len(self._too_late) >= MAX_TOO_LATE:
+            return ()
+        closed_in = partial(self._windows.closed_in, job)
+        blocked = self._backfill.block(kind, gang.least, is_overdue=is_overdue, but=closed_in)
         slices = None
-        if ending is not None:
-            self._stock.look_ahead(ending)
-            slices = Pool(self._stock, When.LATER).pack_most(kind, gang.least, gang.least)
+        if blocked is not None:
+            if blocked.is_too_late:
+                self._too_late.add(key)
+                return ()
+            self._stock.look_ahead(blocked.ending)
+            slices = pack_later(self._stock, kind, gang.least, blocked.closed)
         elif not self._emptied.can_hold(gang):
             self._skips_reservations = True
             return ()
@@ -291,31 +303,6 @@ class Round:
         else:
             self._stock.promise(job.job_id, kind, slices)
             self._obstacles.block(job.job_id, kind)
-
-    def _never_fits(self, gang: Gang) -> Reason | None:
-        reason = self._impossible.get(gang)
-        if reason is None and self._stock.whole(gang.kind) < gang.least:
-            nodes = [*self._nodes, *self._to_come]
-            reason = can_ever_fit(gang.request, nodes, self._topology)
-        if reason is None:
-            self._possible.add(gang)
-        else:
-            self._impossible[gang] = reason
-        return reason
-
-    def _lacks_nodes(self, gang: Gang) -> Reason | None:
-        """Return why the current nodes could not run the gang even if they were empty; None if they
-        could."""
-        if self._stock.whole(gang.kind) >= gang.least:
-            return None
-        if gang not in self._too_large:
-            reason = can_ever_fit(gang.request, self._nodes, self._topology)
-            if reason is not None:
-                why = reason.message if self._nodes else "the cluster has no usable node"
-                message = f"{gang.needs}, and waits for nodes: {why}"
-                reason = Reason("waiting_for_nodes", message)
-            self._too_large[gang] = reason
-        return self._too_large[gang]
 
     def _promise(
         self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int

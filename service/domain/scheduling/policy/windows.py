@@ -152,8 +152,7 @@ class Windows:
         why = why_not_yet(job, job.attempt > 0, self._named, self._now)
         if why is not None:
             return replace(job, not_yet=Reason(WAITING_FOR_RESERVATION, why))
-        stays_s = math.inf if job.ends_within_s is None else job.ends_within_s + SETTLING_S
-        fence = self._fence(job, stays_s, yields=job.yields)
+        fence = self._fence(job, _would_stay_s(job), yields=job.yields)
         return job if fence is None else replace(job, request=self._fenced(job.request, fence))
 
     def _sized(self, job: RunningJob) -> RunningJob:
@@ -183,9 +182,7 @@ class Windows:
         admitting = self._admitting[claim]
         bound = None if job.reservation is None else self._named.get(job.reservation)
         own = None if bound is None or bound.flex else bound.name
-        lead_s = self._snapshot.leave_s
-        hard_s = stays_s + lead_s
-        soft_s = min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s
+        soft_s, hard_s = self._needed_s(stays_s, yields=yields)
         soft, hard = bisect_left(self._soft[0], soft_s), bisect_left(self._hard[0], hard_s)
         key = admitting, own, soft, hard
         if key not in self._fence_of:
@@ -194,6 +191,27 @@ class Windows:
                 [e for e in begun if e.name not in admitting], own
             )
         return self._fence_of[key]
+
+    def _needed_s(self, stays_s: float, *, yields: bool) -> tuple[float, float]:
+        """Return the minimum number of seconds from the start of a job until reservations begin
+        whose jobs are preempted, and until other reservations begin."""
+        lead_s = self._snapshot.leave_s
+        hard_s = stays_s + lead_s
+        return min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s, hard_s
+
+    def closed_in(self, job: WaitingJob, in_s: float) -> frozenset[str]:
+        """Return the nodes that the job can use now, but not if it started after `in_s` seconds."""
+        soft_s, hard_s = self._needed_s(_would_stay_s(job), yields=job.yields)
+        closed = frozenset[str]()
+        for each in self._all:
+            needed_s = soft_s if each.at_begin == "preempt" else hard_s
+            begins_in_s, ends_in_s = (
+                (moment - self._now) / timedelta(seconds=1)
+                for moment in (each.begins_at, each.ends_at)
+            )
+            if begins_in_s < in_s + needed_s and in_s < ends_in_s and not each.admits(job):
+                closed |= self._nodes_of[each.name]
+        return closed if job.request.fence is None else closed - job.request.fence.nodes
 
     def _new_fence(self, others: Sequence[Reservation], own: str | None) -> Fence | None:
         within = self._ids if own is None else self._nodes_of[own]
@@ -269,6 +287,10 @@ def _without_others(node: Node, held: Mapping[str, float]) -> Node:
         for name, most in node.total.items()
     }
     return replace(node, total=usable)
+
+
+def _would_stay_s(job: WaitingJob) -> float:
+    return math.inf if job.ends_within_s is None else job.ends_within_s + SETTLING_S
 
 
 def _stays_s(job: RunningJob) -> float:

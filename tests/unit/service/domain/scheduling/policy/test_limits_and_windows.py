@@ -167,3 +167,40 @@ def test_a_job_of_a_reservation_preempts_in_spite_of_lending_limits() -> None:
     queues = (replace(KEEPS[0], quota={"GPU": 8.0}), KEEPS[1])
     found = decide([urgent], there, totals=TWO_NODES, queues=queues, reservations=by)
     assert isinstance(found["x"], Preempt)
+
+
+LARGE = waiting("large", 4, yields=False, ends_within_s=4 * HOUR, seq=1)
+SMALL = waiting("small", 1, yields=False, ends_within_s=2.5 * HOUR, seq=3)
+
+
+def in_2_h(name: str, slices: dict[str, int], hours: float = 2.0) -> RunningJob:
+    return running(name, slices, yields=False, left_s=hours * HOUR, ends_within_s=hours * HOUR)
+
+
+@pytest.mark.parametrize("begin_h", [5.0, 7.0])
+def test_slots_that_are_free_too_late_before_a_window_are_not_reserved(begin_h: float) -> None:
+    there = [in_2_h("x", {"n": 3})]
+    by = (reserved(begin_h, begin_h + 1, node_ids=frozenset({"n"}), users=()),)
+    found = decide([LARGE, SMALL], there, reservations=by)
+    assert isinstance(found["large"], Wait)
+    assert isinstance(found["small"], Start) is (begin_h == 5.0)
+    assert bool(found["large"].reserved) is (begin_h == 7.0)
+
+
+def test_slots_without_a_window_are_reserved_even_if_they_are_free_later() -> None:
+    there = [in_2_h("x", {"n1": 3}), in_2_h("y", {"n2": 4}, 3.0)]
+    by = (reserved(5, 6, node_ids=frozenset({"n1"}), users=()),)
+    found = decide([LARGE, SMALL], there, totals=TWO_NODES, reservations=by)
+    assert isinstance(found["large"], Wait)
+    assert [part.node_id for part in found["large"].reserved] == ["n2"]
+    assert isinstance(found["small"], Start), "it leaves n1 before the window begins"
+
+
+def test_the_next_job_reserves_slots() -> None:
+    there = [in_2_h("x", {"n": 3})]
+    by = (reserved(5, 6, node_ids=frozenset({"n"}), users=()),)
+    next_one = waiting("next", 4, yields=False, ends_within_s=2 * HOUR, seq=2)
+    found = decide([LARGE, next_one, SMALL], there, reservations=by)
+    assert isinstance(found["next"], Wait)
+    assert found["next"].reserved
+    assert isinstance(found["small"], Wait)
