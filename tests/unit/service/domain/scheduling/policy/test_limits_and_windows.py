@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 
 from service.config.node_types import OPEN
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
+from service.domain.scheduling.placement.slots import count
 from service.domain.scheduling.policy import (
     Decision,
     Node,
     Preempt,
     Request,
     RunningJob,
+    Snapshot,
     Start,
     Wait,
     plan,
@@ -74,6 +77,62 @@ def test_groups_that_share_a_limit_are_not_all_resized() -> None:
     assert len(decide([], there, **facts)) == 2
     found = decide([], there, queues=(Queue("b", limit={"GPU": 8.0}),), **facts)
     assert [isinstance(each, Preempt) for each in found.values()] == [True]
+
+
+def drawn(draw: random.Random) -> Snapshot:
+    """Groups on up to 4 nodes, in queues with limits, and a queue that keeps slots. No group is
+    within a quota."""
+    keeps = {"GPU": float(draw.randint(0, 8))}
+    queues = [
+        Queue("a", quota=keeps, lending_limit={"GPU": float(draw.randint(0, 4))}),
+        Queue("top", limit={"GPU": float(draw.randint(4, 16))}),
+    ]
+    names = ["b", "c"]
+    for name in names:
+        limits = {
+            rule: {"GPU": float(draw.randint(2, 10))}
+            for rule in ("limit", "user_limit")
+            if draw.random() < 0.25
+        }
+        queues.append(Queue(name, parent=draw.choice([None, "top"]), **limits))
+    totals = {f"n{number}": 4.0 for number in range(draw.randint(1, 4))}
+    free = dict(totals)
+    there, elastic = [], {}
+    for number in range(draw.randint(1, 3)):
+        node = draw.choice(sorted(free))
+        if free[node] >= 1:
+            size = draw.choice([each for each in (1, 2, 4) if each <= free[node]])
+            free[node] -= size
+            name, queue = f"r{number}", draw.choice(names)
+            there.append(group(name, {node: size}, queue=queue, seq=number))
+            elastic[name] = sizes()
+    return snapshot([], there, totals, queues=tuple(queues), elastic=elastic)
+
+
+def test_a_resized_group_resumes_with_more_workers() -> None:
+    """Restart the groups that are resized, and plan again; the other groups stay."""
+    resized = 0
+    for seed in range(400):
+        seen = drawn(random.Random(seed))
+        running = {job.job_id: job for job in seen.running}
+        asked = [each for each in plan(seen, NOW) if isinstance(each, Preempt)]
+        grows = [each.job_id for each in asked if "resumes on" in each.reason.message]
+        if len(grows) < len(asked):  # others pause
+            continue
+        left = [replace(job, held_s=0.0) for name, job in running.items() if name not in grows]
+        again = [
+            waiting(name, 8, min_workers=1, queue=running[name].queue, seq=running[name].seq)
+            for name in grows
+        ]
+        totals = {node.id: node.total["GPU"] for node in seen.nodes}
+        facts = {"queues": seen.queues, "elastic": seen.elastic, "totals": totals}
+        found = decide(again, left, **facts)
+        for name in grows:
+            start, before = found[name], running[name]
+            assert isinstance(start, Start), (seed, start)
+            assert count(start.slices) > count(before.slices), seed
+            resized += 1
+    assert resized > 50
 
 
 @pytest.mark.parametrize("names_it", [False, True])
@@ -204,3 +263,56 @@ def test_the_next_job_reserves_slots() -> None:
     assert isinstance(found["next"], Wait)
     assert found["next"].reserved
     assert isinstance(found["small"], Wait)
+
+
+def test_what_other_queues_can_hold_on_nodes_of_all_sorts() -> None:
+    """Count GPUs one by one: jobs of b, which need one GPU each, hold what a doesn't keep."""
+    seen_codes = set()
+    for seed in range(300):
+        draw = random.Random(seed)
+        sorts = [draw.choice(("plain", "plain", "window", "own", "silo")) for _ in range(4)]
+        names = {f"n{number}": sort for number, sort in enumerate(sorts)}
+        held = {name: draw.randint(0, 2) for name in names}
+        foreign = {name: draw.randint(0, 2) for name in names}
+        there = [
+            running(f"r{name}", {name: number}, queue=draw.choice("ab"), held_s=0.0)
+            for name, number in held.items()
+            if number
+        ]
+        keeps, lends = draw.randint(0, 8), draw.randint(0, 3)
+        queues = (
+            Queue("a", quota={"GPU": float(keeps)}, lending_limit={"GPU": float(lends)}),
+            Queue("b"),
+        )
+        by = []
+        for sort, queue_names in (("window", ()), ("own", ("b",))):
+            ids = frozenset(name for name in names if names[name] == sort)
+            usual = {"users": (), "queues": queue_names, "at_begin": "wait"}
+            by.append(reserved(-1, name=sort, node_ids=ids, **usual))
+        jobs = [waiting(f"b{n}", queue="b", seq=n, yields=False) for n in range(16)]
+        bound = [replace(job, job_id=f"own{n}", reservation="own") for n, job in enumerate(jobs)]
+        seen = snapshot(
+            [*jobs, *bound], there, dict.fromkeys(names, 4.0), queues=queues, reservations=tuple(by)
+        )
+        nodes = []
+        for node in seen.nodes:
+            node = closed(node) if names[node.id] == "silo" else node
+            free = {"GPU": 4.0 - held[node.id] - foreign[node.id]}
+            nodes.append(replace(node, available_to_us={**node.available_to_us, **free}))
+        found = {each.job_id: each for each in plan(replace(seen, nodes=tuple(nodes)), NOW)}
+        free_of = {
+            sort: sum(4 - held[n] - foreign[n] for n in names if names[n] == sort)
+            for sort in ("plain", "own")
+        }
+        of_a = sum(
+            count(job.slices)
+            for job in there
+            if job.queue == "a" and names[job.slices[0].node_id] == "plain"
+        )
+        kept = max(0, keeps - lends - of_a)
+        starts = [name for name, each in found.items() if isinstance(each, Start)]
+        assert sum(name.startswith("own") for name in starts) == free_of["own"], seed
+        expected = min(16, max(0, free_of["plain"] - kept))
+        assert sum(name.startswith("b") for name in starts) == expected, seed
+        seen_codes |= {each.reason.code for each in found.values() if isinstance(each, Wait)}
+    assert "lending_limit" in seen_codes
