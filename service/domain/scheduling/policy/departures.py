@@ -121,19 +121,24 @@ class Departures:
         others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
         lending = None if self._lending is None else self._lending.trial()
         able = Able(self._snapshot, self._gangs, now, lending)
+        starting: list[tuple[WaitingJob, Gang, order.Rank, sizing.ElasticJob]] = []
         for job, gang, rank in waiting:
-            more = able.most_more(job, gang.kind)
             if not emptied.can_hold(gang) or not able.claims_capacity(job, gang):
                 continue
-            standing = rank.standing
             # The sizing rules ignore topology domains, so don't use them for jobs that require one.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
-                others[standing, gang.kind] += gang.least
+                others[rank.standing, gang.kind] += gang.least
                 continue
-            choice = replace(choice, most=min(choice.most, max(gang.least, more)))
+            starting.append((job, gang, rank, choice))
+        for job, gang, rank, choice in starting:  # each of them has been counted with its minimum
+            most = gang.least + able.most_more(job, gang.kind)
+            choice = replace(choice, most=min(choice.most, most))
             claims.append(
-                ElasticClaim(job.job_id, standing, gang.kind, choice, comes_first=rank.is_overdue)
+                ElasticClaim(
+                    *(job.job_id, rank.standing, gang.kind, choice),
+                    comes_first=rank.is_overdue,
+                )
             )
         sized = [
             job
