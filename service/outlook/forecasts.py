@@ -98,6 +98,7 @@ def situation(
     }
     return Situation(
         replace(snapshot, queue=tuple(sorted(snapshot.queue, key=position))),
+        made_at=now,
         arrays={job.id: job.array_id for job in known.jobs if job.array_id is not None},
         cancelled=frozenset(job.id for job in known.jobs if job.state is JobState.CANCELLING),
         usual_s=known.usual_s,

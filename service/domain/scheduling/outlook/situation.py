@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TypeVar
 
 from service.domain.progress import TimeLeft
@@ -15,6 +16,7 @@ from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.policy.ranking import active_accounts
+from service.domain.scheduling.policy.windows import Windows
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Tier, UserStanding
@@ -51,6 +53,8 @@ class Situation:
     left_out: Mapping[str, int] = field(default_factory=dict)
     """For jobs of the snapshot, keyed by id: the number of waiting jobs with the same request and
     limits that are left out of the snapshot because they wait behind the job."""
+    made_at: datetime | None = None
+    """The time of the snapshot; None if it is not needed, because the shares are not computed."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
         """Return the situation reduced to the first waiting jobs of each kind."""
@@ -116,7 +120,10 @@ class Situation:
         return replace(self, snapshot=replace(self.snapshot, queue=queue))
 
     def active_accounts(self) -> frozenset[Account]:
-        return self.accounts | active_accounts(self.snapshot)
+        snapshot = self.snapshot
+        if self.made_at is not None:  # jobs that wait for their reservation don't count
+            snapshot = Windows(snapshot, self.made_at).apply()
+        return self.accounts | active_accounts(snapshot)
 
     def favoured(self, queue: str, owner: str) -> list[Reason]:
         """Return the reasons why other jobs come before this user's jobs in this queue."""

@@ -8,7 +8,7 @@ is counted per domain (`placement`) only when a gang is placed or must be within
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from ray_workers.shared.contracts import Slice
@@ -319,6 +319,21 @@ class _Capacity:
             aside = self._reserved.on[group.kind]
             size = self._size_of[group] = self._kind.fits(group.amounts, aside)
         return size
+
+
+def pack_later(
+    stock: Stock, kind: WorkerKind, num_workers: int, closed: Collection[str]
+) -> tuple[Slice, ...] | None:
+    """Return slots that are free LATER, on nodes that are not in `closed`; None if there are too
+    few."""
+    later = stock.by_when[When.LATER]
+    before = {n: later.group_of[n].amounts for n in closed if n in later.group_of}
+    for node_id, amounts in before.items():
+        later.set(node_id, (0.0,) * len(amounts))
+    found = Pool(stock, When.LATER).pack_most(kind, num_workers, num_workers)
+    for node_id, amounts in before.items():
+        later.set(node_id, amounts)
+    return found
 
 
 class Offer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
@@ -118,18 +119,26 @@ class Departures:
         elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
         claims: list[ElasticClaim] = []
         others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
-        able = Able(self._snapshot, self._gangs, now)
+        lending = None if self._lending is None else self._lending.trial()
+        able = Able(self._snapshot, self._gangs, now, lending)
+        starting: list[tuple[WaitingJob, Gang, order.Rank, sizing.ElasticJob]] = []
         for job, gang, rank in waiting:
             if not emptied.can_hold(gang) or not able.claims_capacity(job, gang):
                 continue
-            standing = rank.standing
             # The sizing rules ignore topology domains, so don't use them for jobs that require one.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
-                others[standing, gang.kind] += gang.least
+                others[rank.standing, gang.kind] += gang.least
                 continue
+            starting.append((job, gang, rank, choice))
+        for job, gang, rank, choice in starting:  # each of them has been counted with its minimum
+            most = gang.least + able.most_more(job, gang.kind)
+            choice = replace(choice, most=min(choice.most, most))
             claims.append(
-                ElasticClaim(job.job_id, standing, gang.kind, choice, comes_first=rank.is_overdue)
+                ElasticClaim(
+                    *(job.job_id, rank.standing, gang.kind, choice),
+                    comes_first=rank.is_overdue,
+                )
             )
         sized = [
             job
@@ -142,13 +151,15 @@ class Departures:
         ]
         for running in sized:
             choice, rank = elastic[running.job_id], self._ranks[running.job_id]
+            kind, held = self._gangs.of(running.request).kind, count(running.slices)
+            choice = replace(choice, most=min(choice.most, held + able.most_more(running, kind)))
             claims.append(
                 ElasticClaim(
                     running.job_id,
                     rank.standing,
-                    self._gangs.of(running.request).kind,
+                    kind,
                     choice,
-                    held=count(running.slices),
+                    held=held,
                     stays=running.held_s < min_run_s
                     or not (choice.in_place or running.has_earned_start),
                     comes_first=rank.is_overdue
@@ -159,6 +170,12 @@ class Departures:
             )
         self.targets |= targets(claims, others, self._soon.capacity, self._stock.largest)
         for running in sized:
+            kind, held = self._gangs.of(running.request).kind, count(running.slices)
+            more = self.targets[running.job_id] - held
+            if more > 0:  # the sizes of several jobs can exceed a limit that the jobs share
+                more = min(more, able.most_more(running, kind))
+                able.count(running, kind, more)
+                self.targets[running.job_id] = held + more
             self._resize(running, self.targets[running.job_id])
 
     def _resize(self, running: RunningJob, target: int) -> None:
@@ -273,5 +290,5 @@ class Departures:
         self.backfill.leaves(running.job_id, slices)
         kind = self._gangs.of(running.request).kind
         if self._lending is not None:
-            self._lending.leave(running.queue, kind, count(slices))
+            self._lending.leave(running.queue, kind, slices)
         self._stock.expect(running.job_id, kind, slices)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ray_workers.shared.contracts import RoleSlots
 from service.config.node_types import LABEL, OPEN
+from service.domain.scheduling.placement.gangs import Gang
 from service.domain.scheduling.placement.heterogeneous import never_fits
 from service.domain.scheduling.placement.pinned_nodes import place_pinned
 from service.domain.scheduling.placement.slots import (
@@ -25,6 +26,7 @@ from service.domain.scheduling.placement.slots import (
     spoken_ranks,
     workers,
 )
+from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
 from service.domain.scheduling.rules.obstacles import Reason
 
@@ -44,6 +46,46 @@ def can_ever_fit(
     kept = len(nodes) - len(accepted)
     verbs = "is not accepted does not" if kept == 1 else "are not accepted do not"
     return _unsatisfiable(f"{reason.message} ({number_of_nodes(kept)} that {verbs} count)")
+
+
+class Feasibility:
+    """Whether gangs could run on the nodes of a plan if these were empty."""
+
+    def __init__(self, nodes: Sequence[Node], to_come: Sequence[Node], stock: Stock) -> None:
+        """`stock` contains `nodes`, and its topology also contains the nodes to come."""
+        self._nodes = nodes
+        self._to_come = to_come
+        self._stock = stock
+        self._possible: set[Gang] = set()
+        self._impossible: dict[Gang, Reason] = {}
+        self._too_large: dict[Gang, Reason | None] = {}
+
+    def why_never(self, gang: Gang) -> Reason | None:
+        """Return why the gang can't run even with the nodes to come; None if it could."""
+        if gang in self._possible:
+            return None
+        reason = self._impossible.get(gang)
+        if reason is None and self._stock.whole(gang.kind) < gang.least:
+            nodes = [*self._nodes, *self._to_come]
+            reason = can_ever_fit(gang.request, nodes, self._stock.topology)
+        if reason is None:
+            self._possible.add(gang)
+        else:
+            self._impossible[gang] = reason
+        return reason
+
+    def why_not_now(self, gang: Gang) -> Reason | None:
+        """Return why the gang can't run on the current nodes; None if it could."""
+        if self._stock.whole(gang.kind) >= gang.least:
+            return None
+        if gang not in self._too_large:
+            reason = can_ever_fit(gang.request, self._nodes, self._stock.topology)
+            if reason is not None:
+                why = reason.message if self._nodes else "the cluster has no usable node"
+                message = f"{gang.needs}, and waits for nodes: {why}"
+                reason = Reason("waiting_for_nodes", message)
+            self._too_large[gang] = reason
+        return self._too_large[gang]
 
 
 def _why_not_on(

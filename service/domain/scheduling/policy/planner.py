@@ -45,8 +45,9 @@ from datetime import datetime
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.policy.ordering import OnError, in_order, not_planned_reason
+from service.domain.scheduling.policy.ranking import too_early
 from service.domain.scheduling.policy.records import Decision, Growing, Snapshot, Stay, Wait
-from service.domain.scheduling.policy.round import Round, too_early
+from service.domain.scheduling.policy.round import Round
 from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 

@@ -7,14 +7,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter, itemgetter
 
-from service.domain.scheduling.placement.gangs import Gang, Gangs
+from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
+from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.feasibility import can_ever_fit
-from service.domain.scheduling.policy.records import Snapshot, WaitingJob
-from service.domain.scheduling.rules import order, shares
+from service.domain.scheduling.policy.records import Snapshot, Wait, WaitingJob
+from service.domain.scheduling.rules import order, shares, times
+from service.domain.scheduling.rules.dependencies import waits_for
 from service.domain.scheduling.rules.eviction import RunningJob
-from service.domain.scheduling.rules.limits import QueueLimits
+from service.domain.scheduling.rules.lending import Lending
+from service.domain.scheduling.rules.limits import UNLIMITED, QueueLimits
+from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.tree import QueueTree, Uses
 
 
@@ -250,10 +254,14 @@ def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) ->
 
 class Able:
     """Determines which waiting jobs, checked one after another, could start now if enough slots
-    were free."""
+    were free, and how many workers jobs could add."""
 
-    def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
+    def __init__(
+        self, snapshot: Snapshot, gangs: Gangs, now: datetime, lending: Lending | None = None
+    ) -> None:
+        """`lending` is a trial, which is changed. Without it, lending limits are ignored."""
         self._now = now
+        self._lending = lending
         self._used_up = snapshot.used_up
         self._in_arrays = Counter(snapshot.running_of_arrays)
         self._limits = limits_of(snapshot, gangs)
@@ -270,19 +278,36 @@ class Able:
             if self._in_arrays[job.array.array_id] > job.array.max_running:
                 return False
         limits = self._limits.of((job.queue, job.owner))
-        if limits is None:
-            return True
-        if limits.headroom(job.job_id, gang.kind, gang.least).workers < gang.least:
+        if limits is not None and (
+            limits.headroom(job.job_id, gang.kind, gang.least).workers < gang.least
+        ):
             return False
-        limits.take(job.job_id, gang.kind, gang.least)
+        self.count(job, gang.kind, gang.least)
         return True
 
+    def most_more(self, job: WaitingJob | RunningJob, kind: WorkerKind) -> int:
+        """Return how many workers the job could add under the limits, and without slots that other
+        queues keep for themselves."""
+        limits = self._limits.of((job.queue, job.owner))
+        most = (limits.headroom(job.job_id, kind, 1) if limits else UNLIMITED).workers
+        lent = None if self._lending is None else self._lending.workers(job.queue, kind, soon=True)
+        return most if lent is None else min(most, lent[0])
 
-def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
+    def count(self, job: WaitingJob | RunningJob, kind: WorkerKind, num_workers: int) -> None:
+        """Count workers that the job would add."""
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is not None:
+            limits.take(job.job_id, kind, num_workers)
+        if self._lending is not None:
+            self._lending.expect(job.queue, kind, num_workers)
+
+
+def limits_of(
+    snapshot: Snapshot, gangs: Gangs, lendable: Sequence[Node] | None = None
+) -> QueueLimits:
     """Return the limits of queues. The slots that jobs hold, and the slots that running groups
-    lack, count towards the limits."""
-    nodes = [*snapshot.nodes, *snapshot.to_come]
-    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up, nodes)
+    lack, count towards the limits. `lendable` is described in `QueueLimits`."""
+    limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up, lendable)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))
         if of_account is not None:
@@ -295,3 +320,14 @@ def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
     queue whose budget is used up."""
     is_early = job.held or job.after or job.begins_at or job.not_yet
     return bool(is_early) or job.queue in used_up
+
+
+def too_early(job: WaitingJob, position: int) -> Wait | None:
+    """Return a decision if the job waits for other jobs to end, its begin time or its
+    reservation."""
+    if job.after:
+        reason = Reason("waiting_for_jobs", waits_for(job.after))
+        return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
+    if job.begins_at is not None:
+        return Wait(job.job_id, Reason(times.BEGINS_AT, times.begins(job.begins_at)), position)
+    return None if job.not_yet is None else Wait(job.job_id, job.not_yet, position)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
-from service.domain.scheduling.placement.pools import Offer, Pool
+from service.domain.scheduling.placement.pools import Offer, Pool, pack_later
 from service.domain.scheduling.placement.slots import Node, count, is_open, workers
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
@@ -17,9 +17,9 @@ from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.feasibility import (
     ALL_CLOSED,
     OPEN_ARE_REFUSED,
-    can_ever_fit,
+    Feasibility,
 )
-from service.domain.scheduling.policy.ranking import limits_of
+from service.domain.scheduling.policy.ranking import limits_of, too_early
 from service.domain.scheduling.policy.records import (
     Decision,
     Grow,
@@ -32,8 +32,8 @@ from service.domain.scheduling.policy.records import (
     WaitingJob,
 )
 from service.domain.scheduling.policy.windows import Windows
-from service.domain.scheduling.rules import order, times
-from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
+from service.domain.scheduling.rules import order
+from service.domain.scheduling.rules.dependencies import ArrayCounts
 from service.domain.scheduling.rules.limits import UNLIMITED, AccountLimits, Headroom
 from service.domain.scheduling.rules.obstacles import (
     PREPARING,
@@ -47,6 +47,9 @@ from service.domain.scheduling.rules.shares import FarAhead
 
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
+MAX_TOO_LATE = 20
+"""Maximum number of different jobs for which one plan finds that slots become free too late before
+a reservation. Further jobs reserve nothing, because finding these slots is slow."""
 SOON_S = 15.0
 """A job keeps its position if its backoff, in seconds, is at most this value. A backoff this short
 usually means that the job did not cause its failures."""
@@ -67,14 +70,17 @@ class Round:
         now: datetime,
     ) -> None:
         """`ranks` and `ahead` describe the running jobs, as in `Departures`."""
-        self._nodes = nodes
         self._gangs = gangs
         self._emptied = emptied
+        self._windows = windows
         self._skips_reservations = False
         """Whether a blocked job reserved nothing because it waits for more than running jobs."""
-        self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
-        self._stock = Stock(nodes, gangs, self._topology, snapshot.holders)
-        self._limits = limits_of(snapshot, gangs)
+        self._too_late: set[tuple[Gang, float | None, bool]] = set()
+        """Jobs for which slots become free too late, as (gang, limit, yields)."""
+        topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
+        self._stock = Stock(nodes, gangs, topology, snapshot.holders)
+        lends = any(queue.lending_limit for queue in snapshot.queues)
+        self._limits = limits_of(snapshot, gangs, windows.lendable() if lends else None)
         self.departures = Departures(
             snapshot,
             windows.leaving(),
@@ -104,14 +110,10 @@ class Round:
         """Whether every accepted node accepts only ranks of silos."""
         are_refused = any(is_open(node.total) for node in snapshot.nodes)
         self._closed_because = OPEN_ARE_REFUSED if are_refused else ALL_CLOSED
-        self._possible: set[Gang] = set()
-        self._impossible: dict[Gang, Reason] = {}
-        self._too_large: dict[Gang, Reason | None] = {}
+        self._feasibility = Feasibility(nodes, snapshot.to_come, self._stock)
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
-        self._running_of_arrays = Counter(snapshot.running_of_arrays)
-        self._promised_of_arrays: Counter[str] = Counter()
-        """Number of jobs for which other jobs are releasing slots, keyed by array."""
+        self._arrays = ArrayCounts(snapshot.running_of_arrays)
 
     def serve(self, group: Growing) -> Decision:
         """Give a group all the workers that it lacks, on any free slots, even on reserved slots."""
@@ -144,15 +146,14 @@ class Round:
             return early
         if self._is_closed and not gang.request.homes:
             return Wait(job.job_id, Reason("no_nodes", self._closed_because), position)
-        if gang not in self._possible and (impossible := self._never_fits(gang)) is not None:
+        if (impossible := self._feasibility.why_never(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
             message = f"waits to be retried at {job.not_before:%H:%M:%S} UTC"
             return Wait(job.job_id, Reason("backing_off", message), position)
-        if job.array is not None and self._is_full(job.array):
-            sentence = self._of_array(job.array)
-            return Wait(job.job_id, Reason("array_limit", sentence), position)
+        if (why_full := self._arrays.why_full(job.array)) is not None:
+            return Wait(job.job_id, Reason("array_limit", why_full), position)
         if job.preparing is not None:
             self._backing_off.append((job, gang))
             reason = Reason(PREPARING, job.preparing)
@@ -166,7 +167,8 @@ class Round:
         if limits is not None:
             headroom = limits.headroom(job.job_id, kind, least)
             if headroom.workers < least:
-                limits.reserve(job.job_id, kind, least, headroom)
+                if self._claims_limits(gang):
+                    limits.reserve(job.job_id, kind, least, headroom)
                 return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
             most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
@@ -186,23 +188,22 @@ class Round:
                     return promised
         slices, passes = self._free_slots(job, kind, least, min(most, lent.workers), offer)
         if slices is not None:
-            self._take(job.job_id, kind, slices, ends_before=passes)
+            self._take(job, kind, slices, ends_before=passes)
             if limits is not None:
                 limits.take(job.job_id, kind, count(slices))
-            self._count_in_array(job)
+            self._arrays.start(job.array)
             return Start(job.job_id, slices)
-        if limits is not None:
+        if limits is not None and self._claims_limits(gang):
             limits.reserve(job.job_id, kind, most)
         if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
             promised = self._promise(job, gang, offer, most, position)
             if promised is not None:
-                if job.array is not None:
-                    self._promised_of_arrays[job.array.array_id] += 1
+                self._arrays.promise(job.array)
                 return promised
         if has_slots and lent_soon.workers < least:
             return Wait(job.job_id, lent_soon.reason(gang.needs), position)
         wait = Wait(job.job_id, PENDING, position)
-        if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
+        if self._to_come and (lacks := self._feasibility.why_not_now(gang)) is not None:
             wait.reason = lacks
         else:
             self._unexplained.append((wait, gang, self._obstacles.ahead_of(gang)))
@@ -213,6 +214,14 @@ class Round:
         elif not self._backfill.is_blocked:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
+
+    def _claims_limits(self, gang: Gang) -> bool:
+        """Whether a job that can't start counts towards the limits of its queue. A job that waits
+        for more than the ends of running jobs, such as the end of a reservation, doesn't count,
+        unless it waits for new nodes: jobs behind it could otherwise use up the limit again and
+        again, so that no nodes would be added for it."""
+        waits_for_nodes = self._to_come and not gang.request.is_bound
+        return bool(waits_for_nodes) or self._emptied.can_hold(gang)
 
     def _lent(self, limits: AccountLimits | None, kind: WorkerKind) -> tuple[Headroom, Headroom]:
         """Return how many workers fit now, and once the asked jobs have left, without slots that
@@ -236,18 +245,26 @@ class Round:
 
     def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
         """For the first job that can't start, reserve the slots that are expected to be free first.
-        Returns the slots. A job that waits for more than the ends of running jobs (`Emptied`)
-        reserves nothing, so that the next blocked job reserves slots."""
+        Returns the slots. A job that waits for more than the ends of running jobs, such as new
+        nodes (`Emptied`) or the end of a reservation, reserves nothing, so that the next blocked
+        job reserves slots."""
         kind = gang.kind
         # `block` is slow if a job waits for more than the ends of running jobs, so ask `Emptied`
         # first after that has happened once.
         if self._skips_reservations and not self._emptied.can_hold(gang):
             return ()
-        ending = self._backfill.block(kind, gang.least, is_overdue=is_overdue)
+        key = gang, job.ends_within_s, job.yields
+        if key in self._too_late or len(self._too_late) >= MAX_TOO_LATE:
+            return ()
+        closed_in = partial(self._windows.closed_in, job)
+        blocked = self._backfill.block(kind, gang.least, is_overdue=is_overdue, but=closed_in)
         slices = None
-        if ending is not None:
-            self._stock.look_ahead(ending)
-            slices = Pool(self._stock, When.LATER).pack_most(kind, gang.least, gang.least)
+        if blocked is not None:
+            if blocked.is_too_late:
+                self._too_late.add(key)
+                return ()
+            self._stock.look_ahead(blocked.ending)
+            slices = pack_later(self._stock, kind, gang.least, blocked.closed)
         elif not self._emptied.can_hold(gang):
             self._skips_reservations = True
             return ()
@@ -272,7 +289,7 @@ class Round:
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
             most = min(most, limits.headroom(job.job_id, kind, gang.least).workers)
-        is_full = job.array is not None and self._is_full(job.array)
+        is_full = self._arrays.why_full(job.array) is not None
         is_soon = (until - self._now).total_seconds() <= SOON_S
         if not is_soon or is_full or most < gang.least:
             self._backing_off.append((job, gang))
@@ -287,31 +304,6 @@ class Round:
             self._stock.promise(job.job_id, kind, slices)
             self._obstacles.block(job.job_id, kind)
 
-    def _never_fits(self, gang: Gang) -> Reason | None:
-        reason = self._impossible.get(gang)
-        if reason is None and self._stock.whole(gang.kind) < gang.least:
-            nodes = [*self._nodes, *self._to_come]
-            reason = can_ever_fit(gang.request, nodes, self._topology)
-        if reason is None:
-            self._possible.add(gang)
-        else:
-            self._impossible[gang] = reason
-        return reason
-
-    def _lacks_nodes(self, gang: Gang) -> Reason | None:
-        """Return why the current nodes could not run the gang even if they were empty; None if they
-        could."""
-        if self._stock.whole(gang.kind) >= gang.least:
-            return None
-        if gang not in self._too_large:
-            reason = can_ever_fit(gang.request, self._nodes, self._topology)
-            if reason is not None:
-                why = reason.message if self._nodes else "the cluster has no usable node"
-                message = f"{gang.needs}, and waits for nodes: {why}"
-                reason = Reason("waiting_for_nodes", message)
-            self._too_large[gang] = reason
-        return self._too_large[gang]
-
     def _promise(
         self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
     ) -> Wait | None:
@@ -323,26 +315,13 @@ class Round:
         if slices is None:
             return None
         if self._limits.lending is not None:
-            self._limits.lending.leave(job.queue, gang.kind, -count(slices))
+            self._limits.lending.leave(job.queue, gang.kind, slices, -1)
         self._stock.promise(job.job_id, gang.kind, slices)
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)
         verb = "makes" if len(leaving) == 1 else "make"
         message = f"{gang.needs}; {jobs(leaving)} {verb} room for this job"
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
-
-    def _is_full(self, array: ArrayLimit) -> bool:
-        name = array.array_id
-        both = self._running_of_arrays[name] + self._promised_of_arrays[name]
-        return both >= array.max_running
-
-    def _of_array(self, array: ArrayLimit) -> str:
-        name = array.array_id
-        return array.sentence(self._running_of_arrays[name], self._promised_of_arrays[name])
-
-    def _count_in_array(self, job: WaitingJob) -> None:
-        if job.array is not None:
-            self._running_of_arrays[job.array.array_id] += 1
 
     def end_queue(self) -> None:
         """Set aside slots for jobs that back off. Called after the queue has been served and before
@@ -427,31 +406,27 @@ class Round:
                 stay.reason = on_error(stay.job_id, error)
 
     def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
-        self._take(group.job_id, gang.kind, slices)
+        self._take(group, gang.kind, slices)
         self.departures.keeps(group.job_id)
         num_workers = count(group.slices) + count(slices)
         batch_size = self.departures.batch_size(group.job_id, gang.kind, num_workers)
         return Grow(group.job_id, slices, batch_size)
 
     def _take(
-        self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...], *, ends_before: bool = False
+        self,
+        job: WaitingJob | Growing,
+        kind: WorkerKind,
+        slices: tuple[Slice, ...],
+        *,
+        ends_before: bool = False,
     ) -> None:
-        self._stock.take(job_id, kind, slices, ends_before=ends_before)
-        self._obstacles.hold(job_id, slices)
+        self._stock.take(job.job_id, kind, slices, ends_before=ends_before)
+        self._obstacles.hold(job.job_id, slices)
+        if self._limits.lending is not None:
+            self._limits.lending.take(job.queue, kind, slices)
 
     def _set_aside(self, job_id: str, gang: Gang, most: int, is_overdue: bool = True) -> None:
         self._obstacles.block(job_id, gang.kind)
         self._open.reserved.set_aside(gang.kind, most)
         if is_overdue:
             self._passable.reserved.set_aside(gang.kind, most)
-
-
-def too_early(job: WaitingJob, position: int) -> Wait | None:
-    """Return a decision if the job waits for other jobs to end, its begin time or its
-    reservation."""
-    if job.after:
-        reason = Reason("waiting_for_jobs", waits_for(job.after))
-        return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
-    if job.begins_at is not None:
-        return Wait(job.job_id, Reason(times.BEGINS_AT, times.begins(job.begins_at)), position)
-    return None if job.not_yet is None else Wait(job.job_id, job.not_yet, position)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import FENCE
-from service.domain.scheduling.placement.slots import Fence, Node, Request
+from service.domain.scheduling.placement.slots import Fence, Node, Request, held_by_node, is_open
 from service.domain.scheduling.policy.records import Growing, Snapshot, WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
@@ -133,12 +133,26 @@ class Windows:
             for node in nodes
         )
 
+    def lendable(self) -> list[Node]:
+        """Return the nodes that the jobs of every queue can use now, with the resources that other
+        programs don't hold. Nodes of silos, and nodes in reservations that have begun, are
+        excluded."""
+        begun = [self._nodes_of[e.name] for e in self._all if e.begins_at <= self._now]
+        reserved = frozenset[str]().union(*begun)
+        held = held_by_node(self._snapshot.holders)
+        nodes = (node for node in self._snapshot.nodes if node.accepted)
+        usable = [_without_others(node, held.get(node.id, {})) for node in nodes]
+        return [
+            node
+            for node in (*usable, *self._snapshot.to_come)
+            if is_open(node.total) and node.id not in reserved
+        ]
+
     def _waiting(self, job: WaitingJob) -> WaitingJob:
         why = why_not_yet(job, job.attempt > 0, self._named, self._now)
         if why is not None:
             return replace(job, not_yet=Reason(WAITING_FOR_RESERVATION, why))
-        stays_s = math.inf if job.ends_within_s is None else job.ends_within_s + SETTLING_S
-        fence = self._fence(job, stays_s, yields=job.yields)
+        fence = self._fence(job, _would_stay_s(job), yields=job.yields)
         return job if fence is None else replace(job, request=self._fenced(job.request, fence))
 
     def _sized(self, job: RunningJob) -> RunningJob:
@@ -168,9 +182,7 @@ class Windows:
         admitting = self._admitting[claim]
         bound = None if job.reservation is None else self._named.get(job.reservation)
         own = None if bound is None or bound.flex else bound.name
-        lead_s = self._snapshot.leave_s
-        hard_s = stays_s + lead_s
-        soft_s = min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s
+        soft_s, hard_s = self._needed_s(stays_s, yields=yields)
         soft, hard = bisect_left(self._soft[0], soft_s), bisect_left(self._hard[0], hard_s)
         key = admitting, own, soft, hard
         if key not in self._fence_of:
@@ -179,6 +191,27 @@ class Windows:
                 [e for e in begun if e.name not in admitting], own
             )
         return self._fence_of[key]
+
+    def _needed_s(self, stays_s: float, *, yields: bool) -> tuple[float, float]:
+        """Return the minimum number of seconds from the start of a job until reservations begin
+        whose jobs are preempted, and until other reservations begin."""
+        lead_s = self._snapshot.leave_s
+        hard_s = stays_s + lead_s
+        return min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s, hard_s
+
+    def closed_in(self, job: WaitingJob, in_s: float) -> frozenset[str]:
+        """Return the nodes that the job can use now, but not if it started after `in_s` seconds."""
+        soft_s, hard_s = self._needed_s(_would_stay_s(job), yields=job.yields)
+        closed = frozenset[str]()
+        for each in self._all:
+            needed_s = soft_s if each.at_begin == "preempt" else hard_s
+            begins_in_s, ends_in_s = (
+                (moment - self._now) / timedelta(seconds=1)
+                for moment in (each.begins_at, each.ends_at)
+            )
+            if begins_in_s < in_s + needed_s and in_s < ends_in_s and not each.admits(job):
+                closed |= self._nodes_of[each.name]
+        return closed if job.request.fence is None else closed - job.request.fence.nodes
 
     def _new_fence(self, others: Sequence[Reservation], own: str | None) -> Fence | None:
         within = self._ids if own is None else self._nodes_of[own]
@@ -245,6 +278,19 @@ class Windows:
             return None
         message = f"continues with fewer workers, because {each.spoken} includes some of its nodes"
         return Leaving(job, inside, Reason(RESERVED, message))
+
+
+def _without_others(node: Node, held: Mapping[str, float]) -> Node:
+    """Return the node without the resources that are neither free nor held by dray's jobs."""
+    usable = {
+        name: min(most, held.get(name, 0.0) + node.available_to_us.get(name, 0.0))
+        for name, most in node.total.items()
+    }
+    return replace(node, total=usable)
+
+
+def _would_stay_s(job: WaitingJob) -> float:
+    return math.inf if job.ends_within_s is None else job.ends_within_s + SETTLING_S
 
 
 def _stays_s(job: RunningJob) -> float:

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
@@ -23,6 +24,29 @@ from service.domain.scheduling.rules.order import SETTLING_S
 
 Ending = tuple[str, WorkerKind, tuple[Slice, ...]]
 """A running job that is expected to end, and the slots that it then releases."""
+
+
+MAX_PASSES = 10
+"""Maximum number of times that the start of a blocked job is postponed because of reservations."""
+
+Closed = Callable[[float], frozenset[str]]
+"""Returns the nodes that a job could not use if it started after this number of seconds."""
+
+
+def never_closed(in_s: float) -> frozenset[str]:
+    return frozenset()
+
+
+class Blocked(NamedTuple):
+    """When a blocked job is expected to start, and where it can't."""
+
+    ending: list[Ending]
+    """The running jobs that are expected to end before."""
+    closed: frozenset[str]
+    """The nodes that the job can't use then."""
+    is_too_late: bool = False
+    """Whether slots are free only once reservations prevent the job from using them. The job is not
+    recorded."""
 
 
 class Backfill:
@@ -47,22 +71,39 @@ class Backfill:
             return False
         return ends_within_s + SETTLING_S <= self._starts_in_s
 
-    def block(self, kind: WorkerKind, least: int, *, is_overdue: bool) -> list[Ending] | None:
+    def block(
+        self, kind: WorkerKind, least: int, *, is_overdue: bool, but: Closed = never_closed
+    ) -> Blocked | None:
         """Record the first job that can't start yet. Returns the running jobs that are expected to
-        end before it starts. For an overdue job, these are the jobs whose time limits expire first,
-        so that jobs that run longer than forecast can't delay it again and again.
+        end before it starts on nodes that are not closed then. For an overdue job, these are the
+        jobs whose time limits expire first, so that jobs that run longer than forecast can't delay
+        it again and again.
 
         Returns None, and records nothing, if there are too few slots for the job even after all
         running jobs have ended."""
-        latest = self._waits_for(kind, least, latest_end_in_s)
-        if latest is None:
-            return None
-        expected = latest if is_overdue else self._waits_for(kind, least, ends_in_s)
-        self.is_blocked, self._starts_in_s = True, latest[0]
-        return None if expected is None else expected[1]
+        closed = frozenset[str]()
+        for _ in range(MAX_PASSES):
+            latest = self._waits_for(kind, least, latest_end_in_s, closed)
+            if latest is None and not closed:
+                return None
+            if latest is None:
+                break
+            expected = latest
+            if not is_overdue:
+                expected = self._waits_for(kind, least, ends_in_s, closed) or latest
+            more = but(expected[0])
+            if more <= closed:
+                self.is_blocked, self._starts_in_s = True, latest[0]
+                return Blocked(expected[1], closed)
+            closed |= more
+        return Blocked([], closed, is_too_late=True)
 
     def _waits_for(
-        self, kind: WorkerKind, least: int, end_in_s: Callable[[RunningJob], float]
+        self,
+        kind: WorkerKind,
+        least: int,
+        end_in_s: Callable[[RunningJob], float],
+        closed: frozenset[str],
     ) -> tuple[float, list[Ending]] | None:
         """Return the number of seconds until enough slots are free, and the jobs that have ended by
         then; None if too few slots are free even after all running jobs have ended. `end_in_s`
@@ -73,7 +114,7 @@ class Backfill:
             holding.sort(key=lambda job: (job.ends_within_s is None, end_in_s(job)))
         else:
             holding.sort(key=end_in_s)
-        number = self._num_to_end(kind, least, holding, end_in_s)
+        number = self._num_to_end(kind, least, holding, end_in_s, closed)
         if number is None:
             return None
         ending = [
@@ -88,6 +129,7 @@ class Backfill:
         least: int,
         holding: Sequence[RunningJob],
         end_in_s: Callable[[RunningJob], float],
+        closed: frozenset[str],
     ) -> int | None:
         """Return how many of these jobs must end, in this order, until enough slots are free; None
         if all of them are too few."""
@@ -100,10 +142,10 @@ class Backfill:
             return trial.capacity >= least
 
         if kind.is_whole:  # each check places the whole gang, which takes long
-            new = partial(SlotCheck, kind, self._pool, self._gangs)
+            new = partial(SlotCheck, kind, self._pool, self._gangs, closed=closed)
             at = bisect_left(moments, True, key=lambda number: fits(0, number, new()))
             return moments[at] if at < len(moments) else None
-        trial = SlotCheck(kind, self._pool, self._gangs)
+        trial = SlotCheck(kind, self._pool, self._gangs, closed=closed)
         spans = pairwise([0, *moments])
         return next((number for before, number in spans if fits(before, number, trial)), None)
 

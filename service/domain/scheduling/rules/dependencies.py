@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -115,3 +116,29 @@ class ArrayLimit:
             f"{running} {verbs[0]} of {self.array_id} {verbs[1]}{soon}; "
             f"at most {self.max_running} can run at once"
         )
+
+
+class ArrayCounts:
+    """Counts the jobs of arrays while a plan is made."""
+
+    def __init__(self, running: Mapping[str, int]) -> None:
+        """`running` contains the number of jobs that hold slots, keyed by array."""
+        self._running = Counter(running)
+        self._promised: Counter[str] = Counter()
+        """Number of jobs for which other jobs are releasing slots, keyed by array."""
+
+    def start(self, array: ArrayLimit | None) -> None:
+        if array is not None:
+            self._running[array.array_id] += 1
+
+    def promise(self, array: ArrayLimit | None) -> None:
+        if array is not None:
+            self._promised[array.array_id] += 1
+
+    def why_full(self, array: ArrayLimit | None) -> str | None:
+        """Return why no other job of the array starts; None if one can start."""
+        if array is None:
+            return None
+        running, promised = self._running[array.array_id], self._promised[array.array_id]
+        is_full = running + promised >= array.max_running
+        return array.sentence(running, promised) if is_full else None

@@ -25,7 +25,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import Fractions
-from service.domain.scheduling.placement.slots import Holder, Request, count
+from service.domain.scheduling.placement.slots import Holder, Request
 from service.domain.scheduling.placement.stock import Amounts, When
 from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.order import Rank
@@ -322,8 +322,14 @@ class SlotCheck:
     """Computes how many workers would fit if some slots were returned to a pool."""
 
     def __init__(
-        self, kind: WorkerKind, pool: Pool, gangs: Gangs, lent: Lent | None = None
+        self,
+        kind: WorkerKind,
+        pool: Pool,
+        gangs: Gangs,
+        lent: Lent | None = None,
+        closed: Iterable[str] = (),
     ) -> None:
+        """`closed` contains nodes on which no workers fit."""
         self._kind = kind
         self._lent = lent
         self._pool = pool
@@ -334,6 +340,14 @@ class SlotCheck:
         self._parts: dict[str, list[Fractions]] = {}
         """The fractions of GPUs that jobs still have on each node once the slots are released."""
         self._capacities = pool.capacities(kind)
+        self._closed: dict[str, Amounts] = {}
+        """No free resources, for each closed node."""
+        for node_id in closed:
+            self._nodes[node_id] = None
+            if (at := pool.at(node_id)) is not None:
+                self._closed[node_id] = (0.0,) * len(at[0])
+                place = pool.place_of(kind, node_id)
+                self._capacities[place] = self._capacities.get(place, 0) - kind.fits(*at)
 
     @property
     def capacity(self) -> int:
@@ -343,14 +357,14 @@ class SlotCheck:
             return min(self._lent.workers(), max(self._capacities.values(), default=0))
         if self._kind.is_whole:
             free = {node_id: there[0] for node_id, there in self._nodes.items() if there}
-            return self._pool.whole_capacity(self._kind, free)
+            return self._pool.whole_capacity(self._kind, {**free, **self._closed})
         return max(self._capacities.values(), default=0)
 
     def release(self, ask: Ask, sign: int = 1) -> None:
         """Add these slots to the pool's free slots, or remove them again if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
         if self._lent is not None:
-            self._lent.lending.leave(ask.running.queue, kind, sign * count(ask.slices))
+            self._lent.lending.leave(ask.running.queue, kind, ask.slices, sign)
         for part, vector in kind.vectors(ask.slices):
             if part.node_id not in self._nodes:
                 at = self._pool.at(part.node_id)

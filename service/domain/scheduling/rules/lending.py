@@ -2,7 +2,9 @@
 limits.
 
 A lending limit does not name slots. It bounds what the jobs of the other queues can hold together,
-so a job for which too little is left can still take slots from running jobs.
+so a job for which too little is left can still take slots from running jobs. Only slots that the
+jobs of every queue can use are counted, and the limit doesn't apply to jobs that run elsewhere:
+jobs that are bound to a reservation, and gangs whose ranks are pinned to the nodes of silos.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
-from service.domain.scheduling.placement.slots import EPSILON, Node, spoken
+from service.domain.scheduling.placement.slots import EPSILON, Holder, Node, amounts, spoken
 from service.domain.scheduling.rules.queues import has_of
 from service.domain.scheduling.rules.tree import QueueTree, Uses
 
@@ -21,9 +24,12 @@ from service.domain.scheduling.rules.tree import QueueTree, Uses
 class Lending:
     """Tracks what the queues hold, and what they keep for themselves, while a plan is made."""
 
-    def __init__(self, tree: QueueTree, nodes: Sequence[Node]) -> None:
-        """`nodes` contains the accepted nodes, including nodes to come."""
+    def __init__(
+        self, tree: QueueTree, nodes: Sequence[Node], holders: Iterable[Holder] = ()
+    ) -> None:
+        """`nodes` contains the nodes that the jobs of every queue can use (`Windows.lendable`)."""
         self._tree = tree
+        self._nodes = frozenset(node.id for node in nodes)
         self._total = {name: has_of(name, nodes) for name in tree.lent}
         self._now: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
         """The resources that the jobs of each queue hold, including the queues under it; of all
@@ -33,17 +39,28 @@ class Lending:
 
         self._found: dict[tuple[str, WorkerKind, bool], tuple[int, str] | None] = {}
         """The answers of `workers` since the uses have changed."""
+        for each in holders:
+            held = amounts(each.request.mean_bundle, self._inside(each.slices))
+            for uses in (self._now, self._soon):
+                self._count(uses, each.queue, held.items())
 
-    def add(self, queue: str, held: Iterable[tuple[str, float]]) -> None:
-        """Count resources that a job of the queue holds."""
-        held = list(held)
-        self._count(self._now, queue, held)
-        self._count(self._soon, queue, held)
+    def take(self, queue: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """Count slots that a job of the queue gets."""
+        number = self._inside(slices)
+        self._count(self._now, queue, [(n, number * each) for n, each in kind.counted])
+        self.expect(queue, kind, number)
 
-    def leave(self, queue: str, kind: WorkerKind, num_workers: int) -> None:
-        """Count workers that a job of the queue was asked to release; negative to take this
-        back."""
-        self._count(self._soon, queue, [(n, -num_workers * each) for n, each in kind.counted])
+    def leave(self, queue: str, kind: WorkerKind, slices: Sequence[Slice], sign: int = 1) -> None:
+        """Count slots that a job of the queue was asked to release; with -1 as `sign`, slots that a
+        job of the queue will get."""
+        self.expect(queue, kind, -sign * self._inside(slices))
+
+    def expect(self, queue: str, kind: WorkerKind, num_workers: int) -> None:
+        """Count workers that a job of the queue will have."""
+        self._count(self._soon, queue, [(n, num_workers * each) for n, each in kind.counted])
+
+    def _inside(self, slices: Sequence[Slice]) -> int:
+        return sum(part.num_workers for part in slices if part.node_id in self._nodes)
 
     def trial(self) -> Lending:
         """Return a copy in which jobs can leave for a trial."""
@@ -55,7 +72,9 @@ class Lending:
     def workers(self, queue: str, kind: WorkerKind, *, soon: bool) -> tuple[int, str] | None:
         """Return how many workers of a job of this queue fit without the resources that other
         queues keep for themselves, and a message that names these; None if no queue keeps any of
-        the kind's resources."""
+        the kind's resources, or if the job runs on other nodes."""
+        if kind.homes or (kind.fence is not None and kind.fence.own is not None):
+            return None
         key = queue, kind, soon
         if key not in self._found:
             self._found[key] = self._workers(queue, kind, self._soon if soon else self._now)
@@ -72,12 +91,14 @@ class Lending:
             if not keeping:
                 continue
             kept = sum(keeping.values())
-            left = self._total[resource] - uses.get(None, {}).get(resource, 0.0) - kept
-            number = max(0, math.floor((left + EPSILON) / each))
+            idle = self._total[resource] - uses.get(None, {}).get(resource, 0.0)
+            number = max(0, math.floor((idle - kept + EPSILON) / each))
             if found is None or number < found[0]:
                 first = min(keeping, key=lambda name: (-keeping[name], name))
+                shown = min(kept, idle) if idle > EPSILON else kept
                 message = (
-                    f"{spoken(resource, kept)} that are not in use are kept for the queue {first!r}"
+                    f"{spoken(resource, shown)} that are not in use are kept for the queue "
+                    f"{first!r}"
                     f"{' and others' if len(keeping) > 1 else ''}, by its lending limit"
                 )
                 found = number, message

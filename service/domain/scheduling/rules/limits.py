@@ -197,8 +197,6 @@ class AccountLimits:
             _sum(scope.use.holds, held)
             scope.use.jobs[job_id] = None
             scope.use.shared.clear()
-        if self._lending is not None:
-            self._lending.add(self._queue, held)
 
 
 class QueueLimits:
@@ -207,15 +205,17 @@ class QueueLimits:
     def __init__(
         self,
         queues: Iterable[Queue],
-        holders: Iterable[Holder] = (),
+        holders: Sequence[Holder] = (),
         used_up: Mapping[str, str] | None = None,
-        nodes: Sequence[Node] = (),
+        lendable: Sequence[Node] | None = None,
     ) -> None:
         """`used_up` maps each queue whose budget is used up to the reason why its jobs don't start.
-        `nodes` contains the accepted nodes, including nodes to come."""
+        `lendable` contains the nodes of `Lending`; None if lending limits are not checked."""
         self._used_up = used_up or {}
         self._tree = QueueTree(queues)
-        self.lending = Lending(self._tree, nodes) if self._tree.lent else None
+        self.lending = None
+        if lendable is not None and self._tree.lent:
+            self.lending = Lending(self._tree, lendable, holders)
         self._uses: defaultdict[tuple[str, str | None], _Use] = defaultdict(_Use)
         """The jobs of each queue, and of each user in it."""
         self._of_queues: dict[str, list[_Scope]] = {}

@@ -136,3 +136,12 @@ def test_sizes_are_chosen_without_the_reserved_nodes() -> None:
     assert any(isinstance(decision, Preempt) for decision in plan(seen, NOW))
     kept = replace(seen, reservations=(reserved(9, 10),))
     assert not any(isinstance(decision, Preempt) for decision in plan(kept, NOW))
+
+
+def test_a_user_whose_jobs_wait_for_a_reservation_has_no_share() -> None:
+    jobs = [waiting("now", owner="bob"), waiting("later", owner="ann", reservation="class")]
+    for by, active in ((reserved(), {"bob"}), (reserved(-1), {"ann", "bob"})):
+        there = Situation(replace(snapshot(jobs), reservations=(by,)), made_at=NOW)
+        assert {owner for _, owner in there.active_accounts()} == active
+        stored = codec.decode(codec.encode(there.first_jobs()))
+        assert {owner for _, owner in stored.active_accounts()} == active
