@@ -17,6 +17,7 @@ from dray.reservations import ReservationChangeRequest, ReservationRequest
 from service.db.models import NodeRow
 from service.db.notifications import QUEUE
 from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.repositories.scheduling import reservations as repository
 from service.db.session import Database, notify, touch
 from service.domain.errors import Conflict, DomainError, ReservationNotFound
@@ -24,6 +25,7 @@ from service.domain.events import ANONYMOUS
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.reservations import Reservation, ReservationRules
 from service.domain.scheduling.rules.times import shown
+from service.domain.scheduling.rules.tree import QueueTree
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +186,7 @@ def refuse_unfit(
         raise ReservationUnfit(
             f"there is no reservation {name!r} for this job", pointer="/reservation", hint=hint
         )
-    reservation = found.reservation({})
+    reservation = found.reservation({}, QueueTree(queues_repository.every(session)))
     if not reservation.is_for(owner, queue, project):
         raise ReservationUnfit(
             f"there is no reservation {name!r} for this job", pointer="/reservation", hint=hint

@@ -286,3 +286,18 @@ async def test_arrays_and_their_jobs_name_it(use: Reservations, service: Service
     await service.submit(reservation="class", array={"size": 3})
     assert [job.reservation for job in (await service.jobs.list()).items] == ["class"] * 3
     assert datetime.fromisoformat(at(1)) > service.now
+
+
+async def test_a_reservation_for_a_queue_is_for_the_queues_under_it(
+    use: Reservations, service: Service
+) -> None:
+    await service.queue("lab")
+    await service.queue("vision", parent="lab")
+    await use.create(wanted(users=None, queues=["lab"]))
+    await service.submit(queue="vision", reservation="class")
+    await service.queue("text", parent="lab")
+    await service.submit(queue="text", reservation="class")
+    await service.queue("other")
+    with pytest.raises(ReservationUnfit):
+        await service.submit(queue="other", reservation="class")
+    assert (await use.get("class", user=None)).queues == ["lab"]
