@@ -149,7 +149,9 @@ def _check_rules(
     """Refuse a change that the queues do not allow for one of the jobs. Jobs that differ in nothing
     that the rules depend on are checked together. Returns the queue to which jobs are moved."""
     queue = None
-    num_moved = sum(wanted.queue not in (None, row.queue) for row in rows)
+    coming: Counter[str | None] = Counter(
+        row.queue for row in rows if wanted.queue not in (None, row.queue)
+    )
     of_each_kind: dict[object, Any] = {}
     for row in rows:
         runtime = row.max_runtime_s, row.is_runtime_of_queue, row.runtime_used_s
@@ -157,9 +159,9 @@ def _check_rules(
         of_each_kind.setdefault(kind, row)
     for row in of_each_kind.values():
         try:
-            found = check_rules(session, row, wanted, is_admin=is_admin, num_jobs=num_moved)
+            found = check_rules(session, row, wanted, is_admin=is_admin, coming=coming)
             if found is not None and wanted.queue not in (None, row.queue):
-                num_moved = 0  # the queue has admitted all of the jobs
+                coming.clear()  # the queue has admitted all of the jobs
             queue = found if wanted.queue is not None and found is not None else queue
         except DomainError as problem:
             named = f"no job was changed: {row.id} (index {row.array_index}): {problem.message}"

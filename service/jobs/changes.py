@@ -32,6 +32,7 @@ from service.lifecycle.preemption import HOLDING
 from service.lifecycle.transitions import remark
 from service.planning.service import Plans
 from service.queues import admission
+from service.queues.admission import Coming
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 NEXT_LOOK = "waits for the scheduler's next round"
@@ -198,16 +199,17 @@ def check_rules(
     wanted: PositionChange,
     *,
     is_admin: bool,
-    num_jobs: int = 1,
+    coming: Coming | None = None,
 ) -> Queue | None:
-    """Refuse a priority or a move that the queue does not allow. `num_jobs` is the number of jobs
-    that move together. Returns the queue, if the job is moved or its priority is changed."""
+    """Refuse a priority or a move that the queue does not allow. `coming` is given if several jobs
+    move together. Returns the queue, if the job is moved or its priority is changed."""
     moves = wanted.queue is not None and wanted.queue != row.queue
     if not moves and wanted.priority is None:
         return None
     name = wanted.queue or row.queue
     if moves:
-        queue = admission.admit(session, name, row.owner, resizing.request_of(row), num_jobs)
+        coming = {row.queue: 1} if coming is None else coming
+        queue = admission.admit(session, name, row.owner, resizing.request_of(row), coming)
         own_s = None if row.is_runtime_of_queue else row.max_runtime_s
         admission.limit_in(queue, own_s, row.runtime_used_s, pointer="/queue")
     else:

@@ -114,7 +114,7 @@ def apply(
         row.project,
         settings,
         now,
-        num_jobs=1 if moves else 0,
+        coming={row.queue: 1} if moves else {},
         checks_runtime=limits,
         used_s=row.runtime_used_s,
         may_exceed_priority=is_admin or not (moves or "priority" in new.patch),

@@ -230,7 +230,6 @@ class Jobs:
         `submit`."""
         prepared, owner, now = new.prepared, new.owner, new.now
         spec = prepared.resolved.spec
-        num_jobs = spec.num_jobs if needs_space else 0
         admitted = new_jobs.admit(
             session,
             prepared.resolved,
@@ -238,7 +237,7 @@ class Jobs:
             new.project,
             self._settings,
             now,
-            num_jobs=num_jobs,
+            coming={None: spec.num_jobs} if needs_space else {},
         )
         if needs_space:
             refuse_if_full(session)

@@ -255,12 +255,14 @@ def that_accept(
 ) -> Iterator[OtherQueue]:
     """Yield the queues to which the job could be moved."""
     own_s = None if row.is_runtime_of_queue else row.max_runtime_s
+    is_submitted = row.number is not None
+    coming = {row.queue if is_submitted else None: 1}
     for name in tree.queues:
         if name == row.queue or tree.children.get(name):
             continue
         queue = tree.combined(name)
         try:
-            admission.refuse_if_full(session, tree.upwards(name), row.owner, 1)
+            admission.refuse_if_full(session, tree.upwards(name), row.owner, coming)
             limit_s = admission.limit_in(queue, own_s, row.runtime_used_s)
         except DomainError:
             continue
