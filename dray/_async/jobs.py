@@ -174,8 +174,8 @@ class JobCalls(Calls):
     ) -> views.Job:
         """Move a waiting job to another queue or, with `first`, ahead of all other jobs of its
         priority. The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull,
-        PriorityTooHigh or RuntimeTooLong, and Forbidden if `first` is used by a caller who is not
-        an admin."""
+        PriorityTooHigh, RuntimeTooLong or ReservationUnfit, and Forbidden if `first` is used by a
+        caller who is not an admin."""
         return await self._change(job_id, queue=queue, first=first or None)
 
     async def change(self, job_id: str, document: Mapping[str, Any]) -> views.Job:
@@ -307,8 +307,8 @@ class ArrayCalls(Calls):
     ) -> views.ArrayChange:
         """Move the waiting jobs of an array to another queue or, with `first`, ahead of all other
         jobs of their priority. Either all of these jobs are moved, or none: raises UnknownQueue,
-        QueueFull or PriorityTooHigh, and Forbidden if `first` is used by a caller who is not an
-        admin."""
+        QueueFull, PriorityTooHigh or ReservationUnfit, and Forbidden if `first` is used by a caller
+        who is not an admin."""
         return await self._change_array(array_id, **present(queue=queue, first=first or None))
 
     async def set_array_priority(self, array_id: str, priority: int) -> views.ArrayChange:

@@ -43,6 +43,7 @@ from service.lifecycle import dependencies
 from service.lifecycle.transitions import Ends, move
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
+from service.queues import reservations
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
@@ -234,11 +235,11 @@ class Jobs:
             session,
             prepared.resolved,
             owner,
-            new.project,
             self._settings,
             now,
             coming={None: spec.num_jobs} if needs_space else {},
         )
+        reservations.refuse_unfit(session, spec, owner, new.project, now)
         if needs_space:
             refuse_if_full(session)
         if prepared.unfit is not None:

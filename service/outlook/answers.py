@@ -41,7 +41,7 @@ from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
 from service.outlook.waiting_jobs import limit_left_s, time_left_s, waiting_job, waiting_jobs
-from service.queues import admission
+from service.queues import admission, reservations
 
 CURRENT_FOR = timedelta(minutes=2)
 """Maximum age of a situation on which answers are based. An older situation means that no process
@@ -263,6 +263,7 @@ def that_accept(
         queue = tree.combined(name)
         try:
             admission.refuse_if_full(session, tree.upwards(name), row.owner, coming)
+            reservations.refuse_leaving(session, row, name, now)
             limit_s = admission.limit_in(queue, own_s, row.runtime_used_s)
         except DomainError:
             continue

@@ -4,7 +4,7 @@ that names a reservation."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.input.validation import Fault, check_as
 from dray.reservations import ReservationChangeRequest, ReservationRequest
-from service.db.models import NodeRow
+from dray.spec import JobSpec
+from service.db.models import JobRow, NodeRow
 from service.db.notifications import QUEUE
 from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.repositories.scheduling import queues as queues_repository
@@ -168,35 +169,59 @@ class Reservations:
 
 def refuse_unfit(
     session: Session,
-    name: str | None,
+    spec: JobSpec,
     owner: str,
-    queue: str,
     project: str,
     now: datetime,
     *,
-    has_started: bool = False,
+    before: JobRow | None = None,
+    changed: Collection[str] = (),
 ) -> None:
-    """Raise ReservationUnfit if a job can't name this reservation. A job that has started continues
-    without its reservation after the reservation has ended."""
-    if name is None:
+    """Raise ReservationUnfit if a job with this document can't use the reservation that the
+    document names. `before` is the row of a waiting job whose document changes, and `changed`
+    contains the names of the changed fields. A change of other fields is not refused, whatever has
+    happened to the reservation since."""
+    if spec.reservation is None:
         return
-    found = repository.get(session, name)
+    if before is not None and "reservation" not in changed:
+        if spec.queue != before.queue:
+            refuse_leaving(session, before, spec.queue, now)
+        return
+    found = repository.get(session, spec.reservation)
     hint = "`dray reservation ls` shows your reservations"
-    if found is None:
+    if found is None or not _is_for(session, found, owner, spec.queue, project):
         raise ReservationUnfit(
-            f"there is no reservation {name!r} for this job", pointer="/reservation", hint=hint
-        )
-    reservation = found.reservation({}, QueueTree(queues_repository.every(session)))
-    if not reservation.is_for(owner, queue, project):
-        raise ReservationUnfit(
-            f"there is no reservation {name!r} for this job", pointer="/reservation", hint=hint
-        )
-    if found.ends_at <= now and not has_started:
-        raise ReservationUnfit(
-            f"the reservation {name!r} ended at {shown(found.ends_at)}",
+            f"there is no reservation {spec.reservation!r} for this job",
             pointer="/reservation",
             hint=hint,
         )
+    if found.ends_at <= now:
+        raise ReservationUnfit(
+            f"the reservation {spec.reservation!r} ended at {shown(found.ends_at)}",
+            pointer="/reservation",
+            hint=hint,
+        )
+
+
+def refuse_leaving(session: Session, job: Any, queue: str, now: datetime) -> None:
+    """Raise ReservationUnfit if the reservation that a waiting job names is not for the job in this
+    queue. A reservation that has ended or was deleted does not matter. `job` is the job's row."""
+    if job.reservation is None:
+        return
+    found = repository.get(session, job.reservation)
+    if found is None or found.ends_at <= now:
+        return
+    if not _is_for(session, found, job.owner, queue, job.project):
+        raise ReservationUnfit(
+            f"the job's reservation {job.reservation!r} is not for the queue {queue!r}",
+            pointer="/queue",
+            hint=f"choose another queue, or first `dray change {job.id} --set reservation=null`",
+        )
+
+
+def _is_for(session: Session, rules: ReservationRules, *claim: str) -> bool:
+    tree = QueueTree(queues_repository.every(session))
+    return rules.reservation({}, tree).is_for(*claim)
 
 
 def not_found(name: str) -> ReservationNotFound:
