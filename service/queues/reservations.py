@@ -183,11 +183,13 @@ def refuse_unfit(
     happened to the reservation since."""
     if spec.reservation is None:
         return
+    found = repository.get(session, spec.reservation)
     if before is not None and "reservation" not in changed:
         if spec.queue != before.queue:
             refuse_leaving(session, before, spec.queue, now)
+        if found is not None and found.ends_at > now and "max_runtime_s" in changed:
+            _refuse_deadline(found, spec, before)
         return
-    found = repository.get(session, spec.reservation)
     hint = "`dray reservation ls` shows your reservations"
     if found is None or not _is_for(session, found, owner, spec.queue, project):
         raise ReservationUnfit(
@@ -201,6 +203,36 @@ def refuse_unfit(
             pointer="/reservation",
             hint=hint,
         )
+    if spec.begin_at is not None and spec.begin_at >= found.ends_at:
+        raise ReservationUnfit(
+            f"is {shown(spec.begin_at)}, but the reservation {found.name!r} ends at "
+            f"{shown(found.ends_at)}",
+            pointer="/begin_at",
+            hint="give an earlier begin time, or name another reservation",
+        )
+    _refuse_deadline(found, spec, before)
+
+
+def _refuse_deadline(found: ReservationRules, spec: JobSpec, before: JobRow | None) -> None:
+    """Raise ReservationUnfit if a job that starts when the reservation begins can't end before its
+    deadline. A job that has started before might need less than its limit."""
+    if spec.deadline is None or found.flex:
+        return
+    has_started = before is not None and before.attempt > 0
+    limit_s = 0 if has_started else spec.max_runtime_s or 0
+    begins_at = max(found.begins_at, spec.begin_at or found.begins_at)
+    left_s = (spec.deadline - begins_at).total_seconds()
+    if 0 < left_s >= limit_s:
+        return
+    message = (
+        f"is {shown(spec.deadline)}, but the reservation {found.name!r} begins at "
+        f"{shown(found.begins_at)}"
+    )
+    hint = "give a later deadline, or leave the field out"
+    if left_s > 0:
+        message = f"{message}, and with max_runtime_s: {limit_s} the job might run until later"
+        hint = f"{hint}; or lower max_runtime_s"
+    raise ReservationUnfit(message, pointer="/deadline", hint=hint)
 
 
 def refuse_leaving(session: Session, job: Any, queue: str, now: datetime) -> None:

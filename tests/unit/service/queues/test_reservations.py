@@ -369,3 +369,44 @@ async def test_a_job_whose_reservation_has_ended_can_be_changed(
     with pytest.raises(ReservationUnfit):
         await service.change(job_id, document={"reservation": "class"})
     assert (await service.change(job_id, document={"reservation": None})).reservation is None
+
+
+@pytest.mark.parametrize(
+    ("times", "pointer", "flex_pointer"),
+    [
+        ({"begin_at": at(2)}, "/begin_at", "/begin_at"),
+        ({"begin_at": at(1.9)}, None, None),
+        ({"deadline": at(1)}, "/deadline", None),
+        ({"deadline": at(1.1)}, None, None),
+        ({"deadline": at(1.5), "max_runtime_s": 1801}, "/deadline", None),
+        ({"deadline": at(1.5), "max_runtime_s": 1800}, None, None),
+        ({"begin_at": at(1.6), "deadline": at(1.7), "max_runtime_s": 360}, None, None),
+        ({"begin_at": at(9), "deadline": at(10)}, "/begin_at", "/begin_at"),
+    ],
+    ids=str,
+)
+async def test_times_that_contradict_the_reservation_are_refused(
+    use: Reservations,
+    service: Service,
+    times: dict[str, Any],
+    pointer: str | None,
+    flex_pointer: str | None,
+) -> None:
+    await use.create(wanted())
+    await use.create(wanted("flexible", nodes=["node-b"], flex=True))
+    for name, expected in (("class", pointer), ("flexible", flex_pointer)):
+        unnamed = await service.submit(**times)
+        if expected is None:
+            await service.submit(reservation=name, **times)
+            await service.change(unnamed, document={"reservation": name})
+            continue
+        with pytest.raises(ReservationUnfit) as told:
+            await service.submit(reservation=name, **times)
+        assert told.value.pointer == expected
+        with pytest.raises(ReservationUnfit) as told:
+            await service.change(unnamed, document={"reservation": name})
+        assert told.value.pointer == f"/document{expected}"
+    if pointer is None and "begin_at" not in times:
+        job_id = await service.submit(reservation="class", **times)
+        with pytest.raises(ReservationUnfit):
+            await service.change(job_id, document={"max_runtime_s": 3600})
