@@ -34,6 +34,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
+from service.domain.scheduling.rules.reservations import RESERVED
 from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import singletons
 from service.lifecycle.resizing import request_of
@@ -49,7 +50,7 @@ is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
-        *("queue_limit", "user_limit", "lending_limit"),
+        *("queue_limit", "user_limit", "lending_limit", RESERVED),
     }
 )
 """Reasons why jobs wait although they might start immediately in another queue, with fewer
@@ -196,6 +197,7 @@ class Answers:
             place=row.rank,
             request=request_of(row),
             ends_within_s=limit_left_s(row, row.runtime_used_s, now),
+            reservation=row.reservation,
         )
 
 

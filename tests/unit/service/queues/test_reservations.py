@@ -19,8 +19,11 @@ from service.db.repositories.scheduling import cluster
 from service.db.repositories.scheduling import queues as queues_repository
 from service.db.repositories.scheduling import reservations as repository
 from service.domain.errors import DomainError, ReservationNotFound
+from service.domain.scheduling import policy
+from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.tree import QueueTree
 from service.jobs.array_changes import ArrayChanges
+from service.loops.shared import queue_view
 from service.outlook import answers
 from service.queues import reservations
 from service.queues.reservations import (
@@ -410,3 +413,21 @@ async def test_times_that_contradict_the_reservation_are_refused(
         job_id = await service.submit(reservation="class", **times)
         with pytest.raises(ReservationUnfit):
             await service.change(job_id, document={"max_runtime_s": 3600})
+
+
+async def test_a_suggestion_uses_the_reservation_that_the_job_names_now(
+    use: Reservations, service: Service
+) -> None:
+    await use.create(wanted())
+    job_id = await service.submit(reservation="class")
+    queue, running = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
+    seen = Situation(policy.Snapshot(queue, running, connected=True))
+    await service.change(job_id, document={"reservation": None})
+
+    def now(session: Session) -> str | None:
+        row = jobs_repository.get(session, job_id)
+        assert row is not None
+        return answers.Answers()._waiting(session, seen, row, service.now).reservation
+
+    assert [job.reservation for job in queue] == ["class"]
+    assert service.database.read_sync(now) is None
