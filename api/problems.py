@@ -201,7 +201,7 @@ BODY = (
 SUBMISSION = (
     *("data_source_forbidden", "unknown_queue", "queue_holds_no_jobs", "queue_full"),
     *("priority_too_high", "runtime_too_long", "unsatisfiable", "out_of_memory"),
-    *("code_unfit", "array_too_large"),
+    *("code_unfit", "array_too_large", "reservation_unfit"),
     *("invalid_trial", "sampler_unavailable", "init_from_not_found", "init_from_differs"),
     *("quota_exceeded", "storage_unavailable"),
 )

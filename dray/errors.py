@@ -242,8 +242,8 @@ class RuntimeTooLong(BadRequest, code="runtime_too_long"):
 
 
 class ReservationUnfit(BadRequest, code="reservation_unfit"):
-    """The reservation that the job names does not exist, has ended, or is not for the job's user,
-    queue or project."""
+    """The reservation that the job names does not exist, has ended, is not for the job's user,
+    queue or project, or does not fit the job's begin time or deadline."""
 
 
 class InvalidReservation(BadRequest, code="invalid_reservation"):

@@ -71,7 +71,10 @@ class BasicJobFilter(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     state: Annotated[tuple[JobState, ...], Field(description="Jobs in any of these states.")] = ()
-    queue: Annotated[str | None, Field(max_length=63)] = None
+    queue: Annotated[
+        str | None,
+        Field(max_length=63, description="Jobs in this queue, or in a queue under it."),
+    ] = None
     label: Annotated[
         tuple[Label, ...],
         Field(

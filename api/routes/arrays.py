@@ -83,6 +83,7 @@ async def get(
         "unknown_queue",
         "queue_holds_no_jobs",
         "queue_full",
+        "reservation_unfit",
         "priority_too_high",
         "runtime_too_long",
         "unsatisfiable",

@@ -26,7 +26,8 @@ it ends as CANCELLED, and the attempt keeps its own reason.
 
 A trial of a [sweep](../guides/sweeps.md) that performs worse than others is CANCELLED with the
 reason `stopped_early`. A trial that never starts because too many others failed is CANCELLED with
-the reason `too_many_failed`.
+the reason `too_many_failed`. A job of a [schedule](../guides/schedules.md) whose reservation has
+ended before the job started is CANCELLED with the reason `reservation_missed`.
 
 ## Transitions
 

@@ -59,16 +59,17 @@ class JobCalls(Calls):
     ) -> AsyncGenerator[views.Job, None]:
         """Yield the jobs that match all arguments, newest first. Jobs are fetched page by page.
 
-        state: one or more states; a job must be in one of them. owner: a user name, or `@me` for
-        the caller. label: key-value pairs, all of which a job must have. name_glob: a pattern for
-        the complete name, in which `*` matches any text and `?` matches one character. text: a part
-        of the name, ignoring case. array: the id of an array. array_index: the index of a job in
-        its array. schedule: the id or name of a schedule. collapse_arrays: yield only one job for
-        each array; with `state`, only for arrays with a job in one of the states. created_after,
-        created_before: times with a time zone; a job must have been submitted at or after
-        `created_after` and before `created_before`. where: a search expression such as
-        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column of
-        the error. brief: omit each job's `spec`, which makes up most of a response.
+        state: one or more states; a job must be in one of them. queue: the job's queue, or a queue
+        above it. owner: a user name, or `@me` for the caller. label: key-value pairs, all of which
+        a job must have. name_glob: a pattern for the complete name, in which `*` matches any text
+        and `?` matches one character. text: a part of the name, ignoring case. array: the id of an
+        array. array_index: the index of a job in its array. schedule: the id or name of a schedule.
+        collapse_arrays: yield only one job for each array; with `state`, only for arrays with a job
+        in one of the states. created_after, created_before: times with a time zone; a job must have
+        been submitted at or after `created_after` and before `created_before`. where: a search
+        expression such as `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch
+        with the column of the error. brief: omit each job's `spec`, which makes up most of a
+        response.
         """
         chosen = JobFilter.model_construct(
             state=states_of(state),
@@ -174,8 +175,8 @@ class JobCalls(Calls):
     ) -> views.Job:
         """Move a waiting job to another queue or, with `first`, ahead of all other jobs of its
         priority. The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull,
-        PriorityTooHigh or RuntimeTooLong, and Forbidden if `first` is used by a caller who is not
-        an admin."""
+        PriorityTooHigh, RuntimeTooLong or ReservationUnfit, and Forbidden if `first` is used by a
+        caller who is not an admin."""
         return await self._change(job_id, queue=queue, first=first or None)
 
     async def change(self, job_id: str, document: Mapping[str, Any]) -> views.Job:
@@ -307,8 +308,8 @@ class ArrayCalls(Calls):
     ) -> views.ArrayChange:
         """Move the waiting jobs of an array to another queue or, with `first`, ahead of all other
         jobs of their priority. Either all of these jobs are moved, or none: raises UnknownQueue,
-        QueueFull or PriorityTooHigh, and Forbidden if `first` is used by a caller who is not an
-        admin."""
+        QueueFull, PriorityTooHigh or ReservationUnfit, and Forbidden if `first` is used by a caller
+        who is not an admin."""
         return await self._change_array(array_id, **present(queue=queue, first=first or None))
 
     async def set_array_priority(self, array_id: str, priority: int) -> views.ArrayChange:

@@ -14,7 +14,9 @@ OnlyStates = Annotated[
     list[str] | None,
     typer.Option("--state", help="Only jobs in this state.", autocompletion=completion.states),
 ]
-OnlyQueue = Annotated[str | None, typer.Option("--queue", help="Only jobs in this queue.")]
+OnlyQueue = Annotated[
+    str | None, typer.Option("--queue", help="Only jobs in this queue, or in a queue under it.")
+]
 OnlyLabels = Annotated[
     list[str] | None,
     typer.Option("--label", metavar="KEY=VALUE", help="Only jobs with this label."),

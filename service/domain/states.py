@@ -34,7 +34,7 @@ class Trigger(StrEnum):
     RETRY = "retry"
     """The attempt ended, and the job is retried."""
     CANCEL = "cancel"
-    """The user or the job's sweep cancelled the job."""
+    """The user, or the job's sweep or schedule, cancelled the job."""
     UNMET = "unmet"
     """A job on whose success this job depends did not succeed."""
     STOPPED = "stopped"
@@ -50,6 +50,8 @@ STOPPED_EARLY = "stopped_early"
 """Other trials of the sweep were better at the same step."""
 TOO_MANY_FAILED = "too_many_failed"
 """The sweep exceeded its limit of failed trials before this trial started."""
+RESERVATION_MISSED = "reservation_missed"
+"""The job of a schedule did not start before its reservation ended or was deleted."""
 DEADLINE_PASSED = "deadline_passed"
 RESERVATION_BEGINS = "reservation_begins"
 """The job ran on reserved nodes, and the reservation cancels such jobs."""
@@ -103,7 +105,7 @@ def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
     table = {
         (s.QUEUED, t.CLAIM): Transition(s.STARTING, frozenset({"claimed"})),
         (s.QUEUED, t.CANCEL): Transition(
-            s.CANCELLED, frozenset({CANCELLED_BY_USER, TOO_MANY_FAILED})
+            s.CANCELLED, frozenset({CANCELLED_BY_USER, TOO_MANY_FAILED, RESERVATION_MISSED})
         ),
         (s.QUEUED, t.UNMET): Transition(s.CANCELLED, frozenset({"dependency_never_satisfied"})),
         (s.QUEUED, t.IMPOSSIBLE): Transition(s.FAILED, frozenset({"unsatisfiable"})),

@@ -74,7 +74,7 @@ class ArrayChanges:
             queue = None
             if wanted.changes_jobs:
                 rows = _that(partial(refuse_state, session, wanted=wanted), rows, skipped)
-                queue = _check_rules(session, rows, wanted, is_admin=is_admin)
+                queue = _check_rules(session, rows, wanted, now, is_admin=is_admin)
             if is_limited:
                 repository.set_max_running(session, array_id, wanted.max_running)
             first = cache(partial(queues_repository.first_rank, session, but=array_id))
@@ -144,22 +144,30 @@ def _that(apply: Callable[[Any], object], rows: Sequence[R], skipped: Counter[st
 
 
 def _check_rules(
-    session: Session, rows: Sequence[Any], wanted: ArrayChangeRequest, *, is_admin: bool
+    session: Session,
+    rows: Sequence[Any],
+    wanted: ArrayChangeRequest,
+    now: datetime,
+    *,
+    is_admin: bool,
 ) -> Queue | None:
     """Refuse a change that the queues do not allow for one of the jobs. Jobs that differ in nothing
     that the rules depend on are checked together. Returns the queue to which jobs are moved."""
     queue = None
-    num_moved = sum(wanted.queue not in (None, row.queue) for row in rows)
+    coming: Counter[str | None] = Counter(
+        row.queue for row in rows if wanted.queue not in (None, row.queue)
+    )
     of_each_kind: dict[object, Any] = {}
     for row in rows:
         runtime = row.max_runtime_s, row.is_runtime_of_queue, row.runtime_used_s
-        kind = (row.queue, row.owner, row.priority, runtime, repr(resizing.request_of(row)))
+        request = repr(resizing.request_of(row))
+        kind = row.queue, row.owner, row.priority, row.reservation, runtime, request
         of_each_kind.setdefault(kind, row)
     for row in of_each_kind.values():
         try:
-            found = check_rules(session, row, wanted, is_admin=is_admin, num_jobs=num_moved)
+            found = check_rules(session, row, wanted, now, is_admin=is_admin, coming=coming)
             if found is not None and wanted.queue not in (None, row.queue):
-                num_moved = 0  # the queue has admitted all of the jobs
+                coming.clear()  # the queue has admitted all of the jobs
             queue = found if wanted.queue is not None and found is not None else queue
         except DomainError as problem:
             named = f"no job was changed: {row.id} (index {row.array_index}): {problem.message}"

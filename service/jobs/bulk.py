@@ -24,6 +24,7 @@ from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.bulk import in_chunks
+from service.db.repositories.catalog import listing as listing_repository
 from service.db.session import Database
 from service.domain.errors import DomainError, NotConfirmed, StorageUnavailable, Unavailable
 from service.domain.events import ANONYMOUS
@@ -110,19 +111,25 @@ class BulkChanges:
         or if the filter excludes no job and `wanted.max` is not given. Jobs that can't be changed
         don't stop the action. If `is_stopping` returns true, the remaining jobs are not changed.
         """
-        matched = await self._database.read(lambda session: _confirmed(session, wanted, caller))
+        matched, queues = await self._database.read(
+            lambda session: (
+                _confirmed(session, wanted, caller),
+                listing_repository.queues_of(session, wanted.filter),
+            )
+        )
         whose = wanted.filter.owner or caller
         own = [job_id for job_id, owner in matched.items() if owner == whose]
         if not wanted.dry_run:
             _refuse_more(len(own), wanted.max)
         outcome = _Outcome()
         run = self._tried if wanted.dry_run else self._changed
+        of_row = self._of_row(wanted, queues, actor, is_admin)
         for some in in_chunks(own, self._num_together(wanted)):
             if is_stopping():
                 problem = Unavailable("the server was stopped before it reached the job")
                 outcome.add(some, [problem] * len(some))
                 continue
-            outcome.add(some, await run(some, wanted, actor=actor, is_admin=is_admin))
+            outcome.add(some, await run(some, wanted, of_row, actor))
         if not wanted.dry_run:
             logger.info("%d jobs: %s by %s", outcome.num_changed, wanted.action, actor)
         return outcome.view(wanted, num_matched=len(matched), num_own=len(own))
@@ -135,10 +142,9 @@ class BulkChanges:
         return AT_ONCE_ON_SQLITE if self._database.is_sqlite else AT_ONCE_ON_POSTGRES
 
     async def _changed(
-        self, some: Sequence[str], wanted: BulkRequest, *, actor: str, is_admin: bool
+        self, some: Sequence[str], wanted: BulkRequest, of_row: RowChange, actor: str
     ) -> list[bool | BaseException]:
         """Change each of these jobs. Return whether it differs, or the error."""
-        of_row = self._of_row(wanted, actor, is_admin)
 
         async def change(job_id: str) -> bool:
             return await self._database.write(
@@ -153,10 +159,9 @@ class BulkChanges:
         return await asyncio.gather(*map(one, some), return_exceptions=True)
 
     async def _tried(
-        self, some: Sequence[str], wanted: BulkRequest, *, actor: str, is_admin: bool
+        self, some: Sequence[str], wanted: BulkRequest, of_row: RowChange, actor: str
     ) -> list[bool | BaseException]:
         """Return what `_changed` would return, and change nothing."""
-        of_row = self._of_row(wanted, actor, is_admin)
 
         def attempt(session: Session, job_id: str, row: JobRow | None) -> bool | BaseException:
             if row is None or row.deleted_at is not None:
@@ -179,14 +184,16 @@ class BulkChanges:
             return tried.results
         raise AssertionError("the transaction is rolled back")
 
-    def _of_row(self, wanted: BulkRequest, actor: str, is_admin: bool) -> RowChange:
+    def _of_row(
+        self, wanted: BulkRequest, queues: Sequence[str], actor: str, is_admin: bool
+    ) -> RowChange:
         """Return the function that applies the action to a job, unless the job has left the states
-        and the queue of the filter."""
-        states, queue = wanted.filter.state, wanted.filter.queue
+        or the queues of the filter."""
+        states = wanted.filter.state
         apply = self._action(wanted, actor, is_admin)
 
         def of_row(session: Session, row: JobRow, now: datetime) -> bool:
-            is_still = (not states or row.state in states) and queue in (None, row.queue)
+            is_still = (not states or row.state in states) and (not queues or row.queue in queues)
             return is_still and apply(session, row, now)
 
         return of_row

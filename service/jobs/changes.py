@@ -31,7 +31,8 @@ from service.lifecycle import preemption, resizing
 from service.lifecycle.preemption import HOLDING
 from service.lifecycle.transitions import remark
 from service.planning.service import Plans
-from service.queues import admission
+from service.queues import admission, reservations
+from service.queues.admission import Coming
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 NEXT_LOOK = "waits for the scheduler's next round"
@@ -114,7 +115,7 @@ class JobChanges:
         change = JobChange(session, row, actor, now)
         queue = None
         if new is None:
-            queue = check_rules(session, row, wanted, is_admin=is_admin)
+            queue = check_rules(session, row, wanted, now, is_admin=is_admin)
         elif new.before != document_changes.current(row):
             return None
         else:
@@ -150,7 +151,7 @@ def change_row(
     """Change the position of a locked job, and return whether anything differs. Raises the errors
     of `JobChanges.change`."""
     refuse_state(session, row, wanted)
-    queue = check_rules(session, row, wanted, is_admin=is_admin)
+    queue = check_rules(session, row, wanted, now, is_admin=is_admin)
     change = JobChange(session, row, actor, now)
     change.position(wanted, queue)
     return change.is_any
@@ -196,20 +197,24 @@ def check_rules(
     session: Session,
     row: JobRow,
     wanted: PositionChange,
+    now: datetime,
     *,
     is_admin: bool,
-    num_jobs: int = 1,
+    coming: Coming | None = None,
 ) -> Queue | None:
-    """Refuse a priority or a move that the queue does not allow. `num_jobs` is the number of jobs
-    that move together. Returns the queue, if the job is moved or its priority is changed."""
+    """Refuse a priority or a move that the queue or the job's reservation does not allow. `coming`
+    is given if several jobs move together. Returns the queue, if the job is moved or its priority
+    is changed."""
     moves = wanted.queue is not None and wanted.queue != row.queue
     if not moves and wanted.priority is None:
         return None
     name = wanted.queue or row.queue
     if moves:
-        queue = admission.admit(session, name, row.owner, resizing.request_of(row), num_jobs)
+        coming = {row.queue: 1} if coming is None else coming
+        queue = admission.admit(session, name, row.owner, resizing.request_of(row), coming)
         own_s = None if row.is_runtime_of_queue else row.max_runtime_s
         admission.limit_in(queue, own_s, row.runtime_used_s, pointer="/queue")
+        reservations.refuse_leaving(session, row, name, now)
     else:
         queue = admission.locked(session, name)
     if not is_admin:

@@ -34,6 +34,7 @@ from service.domain.tracking.document_values import differing
 from service.jobs import new_jobs
 from service.lifecycle import dependencies
 from service.planning.service import Plans, Resolved
+from service.queues import reservations
 
 Document = Mapping[str, Any]
 CHANGED = "document_changed"
@@ -111,13 +112,15 @@ def apply(
         session,
         new.resolved,
         row.owner,
-        row.project,
         settings,
         now,
-        num_jobs=1 if moves else 0,
+        coming={row.queue: 1} if moves else {},
         checks_runtime=limits,
         used_s=row.runtime_used_s,
         may_exceed_priority=is_admin or not (moves or "priority" in new.patch),
+    )
+    reservations.refuse_unfit(
+        session, spec, row.owner, row.project, now, before=row, changed=new.patch.keys()
     )
     columns = new_jobs.columns_of(spec, admitted)
     if not limits:  # the queue's rules and default may have changed since the job was submitted

@@ -29,7 +29,8 @@ from service.lifecycle import deadlines, resizing
 from service.nodes import node_table
 from service.nodes.node_table import refuse_missing_precision
 from service.planning.service import Resolved
-from service.queues import admission, reservations
+from service.queues import admission
+from service.queues.admission import Coming
 from service.sweeps import submitting
 
 
@@ -93,31 +94,26 @@ def admit(
     session: Session,
     resolved: Resolved,
     owner: str,
-    project: str,
     settings: Settings,
     now: datetime,
     *,
-    num_jobs: int,
+    coming: Coming,
     checks_runtime: bool = True,
     used_s: float = 0.0,
     may_exceed_priority: bool = False,
 ) -> Admitted:
-    """Check the document of a job against its queue and the cluster. `num_jobs` is the number of
-    jobs that the queue must accept. With `checks_runtime`, `max_runtime_s` is compared with the
-    queue's rules and the deadline; `used_s` is the time for which the job has already run.
-    Submissions and changes of documents use the same checks.
+    """Check the document of a job against its queue and the cluster. With `checks_runtime`,
+    `max_runtime_s` is compared with the queue's rules and the deadline; `used_s` is the time for
+    which the job has already run. Submissions and changes of documents use the same checks.
 
-    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, ReservationUnfit,
-    the errors of `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is
-    set.
+    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the errors of
+    `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
     """
     spec = resolved.spec
     if resolved.refusal is not None:
         raise resolved.refusal
     request = with_pinned_nodes(slots.request_of_job(spec), spec)
-    queue = admission.admit(session, spec.queue, owner, request, num_jobs)
-    claim = spec.reservation, owner, spec.queue, project
-    reservations.refuse_unfit(session, *claim, now, has_started=used_s > 0)
+    queue = admission.admit(session, spec.queue, owner, request, coming)
     if not may_exceed_priority:
         admission.refuse_priority(queue, spec.priority)
     limit_s = spec.max_runtime_s

@@ -43,6 +43,7 @@ from service.lifecycle import dependencies
 from service.lifecycle.transitions import Ends, move
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
+from service.queues import reservations
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
@@ -230,16 +231,15 @@ class Jobs:
         `submit`."""
         prepared, owner, now = new.prepared, new.owner, new.now
         spec = prepared.resolved.spec
-        num_jobs = spec.num_jobs if needs_space else 0
         admitted = new_jobs.admit(
             session,
             prepared.resolved,
             owner,
-            new.project,
             self._settings,
             now,
-            num_jobs=num_jobs,
+            coming={None: spec.num_jobs} if needs_space else {},
         )
+        reservations.refuse_unfit(session, spec, owner, new.project, now)
         if needs_space:
             refuse_if_full(session)
         if prepared.unfit is not None:

@@ -181,19 +181,20 @@ def cancel_unstarted(
     session: Session, array_id: str, *, message: str, now: datetime, data: Mapping[str, Any]
 ) -> None:
     """Cancel, on behalf of the user, all jobs of an array that have had no attempt."""
-    end_unstarted(session, array_id, CANCELLED_BY_USER, message, now, data)
+    end_unstarted(session, [array_id], CANCELLED_BY_USER, message, now, data)
 
 
 def end_unstarted(
     session: Session,
-    array_id: str,
+    units: Sequence[str],
     code: str,
     message: str,
     now: datetime,
     data: Mapping[str, Any],
 ) -> None:
-    """Cancel, with this reason, all jobs of an array that have had no attempt."""
-    ended = _end(session, [array_id], Trigger.CANCEL, code, message, now, data)
+    """Cancel, with this reason, those jobs in `units` (ids of jobs and arrays) that have had no
+    attempt."""
+    ended = _end(session, units, Trigger.CANCEL, code, message, now, data)
     resolve(session, ended, now)
 
 
@@ -321,4 +322,4 @@ def trial_failed(session: Session, job: JobRow, now: datetime) -> None:
     trials = "1 trial" if failed == 1 else f"{failed} trials"
     message = f"never started: {trials} of its sweep failed, and max_failed is {sweep.max_failed}"
     data = {"failed": failed}
-    end_unstarted(session, row.array_id, TOO_MANY_FAILED, message, now, data)
+    end_unstarted(session, [row.array_id], TOO_MANY_FAILED, message, now, data)

@@ -34,6 +34,7 @@ from service.domain.scheduling.outlook.counterfactuals import (
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency, Prerequisite
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
+from service.domain.scheduling.rules.reservations import RESERVED
 from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import singletons
 from service.lifecycle.resizing import request_of
@@ -41,7 +42,7 @@ from service.outlook import codec, forecasts
 from service.outlook.resubmitting import Resubmission
 from service.outlook.step_times import EarlierRuns, RunTimes
 from service.outlook.waiting_jobs import limit_left_s, time_left_s, waiting_job, waiting_jobs
-from service.queues import admission
+from service.queues import admission, reservations
 
 CURRENT_FOR = timedelta(minutes=2)
 """Maximum age of a situation on which answers are based. An older situation means that no process
@@ -49,7 +50,7 @@ is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
-        *("queue_limit", "user_limit", "lending_limit"),
+        *("queue_limit", "user_limit", "lending_limit", RESERVED),
     }
 )
 """Reasons why jobs wait although they might start immediately in another queue, with fewer
@@ -196,6 +197,7 @@ class Answers:
             place=row.rank,
             request=request_of(row),
             ends_within_s=limit_left_s(row, row.runtime_used_s, now),
+            reservation=row.reservation,
         )
 
 
@@ -255,12 +257,15 @@ def that_accept(
 ) -> Iterator[OtherQueue]:
     """Yield the queues to which the job could be moved."""
     own_s = None if row.is_runtime_of_queue else row.max_runtime_s
+    is_submitted = row.number is not None
+    coming = {row.queue if is_submitted else None: 1}
     for name in tree.queues:
         if name == row.queue or tree.children.get(name):
             continue
         queue = tree.combined(name)
         try:
-            admission.refuse_if_full(session, tree.upwards(name), row.owner, 1)
+            admission.refuse_if_full(session, tree.upwards(name), row.owner, coming)
+            reservations.refuse_leaving(session, row, name, now)
             limit_s = admission.limit_in(queue, own_s, row.runtime_used_s)
         except DomainError:
             continue

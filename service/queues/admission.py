@@ -27,10 +27,14 @@ from service.lifecycle import resizing
 MAX_NAMED = 20
 """Maximum number of queues that an error message lists."""
 
+Coming = Mapping[str | None, int]
+"""The numbers of jobs that a queue must accept, keyed by the queue in which they wait now; None for
+new jobs."""
 
-def admit(session: Session, name: str, owner: str, request: Request, num_jobs: int = 1) -> Queue:
-    """Lock the queue, and check that it admits `num_jobs` more jobs of the owner; 0 if the job is
-    already waiting in the queue.
+
+def admit(session: Session, name: str, owner: str, request: Request, coming: Coming) -> Queue:
+    """Lock the queue, and check that it admits these jobs of the owner. `coming` is empty if the
+    job is already waiting in the queue.
 
     Raise UnknownQueue if the queue does not exist, QueueHoldsNoJobs if it is the parent of other
     queues, Unsatisfiable if its limits or the limits of a queue above it can never allow the job,
@@ -55,8 +59,7 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
                 f"`dray queue show {queue.name}` shows the queue's rules"
             )
             raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
-    if num_jobs:
-        refuse_if_full(session, line, owner, num_jobs)
+    refuse_if_full(session, line, owner, coming)
     return QueueTree(line).combined(name)
 
 
@@ -95,17 +98,25 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
     )
 
 
-def refuse_if_full(session: Session, line: Sequence[Queue], owner: str, num_jobs: int) -> None:
-    """Raise QueueFull if too many jobs would be waiting with `num_jobs` more jobs of the owner.
-    `line` contains the queue and the queues above it."""
-    for queue in line:
-        _refuse_if_one_is_full(session, queue, owner, num_jobs, is_above=queue is not line[0])
+def refuse_if_full(session: Session, line: Sequence[Queue], owner: str, coming: Coming) -> None:
+    """Raise QueueFull if too many jobs would be waiting with these jobs of the owner. `line`
+    contains the queue and the queues above it. A job that moves between two queues under a queue
+    is already waiting there."""
+    for queue in line if coming else ():
+        if queue.max_queued is None and queue.max_queued_per_user is None:
+            continue
+        names = [queue.name]
+        if queue is not line[0]:
+            names = QueueTree(repository.every(session)).under(queue.name)
+        num_jobs = sum(number for name, number in coming.items() if name not in names)
+        if num_jobs:
+            _refuse_if_one_is_full(session, queue, names, owner, num_jobs)
 
 
 def _refuse_if_one_is_full(
-    session: Session, queue: Queue, owner: str, num_jobs: int, *, is_above: bool
+    session: Session, queue: Queue, names: Sequence[str], owner: str, num_jobs: int
 ) -> None:
-    """`is_above` is set if the queue has other queues under it, whose jobs count."""
+    """`names` contains the queue and the queues under it, whose jobs count."""
     bounds = (
         (queue.max_queued, None, "the queue accepts"),
         (queue.max_queued_per_user, owner, "a user may have"),
@@ -113,7 +124,7 @@ def _refuse_if_one_is_full(
     for most, of, words in bounds:
         if most is None:
             continue
-        number = count_waiting(session, queue.name, of, is_above=is_above)
+        number = repository.count_waiting(session, names, of)
         if number + num_jobs <= most:
             continue
         whose = "" if of is None else f" of {of}"
@@ -132,13 +143,6 @@ def _refuse_if_one_is_full(
                 else "submit the job when a waiting job has started, or choose another queue"
             ),
         )
-
-
-def count_waiting(session: Session, name: str, owner: str | None, *, is_above: bool) -> int:
-    """Return the number of jobs waiting in the queue or, with `is_above`, in the queues under
-    it (of this owner, if given)."""
-    names = QueueTree(repository.every(session)).under(name) if is_above else [name]
-    return repository.count_waiting(session, names, owner)
 
 
 def refuse_priority(queue: Queue, priority: int) -> None:

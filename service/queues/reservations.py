@@ -4,7 +4,7 @@ that names a reservation."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,9 +14,11 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.input.validation import Fault, check_as
 from dray.reservations import ReservationChangeRequest, ReservationRequest
-from service.db.models import NodeRow
+from dray.spec import JobSpec
+from service.db.models import JobRow, NodeRow
 from service.db.notifications import QUEUE
 from service.db.repositories.scheduling import cluster as cluster_repository
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.repositories.scheduling import reservations as repository
 from service.db.session import Database, notify, touch
 from service.domain.errors import Conflict, DomainError, ReservationNotFound
@@ -24,6 +26,7 @@ from service.domain.events import ANONYMOUS
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.reservations import Reservation, ReservationRules
 from service.domain.scheduling.rules.times import shown
+from service.domain.scheduling.rules.tree import QueueTree
 
 logger = logging.getLogger(__name__)
 
@@ -166,35 +169,91 @@ class Reservations:
 
 def refuse_unfit(
     session: Session,
-    name: str | None,
+    spec: JobSpec,
     owner: str,
-    queue: str,
     project: str,
     now: datetime,
     *,
-    has_started: bool = False,
+    before: JobRow | None = None,
+    changed: Collection[str] = (),
 ) -> None:
-    """Raise ReservationUnfit if a job can't name this reservation. A job that has started continues
-    without its reservation after the reservation has ended."""
-    if name is None:
+    """Raise ReservationUnfit if a job with this document can't use the reservation that the
+    document names. `before` is the row of a waiting job whose document changes, and `changed`
+    contains the names of the changed fields. A change of other fields is not refused, whatever has
+    happened to the reservation since."""
+    if spec.reservation is None:
         return
-    found = repository.get(session, name)
+    found = repository.get(session, spec.reservation)
+    if before is not None and "reservation" not in changed:
+        if spec.queue != before.queue:
+            refuse_leaving(session, before, spec.queue, now)
+        if found is not None and found.ends_at > now and "max_runtime_s" in changed:
+            _refuse_deadline(found, spec, before)
+        return
     hint = "`dray reservation ls` shows your reservations"
-    if found is None:
+    if found is None or not _is_for(session, found, owner, spec.queue, project):
         raise ReservationUnfit(
-            f"there is no reservation {name!r} for this job", pointer="/reservation", hint=hint
-        )
-    reservation = found.reservation({})
-    if not reservation.is_for(owner, queue, project):
-        raise ReservationUnfit(
-            f"there is no reservation {name!r} for this job", pointer="/reservation", hint=hint
-        )
-    if found.ends_at <= now and not has_started:
-        raise ReservationUnfit(
-            f"the reservation {name!r} ended at {shown(found.ends_at)}",
+            f"there is no reservation {spec.reservation!r} for this job",
             pointer="/reservation",
             hint=hint,
         )
+    if found.ends_at <= now:
+        raise ReservationUnfit(
+            f"the reservation {spec.reservation!r} ended at {shown(found.ends_at)}",
+            pointer="/reservation",
+            hint=hint,
+        )
+    if spec.begin_at is not None and spec.begin_at >= found.ends_at:
+        raise ReservationUnfit(
+            f"is {shown(spec.begin_at)}, but the reservation {found.name!r} ends at "
+            f"{shown(found.ends_at)}",
+            pointer="/begin_at",
+            hint="give an earlier begin time, or name another reservation",
+        )
+    _refuse_deadline(found, spec, before)
+
+
+def _refuse_deadline(found: ReservationRules, spec: JobSpec, before: JobRow | None) -> None:
+    """Raise ReservationUnfit if a job that starts when the reservation begins can't end before its
+    deadline. A job that has started before might need less than its limit."""
+    if spec.deadline is None or found.flex:
+        return
+    has_started = before is not None and before.attempt > 0
+    limit_s = 0 if has_started else spec.max_runtime_s or 0
+    begins_at = max(found.begins_at, spec.begin_at or found.begins_at)
+    left_s = (spec.deadline - begins_at).total_seconds()
+    if 0 < left_s >= limit_s:
+        return
+    message = (
+        f"is {shown(spec.deadline)}, but the reservation {found.name!r} begins at "
+        f"{shown(found.begins_at)}"
+    )
+    hint = "give a later deadline, or leave the field out"
+    if left_s > 0:
+        message = f"{message}, and with max_runtime_s: {limit_s} the job might run until later"
+        hint = f"{hint}; or lower max_runtime_s"
+    raise ReservationUnfit(message, pointer="/deadline", hint=hint)
+
+
+def refuse_leaving(session: Session, job: Any, queue: str, now: datetime) -> None:
+    """Raise ReservationUnfit if the reservation that a waiting job names is not for the job in this
+    queue. A reservation that has ended or was deleted does not matter. `job` is the job's row."""
+    if job.reservation is None:
+        return
+    found = repository.get(session, job.reservation)
+    if found is None or found.ends_at <= now:
+        return
+    if not _is_for(session, found, job.owner, queue, job.project):
+        raise ReservationUnfit(
+            f"the job's reservation {job.reservation!r} is not for the queue {queue!r}",
+            pointer="/queue",
+            hint=f"choose another queue, or first `dray change {job.id} --set reservation=null`",
+        )
+
+
+def _is_for(session: Session, rules: ReservationRules, *claim: str) -> bool:
+    tree = QueueTree(queues_repository.every(session))
+    return rules.reservation({}, tree).is_for(*claim)
 
 
 def not_found(name: str) -> ReservationNotFound:

@@ -15,14 +15,17 @@ from dray.spec.ordering import MAX_AFTER
 from dray.views import MissedRuns, Overlap, RunOutcome
 from service.db.models import JobRow, ScheduleRow
 from service.db.repositories import jobs as jobs_repository
+from service.db.repositories.scheduling import reservations as reservations_repository
 from service.db.repositories.submission import schedules as repository
 from service.domain.errors import DomainError, RunUnfinished
 from service.domain.ids import is_array_id
 from service.domain.schedules.cron import Cron
 from service.domain.schedules.decisions import MAX_CAUGHT_UP, DueTimes, decide
+from service.domain.states import RESERVATION_MISSED
 from service.jobs import arrays
 from service.jobs.new_jobs import ScheduledRun
 from service.jobs.service import Jobs, NewJob, cancel_row
+from service.lifecycle import dependencies
 
 
 class Due(NamedTuple):
@@ -77,12 +80,26 @@ def look(session: Session, schedule_id: str, now: datetime) -> Due | None:
     if at is None:
         advance(row, row.decided_until)  # also if the rules of the zone have changed
         return None
-    if row.overlap == Overlap.SKIP and (unfinished := repository.unfinished(session, row.id)):
+    unfinished = _unfinished(session, row, now)
+    if unfinished and row.overlap == Overlap.SKIP:
         message = f"{unfinished[-1]}, the previous run, had not ended"
         record(session, row, at, now, RunOutcome.SKIPPED, message=message)
         advance(row, at)
         return None
     return Due(row.id, row.owner, row.document, at, row.version, row.decided_until)
+
+
+def _unfinished(session: Session, row: ScheduleRow, now: datetime) -> list[str]:
+    """Return the ids of the schedule's jobs and arrays that have not ended, the oldest first. Jobs
+    that can never start, because their reservation has ended or was deleted, are cancelled."""
+    names = [rules.name for rules in reservations_repository.unfinished(session, now)]
+    for name, job_ids in repository.lock_unreserved(session, row.id, names).items():
+        message = (
+            f"never started: its reservation {name!r} has ended or was deleted, and the next run "
+            f"of the schedule {row.name!r} is due"
+        )
+        dependencies.end_unstarted(session, job_ids, RESERVATION_MISSED, message, now, {})
+    return repository.unfinished(session, row.id)
 
 
 def _decision(row: ScheduleRow, now: datetime) -> DueTimes:
@@ -126,7 +143,7 @@ def still(session: Session, due: Due) -> ScheduleRow | None:
 def submit(session: Session, jobs: Jobs, row: ScheduleRow, new: NewJob, at: datetime) -> JobRow:
     """Store the job of a run, and the run. The previous runs are cancelled, or the job waits for
     them, as `overlap` requires. Raises RunUnfinished for `skip`, and the errors of a submission."""
-    unfinished = repository.unfinished(session, row.id)
+    unfinished = _unfinished(session, row, new.now)
     overlap = Overlap(row.overlap)
     if unfinished and overlap is Overlap.SKIP:
         raise RunUnfinished(

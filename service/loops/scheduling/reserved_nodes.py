@@ -14,6 +14,7 @@ from service.db.repositories.scheduling import reservations as repository
 from service.db.session import touch
 from service.domain.scheduling import policy
 from service.domain.scheduling.rules.reservations import LEAVING_S, ReservationRules, choose
+from service.domain.scheduling.rules.tree import QueueTree
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.term import LoopContext
 
@@ -43,7 +44,8 @@ class ReservedNodes(Stage):
             ]
             rules = [replace(each, chosen=chosen.get(each.name, ())) for each in rules]
         ids_of = {} if seen.cluster is None else _ids_of(seen.cluster)
-        reservations = tuple(each.reservation(ids_of) for each in rules)
+        tree = QueueTree(seen.snapshot.queues)
+        reservations = tuple(each.reservation(ids_of, tree) for each in rules)
         seen.snapshot = replace(seen.snapshot, reservations=reservations, leave_s=self._leave_s)
 
     async def before(self, seen: SchedulerRound) -> None:

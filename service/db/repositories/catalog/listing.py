@@ -1,8 +1,9 @@
 """SQL for pages of jobs.
 
 Each index consists of the filtered column followed by the id, by which the list is ordered. If a
-query contained several states, the database would sort all matches instead of reading them in the
-order of the index. Therefore, each state is queried separately, and the results are merged.
+query contained several states or queues, the database would sort all matches instead of reading
+them in the order of the index. Therefore, each state of each queue is queried separately, and the
+results are merged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dray.filters import BasicJobFilter, JobFilter
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow, ScheduleRow
 from service.db.repositories.catalog import search
+from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.ids import ids_since, ids_up_to, last_id
+from service.domain.scheduling.rules.tree import QueueTree
 from service.domain.tracking.search_tree import SearchNode
 
 
@@ -90,20 +93,31 @@ def _queries(
         query = query.where(order < before_id)
     query = query.order_by(order.desc()).limit(limit)
     distinct = sorted(set(wanted.state))
-    alone = query.where(JobRow.array_id.is_(None)) if wanted.collapse_arrays else query
-    queries = [alone.where(JobRow.state == state) for state in distinct] or [alone]
-    if wanted.collapse_arrays:
-        queries.append(_heads(query, distinct))
+    of_queues = [query.where(JobRow.queue == name) for name in queues_of(session, wanted)]
+    queries = []
+    for each in of_queues or [query]:
+        alone = each.where(JobRow.array_id.is_(None)) if wanted.collapse_arrays else each
+        queries += [alone.where(JobRow.state == state) for state in distinct] or [alone]
+        if wanted.collapse_arrays:
+            queries.append(_heads(each, distinct))
     return queries
 
 
+def queues_of(session: Session, wanted: BasicJobFilter) -> list[str]:
+    """Return the names of the filter's queue and of all queues under it; none if the filter has no
+    queue."""
+    if wanted.queue is None:
+        return []
+    return QueueTree(queues_repository.every(session)).under(wanted.queue)
+
+
 def conditions(session: Session, wanted: BasicJobFilter, c: Any) -> list[ColumnElement[bool]]:
-    """Return the filter's conditions on a job's columns, except for its id, state and labels.
+    """Return the filter's conditions on a job's columns, except for its id, state, queue and
+    labels.
 
     `c` has the columns of `JobRow` that these conditions read.
     """
     given: list[tuple[Any, object]] = [
-        (c.queue, wanted.queue),
         (c.owner, wanted.owner),
         (c.project, wanted.project),
         (c.name, wanted.name),

@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 from dray.filters import BasicJobFilter
 from service.db.models import AttemptCostRow, AttemptRow, DeletedAttemptRow, JobLabelRow, JobRow
 from service.db.repositories.catalog.labels import labels_as_json
-from service.db.repositories.catalog.listing import conditions
+from service.db.repositories.catalog.listing import conditions, queues_of
 
 _OF_JOB = (
     *("owner", "project", "name", "array_id", "array_index", "state", "max_runtime_s"),
@@ -113,7 +113,7 @@ def _attempts(
     of_deleted = of_deleted.where(kept.name.is_not(None))
     live = _of_existing_jobs(session.get_bind().dialect.name)
     live = live.add_columns(*costs, false().label("is_deleted"))
-    found = []
+    found, queues = [], queues_of(session, wanted)
     for query, of_label in ((live, _has_label), (of_deleted, _had_label)):
         c = query.selected_columns
         query = query.outerjoin(
@@ -128,6 +128,8 @@ def _attempts(
             *conditions(session, wanted, c),
             *(of_label(key, value) for key, value in wanted.labels),
         )
+        if queues:
+            query = query.where(c.queue.in_(queues))
         if wanted.state:
             query = query.where(c.state.in_(wanted.state))
         found.append(query.order_by(c.job_id, c.attempt))

@@ -112,6 +112,30 @@ def unfinished(session: Session, schedule_id: str) -> list[str]:
     return list(session.scalars(query))
 
 
+def lock_unreserved(
+    session: Session, schedule_id: str, reservations: Collection[str]
+) -> dict[str, list[str]]:
+    """Lock the schedule's jobs that have had no attempt and name another reservation than these.
+    Return their ids, keyed by the reservation that they name."""
+    query = (
+        select(JobRow.reservation, JobRow.id)
+        .where(
+            JobRow.schedule_id == schedule_id,
+            JobRow.state == JobState.QUEUED,
+            JobRow.attempt == 0,
+            JobRow.deleted_at.is_(None),
+            JobRow.reservation.is_not(None),
+            JobRow.reservation.not_in(reservations),
+        )
+        .order_by(JobRow.id)
+        .with_for_update()
+    )
+    found: dict[str, list[str]] = {}
+    for name, job_id in session.execute(query):
+        found.setdefault(name or "", []).append(job_id)
+    return found
+
+
 def add_run(session: Session, **columns: Any) -> None:
     """Store a run, and delete the schedule's oldest runs if there are more than KEPT_RUNS."""
     row = ScheduleRunRow(**columns)

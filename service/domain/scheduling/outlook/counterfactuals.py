@@ -30,6 +30,7 @@ from service.domain.scheduling.rules.limits import (
 )
 from service.domain.scheduling.rules.obstacles import Reason, jobs
 from service.domain.scheduling.rules.queues import Queue
+from service.domain.scheduling.rules.reservations import RESERVED
 
 UNSATISFIABLE = "unsatisfiable"
 LIMITS = (QUEUE_LIMIT, USER_LIMIT, LENDING_LIMIT)
@@ -192,8 +193,10 @@ class JobQuestions:
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
         # Another queue helps only if it has different limits or different rules about which jobs
-        # come first.
-        if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
+        # come first, or if its jobs can use reserved nodes.
+        if why.code in (*LIMITS, RESERVED) or self._situation.favoured(
+            self.job.queue, self.job.owner
+        ):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
 

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from service.config.node_types import label_resources
 from service.domain.scheduling.placement.slots import Node, is_open
 from service.domain.scheduling.rules.times import shown
+from service.domain.scheduling.rules.tree import QueueTree
 
 RESERVED = "reserved"
 """Code of the reason of a job whose slots are reserved for other jobs, and of the event of a job
@@ -20,6 +21,7 @@ WAITING_FOR_RESERVATION = "waiting_for_reservation"
 LEAVING_S = 15.0
 """Seconds between the end of a job's grace period and the time at which its nodes must be free."""
 
+NO_QUEUES = QueueTree(())
 KEPT_FOR = timedelta(hours=1)
 
 AtBegin = Literal["preempt", "wait", "cancel"]
@@ -53,6 +55,7 @@ class Reservation:
     all_nodes: bool = False
     users: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
+    """The queues that may use the reservation, with the queues under them."""
     projects: tuple[str, ...] = ()
     accepts_unnamed: bool = False
     """Whether jobs that could name the reservation can use it without naming it."""
@@ -126,9 +129,11 @@ class ReservationRules:
     def labels(self) -> tuple[str, ...]:
         return tuple(sorted(label_resources(self.node_labels)))
 
-    def reservation(self, ids_of: Mapping[str, Collection[str]]) -> Reservation:
-        """Return the reservation of the nodes that exist. `ids_of` contains the ids of nodes, keyed
-        by hostname and by id."""
+    def reservation(
+        self, ids_of: Mapping[str, Collection[str]], tree: QueueTree = NO_QUEUES
+    ) -> Reservation:
+        """Return the reservation of the nodes that exist, for the queues under its queues. `ids_of`
+        contains the ids of nodes, keyed by hostname and by id."""
         named = (node_id for name in self.nodes for node_id in ids_of.get(name, ()))
         return Reservation(
             name=self.name,
@@ -138,7 +143,7 @@ class ReservationRules:
             labels=() if self.is_counted else self.labels,
             all_nodes=self.all_nodes,
             users=self.users,
-            queues=self.queues,
+            queues=tuple(each for name in self.queues for each in tree.under(name)),
             projects=self.projects,
             accepts_unnamed=self.accepts_unnamed,
             flex=self.flex,

@@ -152,7 +152,7 @@ def test_a_page_walks_one_index_and_never_sorts(
 
     @event.listens_for(engine, "before_cursor_execute")
     def _keep(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
-        if "ORDER BY" in statement:
+        if "ORDER BY" in statement and "FROM queues" not in statement:
             statements.append((statement, parameters))
 
     before_id = new_job_id(START)

@@ -10,12 +10,21 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from dray.requests import JobChangeRequest
+from dray.requests import ArrayChangeRequest, JobChangeRequest
 from dray.reservations import ReservationChangeRequest, ReservationRequest
+from ray_workers.shared.contracts import Cause
 from service.db.models import ClusterRow, NodeRow
+from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.scheduling import cluster
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.repositories.scheduling import reservations as repository
 from service.domain.errors import DomainError, ReservationNotFound
+from service.domain.scheduling import policy
+from service.domain.scheduling.outlook.situation import Situation
+from service.domain.scheduling.rules.tree import QueueTree
+from service.jobs.array_changes import ArrayChanges
+from service.loops.shared import queue_view
+from service.outlook import answers
 from service.queues import reservations
 from service.queues.reservations import (
     InvalidReservation,
@@ -26,6 +35,7 @@ from service.queues.reservations import (
     TooManyReservations,
 )
 from tests.unit.service.helpers import START, Service, events_of
+from tests.unit.service.jobs.test_bulk import bulk
 
 
 def at(hours: float) -> str:
@@ -286,3 +296,138 @@ async def test_arrays_and_their_jobs_name_it(use: Reservations, service: Service
     await service.submit(reservation="class", array={"size": 3})
     assert [job.reservation for job in (await service.jobs.list()).items] == ["class"] * 3
     assert datetime.fromisoformat(at(1)) > service.now
+
+
+async def test_a_reservation_for_a_queue_is_for_the_queues_under_it(
+    use: Reservations, service: Service
+) -> None:
+    await service.queue("lab")
+    await service.queue("vision", parent="lab")
+    await use.create(wanted(users=None, queues=["lab"]))
+    await service.submit(queue="vision", reservation="class")
+    await service.queue("text", parent="lab")
+    await service.submit(queue="text", reservation="class")
+    await service.queue("other")
+    with pytest.raises(ReservationUnfit):
+        await service.submit(queue="other", reservation="class")
+    assert (await use.get("class", user=None)).queues == ["lab"]
+
+
+async def test_a_waiting_job_does_not_leave_the_queue_that_its_reservation_is_for(
+    use: Reservations, service: Service
+) -> None:
+    for name in ("a", "b", "other"):
+        await service.queue(name)
+    await use.create(wanted(users=None, queues=["a", "b"]))
+    await service.submit(queue="a", reservation="class", array={"size": 2})
+    job = (await service.jobs.list()).items[0]
+    arrays = ArrayChanges(service.database, service.settings, clock=lambda: service.now)
+    assert job.array_id is not None
+    for changes in ({"queue": "other"}, {"queue": "other", "document": {"max_retries": 2}}):
+        with pytest.raises(ReservationUnfit) as told:
+            await service.change(job.id, **changes)
+        assert (told.value.pointer, "'other'" in told.value.message) == ("/queue", True)
+    with pytest.raises(ReservationUnfit) as told:
+        await service.change(job.id, document={"queue": "other"})
+    assert told.value.pointer == "/document/queue"
+    with pytest.raises(ReservationUnfit, match="no job was changed"):
+        await arrays.change(job.array_id, ArrayChangeRequest(queue="other"))
+    for dry_run in (True, False):
+        done = await bulk(
+            service, "move", parameters={"queue": "other"}, max=2, filter={}, dry_run=dry_run
+        )
+        assert [problem.code for problem in done.problems] == ["reservation_unfit"]
+    tree = QueueTree(service.database.read_sync(queues_repository.every))
+
+    def suggested(session: Session) -> list[str]:
+        row = jobs_repository.get(session, job.id)
+        assert row is not None
+        return [one.queue.name for one in answers.that_accept(session, tree, row, service.now)]
+
+    assert service.database.read_sync(suggested) == ["b"]
+    assert (await arrays.change(job.array_id, ArrayChangeRequest(queue="b"))).changed == 2
+    assert (await service.change(job.id, queue="other", document={"reservation": None})).queue
+    service.now += timedelta(hours=2)
+    assert (await arrays.change(job.array_id, ArrayChangeRequest(queue="other"))).changed == 1
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_job_whose_reservation_has_ended_can_be_changed(
+    use: Reservations, service: Service, has_started: bool, is_deleted: bool
+) -> None:
+    await service.queue("other")
+    await use.create(wanted(users=["ann"]))
+    job_id = await service.submit(reservation="class")
+    if has_started:
+        assert service.claim(job_id) is not None
+        service.end(job_id, 1, Cause.PREEMPTED)
+    if is_deleted:
+        await use.delete("class")
+    else:
+        service.now += timedelta(hours=2)
+    changed = await service.change(job_id, document={"max_retries": 2})
+    assert (changed.spec["max_retries"], changed.reservation) == (2, "class")
+    assert (await service.change(job_id, queue="other")).queue == "other"
+    with pytest.raises(ReservationUnfit):
+        await service.change(job_id, document={"reservation": "class"})
+    assert (await service.change(job_id, document={"reservation": None})).reservation is None
+
+
+@pytest.mark.parametrize(
+    ("times", "pointer", "flex_pointer"),
+    [
+        ({"begin_at": at(2)}, "/begin_at", "/begin_at"),
+        ({"begin_at": at(1.9)}, None, None),
+        ({"deadline": at(1)}, "/deadline", None),
+        ({"deadline": at(1.1)}, None, None),
+        ({"deadline": at(1.5), "max_runtime_s": 1801}, "/deadline", None),
+        ({"deadline": at(1.5), "max_runtime_s": 1800}, None, None),
+        ({"begin_at": at(1.6), "deadline": at(1.7), "max_runtime_s": 360}, None, None),
+        ({"begin_at": at(9), "deadline": at(10)}, "/begin_at", "/begin_at"),
+    ],
+    ids=str,
+)
+async def test_times_that_contradict_the_reservation_are_refused(
+    use: Reservations,
+    service: Service,
+    times: dict[str, Any],
+    pointer: str | None,
+    flex_pointer: str | None,
+) -> None:
+    await use.create(wanted())
+    await use.create(wanted("flexible", nodes=["node-b"], flex=True))
+    for name, expected in (("class", pointer), ("flexible", flex_pointer)):
+        unnamed = await service.submit(**times)
+        if expected is None:
+            await service.submit(reservation=name, **times)
+            await service.change(unnamed, document={"reservation": name})
+            continue
+        with pytest.raises(ReservationUnfit) as told:
+            await service.submit(reservation=name, **times)
+        assert told.value.pointer == expected
+        with pytest.raises(ReservationUnfit) as told:
+            await service.change(unnamed, document={"reservation": name})
+        assert told.value.pointer == f"/document{expected}"
+    if pointer is None and "begin_at" not in times:
+        job_id = await service.submit(reservation="class", **times)
+        with pytest.raises(ReservationUnfit):
+            await service.change(job_id, document={"max_runtime_s": 3600})
+
+
+async def test_a_suggestion_uses_the_reservation_that_the_job_names_now(
+    use: Reservations, service: Service
+) -> None:
+    await use.create(wanted())
+    job_id = await service.submit(reservation="class")
+    queue, running = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
+    seen = Situation(policy.Snapshot(queue, running, connected=True))
+    await service.change(job_id, document={"reservation": None})
+
+    def now(session: Session) -> str | None:
+        row = jobs_repository.get(session, job_id)
+        assert row is not None
+        return answers.Answers()._waiting(session, seen, row, service.now).reservation
+
+    assert [job.reservation for job in queue] == ["class"]
+    assert service.database.read_sync(now) is None

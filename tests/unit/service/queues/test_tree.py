@@ -7,8 +7,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
-from dray.requests import QueueChangeRequest
+from dray.filters import AccountingFilter, JobFilter
+from dray.requests import ArrayChangeRequest, QueueChangeRequest
+from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.scheduling import queues as repository
 from service.domain.errors import (
     InvalidQueue,
@@ -21,7 +24,11 @@ from service.domain.errors import (
 )
 from service.domain.scheduling.rules.queues import DEFAULT
 from service.domain.scheduling.rules.tree import MAX_DEPTH, QueueTree
+from service.jobs.accounting import Accounting
+from service.jobs.array_changes import ArrayChanges
+from service.outlook import answers
 from tests.unit.service.helpers import Service
+from tests.unit.service.jobs.test_bulk import bulk
 
 
 async def change(service: Service, name: str, **changes: Any) -> None:
@@ -161,6 +168,114 @@ async def test_the_rules_of_a_parent_bind_the_jobs_of_its_children_together(
     moved = await service.submit()
     with pytest.raises(QueueHoldsNoJobs):
         await service.change(moved, queue="lab")
+
+
+@pytest.mark.parametrize("rule", ["max_queued", "max_queued_per_user"])
+async def test_a_full_parent_lets_its_jobs_move_between_the_queues_under_it(
+    service: Service, rule: str
+) -> None:
+    await service.queue("lab", **{rule: 5})
+    for name in ("a", "b"):
+        await service.queue(name, parent="lab")
+    first, second = await service.submit(queue="a"), await service.submit(queue="a")
+    array_id = (await service.jobs.get(await service.submit(queue="a", array={"size": 3}))).array_id
+    await service.change(first, queue="b")
+    await service.change(second, document={"max_retries": 2}, queue="b")
+    arrays = ArrayChanges(service.database, service.settings, clock=lambda: service.now)
+    to_b = ArrayChangeRequest(queue="b")
+    assert array_id is not None
+    assert (await arrays.change(array_id, to_b)).changed == 3
+    for dry_run in (True, False):
+        done = await bulk(
+            service,
+            "move",
+            parameters={"queue": "a"},
+            filter={"queue": "b"},
+            dry_run=dry_run,
+            max=5,
+        )
+        assert (done.changed, done.refused) == (5, 0)
+    tree = QueueTree(service.database.read_sync(repository.every))
+
+    def accepting(session: Session) -> list[str]:
+        row = jobs_repository.get(session, first)
+        assert row is not None
+        found = answers.that_accept(session, tree, row, service.now)
+        return [other.queue.name for other in found]
+
+    assert service.database.read_sync(accepting) == ["b", "default"]
+    outside = await service.submit()
+    with pytest.raises(QueueFull, match="'lab'"):
+        await service.change(outside, queue="b")
+    await service.queue("a", parent="lab", **{rule: 5})
+    await service.queue("b", parent="lab", **{rule: 0 if rule == "max_queued" else 1})
+    with pytest.raises(QueueFull, match="'b'"):
+        await arrays.change(array_id, to_b)
+
+
+async def test_jobs_of_an_array_that_are_outside_a_full_parent_can_not_move_into_it(
+    service: Service,
+) -> None:
+    await service.queue("lab", max_queued=3)
+    for name in ("a", "b"):
+        await service.queue(name, parent="lab")
+    head = await service.jobs.get(await service.submit(queue="a", array={"size": 3}))
+    await service.change(head.id, queue="default")
+    await service.submit(queue="b")
+    arrays = ArrayChanges(service.database, service.settings, clock=lambda: service.now)
+    assert head.array_id is not None
+    with pytest.raises(QueueFull, match="3 jobs wait in the queue 'lab'"):
+        await arrays.change(head.array_id, ArrayChangeRequest(queue="b"))
+    await service.queue("lab", max_queued=4)
+    assert (await arrays.change(head.array_id, ArrayChangeRequest(queue="b"))).changed == 3
+
+
+async def test_a_filter_by_a_parent_matches_the_jobs_under_it(service: Service) -> None:
+    await service.queue("top")
+    await service.queue("lab", parent="top")
+    for name in ("a", "b"):
+        await service.queue(name, parent="lab")
+    inside = [await service.submit(queue="ab"[n % 2]) for n in range(7)]
+    await service.submit()
+    running = inside[:2]
+    for job_id in running:
+        assert service.claim(job_id) is not None
+
+    async def listed(**wanted: Any) -> list[str]:
+        """Return the ids of the matching jobs, fetched page by page, the oldest first."""
+        found: list[str] = []
+        cursor = None
+        while True:
+            page = await service.jobs.list(JobFilter(**wanted), limit=2, cursor=cursor)
+            found += [job.id for job in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found[::-1]
+
+    for queue in ("lab", "top"):
+        assert await listed(queue=queue) == inside
+        assert await listed(queue=queue, state=("QUEUED", "STARTING")) == inside
+        assert await listed(queue=queue, collapse_arrays=True) == inside
+        assert await listed(queue=queue, state=("STARTING",)) == running
+        assert await listed(queue=queue, where='state = "QUEUED"') == inside[2:]
+    assert await listed(queue="a") == inside[::2]
+    assert await listed(queue="la") == []
+
+    async def accounted(queue: str) -> list[str]:
+        service.advance(60)
+        accounting = Accounting(service.database, clock=lambda: service.now)
+        page = await accounting.page(AccountingFilter(queue=queue, per="job"), limit=9)
+        return [row.job_id for row in page.items]
+
+    assert await accounted("top") == running
+    for job_id in running:
+        service.end(job_id, 1)
+        await service.jobs.delete(job_id)
+    assert await accounted("top") == running
+    assert await accounted("b") == running[1:]
+    for dry_run in (True, False):
+        done = await bulk(service, "cancel", filter={"queue": "lab"}, dry_run=dry_run)
+        assert (done.changed, done.refused) == (5, 0)
 
 
 async def test_changes_at_once_never_close_a_circle(service: Service) -> None:

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from dray.reservations import ReservationRequest
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.db.models import CodeRow, JobDependencyRow, ScheduleRow
@@ -18,6 +19,7 @@ from service.db.session import Database
 from service.domain.errors import CodeUnfit, RunUnfinished, StorageUnavailable
 from service.jobs.service import PreparedDocument
 from service.loops import schedule_runner
+from service.queues.reservations import Reservations
 from service.storage.storage import Storage
 from tests.unit.service.helpers import events_of
 from tests.unit.service.schedules.scheduled import ADMIN, ANN, MIDNIGHT, SCRIPT, Scheduled
@@ -82,6 +84,49 @@ async def test_runs_that_would_overlap(scheduled: Scheduled, overlap: str) -> No
     assert [job.state for job in await scheduled.jobs_of()][4:] == [JobState.QUEUED] * 2
     await scheduled.until(MIDNIGHT + HOUR * 4 - MINUTE)
     assert len(await scheduled.runs()) == 3
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
+async def test_a_run_that_missed_its_reservation_stops_no_later_run(
+    scheduled: Scheduled, overlap: str, is_deleted: bool
+) -> None:
+    reservations = Reservations(scheduled.database)
+
+    async def reserve(begins_at: datetime) -> None:
+        wanted = {"name": "class", "duration_s": 5400, "users": ["ann"], "nodes": ["node-a"]}
+        wanted["begin_at"] = begins_at.isoformat()
+        await reservations.create(ReservationRequest.model_validate(wanted))
+
+    await reserve(MIDNIGHT + MINUTE)
+    job = {**SCRIPT, "array": {"size": 2}, "reservation": "class"}
+    await scheduled.create(job=job, overlap=overlap)
+    await scheduled.until(MIDNIGHT + HOUR)
+    first, second = await scheduled.jobs_of()
+    await scheduled.change(second.id, document={"reservation": None})
+    if is_deleted:
+        await reservations.delete("class")
+    await scheduled.until(MIDNIGHT + HOUR * 2)
+    first, second = (await scheduled.jobs_of())[:2]
+    assert second.reason.code != "reservation_missed"
+    assert first.reason.code == "reservation_missed"
+    await scheduled.until(MIDNIGHT + HOUR * 2 + MINUTE)
+    if not second.state.is_terminal:
+        await scheduled.jobs.cancel(second.id)
+    await reserve(MIDNIGHT + HOUR * 3 - MINUTE)
+    await scheduled.until(MIDNIGHT + HOUR * 3)
+    first, second, *later = await scheduled.jobs_of()
+    assert (first.state, first.reason.code) == (JobState.CANCELLED, "reservation_missed")
+    assert first.reason.message == (
+        "never started: its reservation 'class' has ended or was deleted, and the next run of the "
+        "schedule 'night' is due"
+    )
+    event = (await events_of(scheduled, first.id))[-1]
+    assert (event.code, event.message) == (first.reason.code, first.reason.message)
+    assert [job.state for job in later] == [JobState.QUEUED] * 2
+    rows = select(JobDependencyRow.waiter)
+    assert scheduled.database.read_sync(lambda s: s.scalars(rows).all()) == []
+    assert (await scheduled.outcomes())[-1] == ("01 03:00", "submitted")
 
 
 async def test_an_admin_sees_all_schedules_and_others_only_their_own(scheduled: Scheduled) -> None:

@@ -6,10 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 from dray import views
+from dray.requests import QueueRequest
 from dray.reservations import ReservationRequest
 from dray.views import JobState
 from service.db.session import utc_now
 from service.queues.reservations import Reservations
+from service.queues.service import Queues
 from service.runtime import Runtime
 from tests.marks import RULES
 from tests.unit.service.loops.world import (
@@ -123,3 +125,34 @@ async def test_a_reservation_ends_by_itself(world: World) -> None:
     assert ended.ends_at <= utc_now() < ended.ends_at + timedelta(hours=1)
     for job_id in (mine, late):
         await runtime.jobs.cancel(job_id)
+
+
+async def test_jobs_in_the_queues_under_a_reservations_queue_run_in_it(world: World) -> None:
+    runtime = await world.open(preempt_grace_s=0.2)
+    queues = Queues(runtime.database, runtime.prices)
+    await queues.put("lab", QueueRequest())
+    await reserve(runtime, "class", queues=["lab"], all_nodes=True)
+    other = await world.submit(runtime)
+    await says(runtime, other, "reserved")
+    await queues.put("vision", QueueRequest(parent="lab"))
+    mine = await world.submit(runtime, queue="vision", reservation="class")
+    await comes_to(runtime, mine, JobState.SUCCEEDED)
+    await runtime.jobs.cancel(other)
+
+
+async def test_a_job_that_only_a_reservation_blocks_gets_suggestions(world: World) -> None:
+    world.set_timings(forecast_pause_s=0.01, forecast_period_s=0.05)
+    world.fake.add_node("node-b", {"CPU": 1.0})
+    runtime = await world.open(preempt_grace_s=0.2)
+    await Queues(runtime.database, runtime.prices).put("course", QueueRequest())
+    await reserve(runtime, "class", queues=["course"], nodes=["node-a"], accepts_unnamed=True)
+    job_id = await world.submit(runtime, "waits", workers=4)
+    await says(runtime, job_id, "reserved")
+
+    async def suggested() -> bool:
+        found = (await runtime.queries.explain(job_id)).counterfactuals
+        messages = [each.message for each in found]
+        return messages == ["starts now with 1 worker", "starts now in queue 'course'"]
+
+    await eventually(suggested, "there are no suggestions")
+    await runtime.jobs.cancel(job_id)
