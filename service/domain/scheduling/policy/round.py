@@ -43,7 +43,7 @@ from service.domain.scheduling.rules.obstacles import (
     Reason,
     jobs,
 )
-from service.domain.scheduling.rules.shares import FarAhead
+from service.domain.scheduling.rules.shares import FarAhead, Tier
 
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
@@ -173,7 +173,7 @@ class Round:
             most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        lent, lent_soon = self._lent(limits, kind)
+        lent, lent_soon = self._lent(limits, gang, rank)
         # `soon` includes slots that are free now.
         has_slots = offer.soon.has(kind, least)
         fits_soon = has_slots and lent_soon.workers >= least
@@ -183,7 +183,7 @@ class Round:
         if target:
             most = max(least, min(most, target))
             if not offer.now.has(kind, most) and offer.soon.has(kind, most):
-                promised = self._promise(job, gang, offer, most, position)
+                promised = self._promise(job, gang, offer, min(most, lent_soon.workers), position)
                 if promised is not None:
                     return promised
         slices, passes = self._free_slots(job, kind, least, min(most, lent.workers), offer)
@@ -196,7 +196,8 @@ class Round:
         if limits is not None and self._claims_limits(gang):
             limits.reserve(job.job_id, kind, most)
         if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
-            promised = self._promise(job, gang, offer, most, position)
+            _, lent_soon = self._lent(limits, gang, rank)
+            promised = self._promise(job, gang, offer, min(most, lent_soon.workers), position)
             if promised is not None:
                 self._arrays.promise(job.array)
                 return promised
@@ -223,13 +224,20 @@ class Round:
         waits_for_nodes = self._to_come and not gang.request.is_bound
         return bool(waits_for_nodes) or self._emptied.can_hold(gang)
 
-    def _lent(self, limits: AccountLimits | None, kind: WorkerKind) -> tuple[Headroom, Headroom]:
+    def _lent(
+        self, limits: AccountLimits | None, gang: Gang, rank: order.Rank | None = None
+    ) -> tuple[Headroom, Headroom]:
         """Return how many workers fit now, and once the asked jobs have left, without slots that
-        other queues keep for themselves or that are promised to other jobs."""
+        other queues keep for themselves or that are promised to other jobs. A waiting job within
+        its queue's quota borrows nothing."""
         if limits is None or self._limits.lending is None:
             return UNLIMITED, UNLIMITED
-        now, soon = limits.lent(kind), limits.lent(kind, soon=True)
-        return min(now, soon, key=lambda each: each.workers), soon
+        now, soon = limits.lent(gang.kind), limits.lent(gang.kind, soon=True)
+        now = min(now, soon, key=lambda each: each.workers)
+        if rank is not None and rank.tiers[-1] is Tier.QUOTA:
+            least = Headroom(gang.least)
+            now, soon = (max(each, least, key=lambda one: one.workers) for each in (now, soon))
+        return now, soon
 
     def _free_slots(
         self, job: WaitingJob, kind: WorkerKind, least: int, most: int, offer: Offer
@@ -309,8 +317,6 @@ class Round:
     ) -> Wait | None:
         """Keep slots for a job, including slots that other jobs are about to release. Returns None
         if there are too few such slots."""
-        limits = self._limits.of((job.queue, job.owner))
-        most = min(most, self._lent(limits, gang.kind)[1].workers)
         slices = offer.soon.pack_most(gang.kind, gang.least, most) if most >= gang.least else None
         if slices is None:
             return None
@@ -356,7 +362,7 @@ class Round:
             headroom = limits.headroom(group.job_id, kind, 1)
             if not headroom.workers:
                 return Stay(group.job_id, headroom.reason(sentence), headroom.holders)
-            lent, _ = self._lent(limits, kind)
+            lent, _ = self._lent(limits, gang)
             if not lent.workers:
                 return Stay(group.job_id, lent.reason(sentence))
             most = min(most, headroom.workers, lent.workers)

@@ -44,7 +44,7 @@ def test_a_job_starts_if_no_queue_above_it_forbids_it() -> None:
             assert f"the queue {binding!r}" in decision.reason.message
         elif free < 1:
             assert code == "waiting_for_slots"
-        elif oracle.lendable(job, snapshot.running) < 1:
+        elif oracle.lendable(job, snapshot.running) < 1 and not oracle.is_within_quota(job):
             assert code == "lending_limit"
         else:
             assert isinstance(decision, Start), (seed, decision)
@@ -83,7 +83,7 @@ def test_only_slots_that_the_rules_allow_are_reclaimed(part: int) -> None:
         for job in starts:
             for name in oracle.line(job.queue):
                 assert len(oracle.jobs(name, holding)) <= min(oracle.limits(name))
-            assert oracle.lendable(job, holding) >= 0
+            assert oracle.lendable(job, holding) >= 0 or oracle.is_within_quota(job)
         promised = [
             jobs[each.job_id]
             for each in decisions
@@ -113,6 +113,13 @@ def test_no_job_leaves_for_one_that_would_not_get_its_slots() -> None:
     seen = replace(snapshots.snapshot([high], [low], {"n": 5.0}), queues=queues)
     (decision,) = plan(seen, NOW)
     assert isinstance(decision, Wait)
+
+
+def test_jobs_within_their_quotas_start_although_nodes_are_gone_that_all_quotas_need() -> None:
+    queues = tuple(Queue(name, quota={"GPU": 4.0}, lending_limit={"GPU": 0.0}) for name in "abc")
+    waiting = [snapshots.waiting(f"of-{name}", queue=name) for name in "abc"]
+    seen = replace(snapshots.snapshot(waiting, [], {"n": 4.0}), queues=queues)
+    assert all(isinstance(each, Start) for each in plan(seen, NOW))
 
 
 def test_a_job_that_its_own_queue_blocks_uses_up_no_limit_of_its_user_above() -> None:

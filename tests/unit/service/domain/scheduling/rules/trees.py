@@ -154,6 +154,10 @@ class TreeOracle:
         total = self.snapshot.nodes[0].total["GPU"]
         return total - len(holding) - sum(self.kept(name, holding) for name in siblings)
 
+    def is_within_quota(self, job: Job) -> bool:
+        """Whether the job is within the quota of its own queue, so that it borrows nothing."""
+        return (job.queue, job.job_id) in self.guaranteed
+
     # Whose turn is it?
 
     def used(self, name: str) -> float:
