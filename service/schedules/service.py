@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.input import validation
 from dray.input.validation import Fault
-from dray.schedule_requests import ScheduleChangeRequest, ScheduleRequest
+from dray.schedule_requests import SCHEDULE_ID, ScheduleChangeRequest, ScheduleRequest
 from dray.spec import JobSpec
 from dray.views import JobState, MissedRuns, Overlap, RunOutcome
 from service.config.settings import Settings
@@ -48,7 +48,6 @@ PROJECT: Final = "default"
 NUM_NEXT: Final = 3
 """Number of next times that a view contains."""
 _SCOPE: Final = "schedules"
-_ID: Final = r"schedule-[0-9a-z]{26}"
 
 
 LastRun = tuple[ScheduleRunRow, JobState | None]
@@ -141,7 +140,7 @@ class Schedules:
         after = None
         if cursor is not None:
             after = decode_cursor(_SCOPE, cursor)
-            if not isinstance(after, str) or not re.fullmatch(_ID, after):
+            if not isinstance(after, str) or not re.fullmatch(SCHEDULE_ID, after):
                 raise BadCursor("the cursor does not belong to this listing")
 
         def work(session: Session) -> views.SchedulePage:

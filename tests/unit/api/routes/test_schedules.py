@@ -110,6 +110,7 @@ def test_a_user_can_have_a_limited_number_of_schedules(guarded: LiveServer) -> N
         ({"name": "Nächtlich"}, "invalid_document", "/name"),
         ({"name": "a/b"}, "invalid_document", "/name"),
         ({"name": "n" * 64}, "invalid_document", "/name"),
+        ({"name": "schedule-01kamq1c4e7g9j2m5p8r0t3v6x"}, "invalid_document", "/name"),
         ({"cron": ""}, "invalid_document", "/cron"),
         ({"cron": "* * * * * *"}, "invalid_document", "/cron"),
         ({"cron": "9" * 5000 + " * * * *"}, "invalid_document", "/cron"),

@@ -340,3 +340,19 @@ async def test_two_loops_submit_each_run_once(scheduled: Scheduled) -> None:
     await asyncio.gather(*(scheduled.until(scheduled.now, runner) for runner in others))
     jobs = (await scheduled.jobs.list(limit=500)).items
     assert len({job.schedule_id for job in jobs}) == len(jobs) == 12
+
+
+async def test_a_filter_with_an_id_matches_no_name(scheduled: Scheduled) -> None:
+    night = await scheduled.create()
+    other = await scheduled.create("other", owner="bob")
+
+    def named_like_an_id(session: Session) -> None:  # earlier versions accepted such names
+        row = session.get(ScheduleRow, other)
+        assert row is not None
+        row.name = night
+
+    scheduled.database.write_sync(named_like_an_id)
+    await scheduled.until(MIDNIGHT + HOUR)
+    assert [job.owner for job in await scheduled.jobs_of(night)] == ["ann"]
+    assert [job.owner for job in await scheduled.jobs_of(other)] == ["bob"]
+    assert await scheduled.jobs_of("nobody") == []
