@@ -24,7 +24,7 @@ from service.db.notifications import SCHEDULES, Signals
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission import schedules as repository
 from service.db.session import touch
-from service.domain.errors import DatabaseUnavailable, DomainError, StorageUnavailable
+from service.domain.errors import DatabaseUnavailable, DomainError, OwnerUnknown, StorageUnavailable
 from service.domain.events import ANONYMOUS
 from service.domain.ids import new_job_id
 from service.jobs.service import Jobs, NewJob
@@ -40,10 +40,6 @@ BATCH = 256
 """Maximum number of schedules that one round looks at."""
 MAX_AT_ONCE = 8
 """Maximum number of runs that are submitted concurrently."""
-
-
-class OwnerUnknown(DomainError, code="unauthorized"):
-    """The owner of a schedule no longer has a token."""
 
 
 class RunFailed(DomainError, code="internal_error"):
@@ -131,10 +127,7 @@ class ScheduleRunner:
             return
         try:
             if owners is not None and due.owner not in owners:
-                raise OwnerUnknown(
-                    f"{due.owner} no longer has a token",
-                    hint="add the token, or delete the schedule",
-                )
+                raise OwnerUnknown(due.owner)
             await self._submit(due)
         except DatabaseUnavailable:
             raise

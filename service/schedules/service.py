@@ -20,6 +20,7 @@ from dray.schedule_requests import SCHEDULE_ID, ScheduleChangeRequest, ScheduleR
 from dray.spec import JobSpec
 from dray.views import JobState, MissedRuns, Overlap, RunOutcome
 from service.config.settings import Settings
+from service.config.tokens_file import TokensFile
 from service.db.models import JobRow, ScheduleRow, ScheduleRunRow
 from service.db.notifications import SCHEDULES
 from service.db.repositories.submission import schedules as repository
@@ -32,6 +33,7 @@ from service.domain.errors import (
     BadCursor,
     DomainError,
     InvalidDocument,
+    OwnerUnknown,
     ScheduleExists,
     ScheduleNotFound,
     TooManySchedules,
@@ -229,8 +231,13 @@ class Schedules:
     ) -> views.Job:
         """Submit a job of the schedule immediately, as its owner, even if it is paused. Its times
         are not affected. Raises RunUnfinished if its runs must not overlap and the previous run has
-        not ended, and the errors of a submission."""
+        not ended, OwnerUnknown if the owner has no token, and the errors of a submission."""
         found = await self._database.read(lambda s: _found(s, reference, caller))
+        tokens_file = self._settings.tokens_file
+        if tokens_file is not None and found.owner != caller.name:
+            owners = await asyncio.to_thread(TokensFile(tokens_file).tokens)
+            if found.owner not in owners:
+                raise OwnerUnknown(found.owner)
         spec = await read(found.document)
 
         def store(session: Session, new: NewJob) -> JobRow:
@@ -241,7 +248,11 @@ class Schedules:
                 at += timedelta(microseconds=1)
             return runs.submit(session, self._jobs, row, new, at)
 
-        key = None if idempotency is None else IdempotencyKey(idempotency, f"run {found.id}")
+        key = (
+            None
+            if idempotency is None
+            else IdempotencyKey(idempotency, f"run {found.id}", caller.name)
+        )
         job, _created = await self._jobs.submit(
             spec, owner=found.owner, project=PROJECT, actor=actor, idempotency=key, store=store
         )
