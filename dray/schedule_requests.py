@@ -26,7 +26,12 @@ def _known(name: str) -> str:
     return name
 
 
-CronText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+CronText = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=256),
+    AfterValidator(lambda text: " ".join(text.split())),
+]
+"""An expression, normalised so that one space separates its fields."""
 ZoneName = Annotated[str, StringConstraints(min_length=1), AfterValidator(_known)]
 
 

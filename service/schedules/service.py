@@ -248,11 +248,9 @@ class Schedules:
                 at += timedelta(microseconds=1)
             return runs.submit(session, self._jobs, row, new, at)
 
-        key = (
-            None
-            if idempotency is None
-            else IdempotencyKey(idempotency, f"run {found.id}", caller.name)
-        )
+        key = None
+        if idempotency is not None:
+            key = IdempotencyKey(idempotency, f"run {found.id}", caller.name)
         job, _created = await self._jobs.submit(
             spec, owner=found.owner, project=PROJECT, actor=actor, idempotency=key, store=store
         )

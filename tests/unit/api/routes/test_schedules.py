@@ -117,6 +117,7 @@ def test_a_user_can_have_a_limited_number_of_schedules(guarded: LiveServer) -> N
         ({"cron": "9" * 200 + " * * * *"}, "invalid_document", "/cron"),
         ({"cron": 5}, "invalid_document", "/cron"),
         ({"time_zone": "Mars/Olympus"}, "invalid_document", "/time_zone"),
+        ({"time_zone": "localtime"}, "invalid_document", "/time_zone"),
         ({"time_zone": "/".join("a" * 500)}, "invalid_document", "/time_zone"),
         ({"time_zone": "../../etc/passwd"}, "invalid_document", "/time_zone"),
         ({"overlap": "both"}, "invalid_document", "/overlap"),

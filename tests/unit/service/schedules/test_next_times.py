@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
+from service.db.models import ScheduleRow
 from service.domain.errors import InvalidDocument
 from service.domain.schedules.cron import Cron
 from tests.unit.service.schedules.scheduled import ANN, MIDNIGHT, Scheduled
@@ -82,3 +84,29 @@ async def test_a_change_is_computed_again_if_a_run_was_decided_in_the_meantime(
     assert changed.next_times[0] == MIDNIGHT + HOUR * 2
     await scheduled.until(scheduled.now)
     assert len(await scheduled.jobs_of()) == 1, "the run is not submitted again"
+
+
+async def test_a_zone_that_is_missing_on_this_host_is_an_error_of_its_field(
+    scheduled: Scheduled,
+) -> None:
+    schedule_id = await scheduled.create()
+
+    def lost(session: Session) -> None:
+        row = session.get(ScheduleRow, schedule_id)
+        assert row is not None
+        row.time_zone = "Europe/Atlantis"
+
+    scheduled.database.write_sync(lost)
+    assert (await scheduled.schedules.get("night", ANN)).next_times == [MIDNIGHT + HOUR]
+    assert (await scheduled.schedules.list(ANN)).items[0].next_times == [MIDNIGHT + HOUR]
+    with pytest.raises(InvalidDocument, match="'Europe/Atlantis' is not a known") as refused:
+        await scheduled.change_schedule("night", cron="@daily")
+    assert refused.value.pointer == "/time_zone"
+    changed = await scheduled.change_schedule("night", cron="@daily", time_zone="UTC")
+    assert changed.next_times[0] == MIDNIGHT + HOUR * 24
+
+
+async def test_an_expression_is_stored_with_single_spaces(scheduled: Scheduled) -> None:
+    await scheduled.create(cron="\u001c 0\t2 * *  MON\u00a0")
+    assert (await scheduled.schedules.get("night", ANN)).cron == "0 2 * * MON"
+    assert (await scheduled.change_schedule("night", cron="@daily\u00a0")).cron == "@daily"
