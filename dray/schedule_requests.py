@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, StrictBool, StringConstraints
 
@@ -10,20 +11,34 @@ from dray.input.times import zone_named
 from dray.spec.fields import Document, QueueName, Seconds
 from dray.views import MissedRuns, Overlap
 
+SCHEDULE_ID: Final = r"schedule-[0-9a-z]{26}"
+"""Pattern of the ids of schedules."""
+
+
+def _no_id(name: str) -> str:
+    if re.fullmatch(SCHEDULE_ID, name):
+        raise ValueError("looks like the id of a schedule: choose another name")
+    return name
+
 
 def _known(name: str) -> str:
     zone_named(name)
     return name
 
 
-CronText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+CronText = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=256),
+    AfterValidator(lambda text: " ".join(text.split())),
+]
+"""An expression, normalised so that one space separates its fields."""
 ZoneName = Annotated[str, StringConstraints(min_length=1), AfterValidator(_known)]
 
 
 class ScheduleRequest(Document):
     """Submit a job at each time of a cron expression."""
 
-    name: QueueName
+    name: Annotated[QueueName, AfterValidator(_no_id)]
     """Unique among your schedules."""
     cron: CronText
     """Minute, hour, day of the month, month and day of the week, such as `30 2 * * MON-FRI`; or a

@@ -10,8 +10,10 @@ from fastapi import Query as QueryParameters
 from api.context import NoParameters, PageQuery, TheContext, caller_of, context_of, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
+from api.http.concurrency import TOO_MANY
 from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key
+from api.http.waiting import limited
 from api.openapi import json_body
 from api.problems import BODY, SUBMISSION, declare
 from dray import views
@@ -59,7 +61,7 @@ async def create(
     "",
     operation_id="list_schedules",
     response_model=views.SchedulePage,
-    responses=declare("invalid_parameter", "bad_cursor"),
+    responses=declare("invalid_parameter", "bad_cursor", TOO_MANY),
 )
 async def list_schedules(
     request: Request,
@@ -68,7 +70,8 @@ async def list_schedules(
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
     """List your schedules, the oldest first. Admins see the schedules of all users."""
-    page = await schedules.list(caller, limit=query.limit, cursor=query.cursor)
+    async with limited(request):
+        page = await schedules.list(caller, limit=query.limit, cursor=query.cursor)
     return answer(request, page)
 
 

@@ -66,9 +66,14 @@ parts would exceed Python's recursion limit."""
 
 def zone_named(name: str) -> ZoneInfo:
     """Return the time zone of the IANA database, such as `Europe/Berlin`. Raises ValueError for an
-    unknown name."""
+    unknown name, and for a name whose zone depends on the host."""
     if len(name) > LONGEST_NAME:
         raise ValueError(f"is not a time zone: it has {len(name)} characters")
+    if not _is_portable(name):
+        raise ValueError(
+            f"{name!r} is not the same time zone on all hosts: use a name such as Europe/Berlin or "
+            "UTC"
+        )
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -77,9 +82,14 @@ def zone_named(name: str) -> ZoneInfo:
         raise ValueError(f"{name!r} is not a known time zone: {known}") from None
 
 
+def _is_portable(name: str) -> bool:
+    is_of_host = name.rpartition("/")[2] in {"localtime", "posixrules", "Factory"}
+    return not is_of_host and not name.startswith("right/")
+
+
 @cache
 def _zone_names() -> list[str]:
-    return sorted(available_timezones())
+    return sorted(filter(_is_portable, available_timezones()))
 
 
 def localised(local: datetime, zone: tzinfo, where: str) -> datetime:

@@ -100,7 +100,8 @@ class JobSchedule(View):
     paused_reason: str | None = None
     """Why the service paused the schedule; unset if a user did."""
     next_times: list[datetime]
-    """The next three times, with the schedule's offset from UTC; empty while it is paused."""
+    """The next three times, with the schedule's offset from UTC; in lists, only the first. Empty
+    while it is paused."""
     last_run: ScheduleRun | None = None
     """The run that was decided last."""
     created_at: datetime

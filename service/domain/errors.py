@@ -180,6 +180,15 @@ class InvalidDocument(DomainError, code="invalid_document"): ...
 class LimitRaised(DomainError, code="forbidden"): ...
 
 
+class OwnerUnknown(DomainError, code="forbidden"):
+    """The owner of a schedule no longer has a token."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(
+            f"{owner} no longer has a token", hint="add the token, or delete the schedule"
+        )
+
+
 class FunctionsRefused(DomainError, code="forbidden"): ...
 
 

@@ -22,6 +22,8 @@ class IdempotencyKey:
 
     key: str
     fingerprint: str
+    caller: str | None = None
+    """The user whose key it is; None if it is the owner of the job."""
 
 
 class KeysInFlight:
@@ -41,7 +43,7 @@ class KeysInFlight:
         if idempotency is None:
             yield
             return
-        held = (owner, idempotency.key)
+        held = (idempotency.caller or owner, idempotency.key)
         if held in self._held:
             raise _in_flight()
         self._held.add(held)
@@ -65,6 +67,7 @@ def reserve(
     key is bound to another request, and IdempotencyInFlight while another process is about to bind
     the key.
     """
+    owner = idempotency.caller or owner
     if not repository.try_lock(session, _lock_number(owner, idempotency.key)):
         raise _in_flight()
     bound: IdempotencyRow | None = repository.reserve(

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import RunOutcome
@@ -22,7 +24,7 @@ from service.db.notifications import SCHEDULES, Signals
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.submission import schedules as repository
 from service.db.session import touch
-from service.domain.errors import DatabaseUnavailable, DomainError, StorageUnavailable
+from service.domain.errors import DatabaseUnavailable, DomainError, OwnerUnknown, StorageUnavailable
 from service.domain.events import ANONYMOUS
 from service.domain.ids import new_job_id
 from service.jobs.service import Jobs, NewJob
@@ -38,10 +40,6 @@ BATCH = 256
 """Maximum number of schedules that one round looks at."""
 MAX_AT_ONCE = 8
 """Maximum number of runs that are submitted concurrently."""
-
-
-class OwnerUnknown(DomainError, code="unauthorized"):
-    """The owner of a schedule no longer has a token."""
 
 
 class RunFailed(DomainError, code="internal_error"):
@@ -91,14 +89,7 @@ class ScheduleRunner:
             found = await self._database.read(
                 lambda s, now: repository.active(s, after, CHUNK)  # noqa: B023
             )
-            moved = []
-            for row in found:
-                try:
-                    next_at = runs.cron_of(row.cron, row.time_zone).next_after(row.decided_until)
-                except ValueError:
-                    next_at = row.decided_until  # the next round pauses the schedule
-                if next_at is not None and next_at != row.next_at:
-                    moved.append((row.id, row.next_at, next_at))
+            moved = await asyncio.to_thread(_moved, found)
             if moved:
                 await self._database.write(lambda s, now: _move(s, moved))  # noqa: B023
             if len(found) < CHUNK:
@@ -136,10 +127,7 @@ class ScheduleRunner:
             return
         try:
             if owners is not None and due.owner not in owners:
-                raise OwnerUnknown(
-                    f"{due.owner} no longer has a token",
-                    hint="add the token, or delete the schedule",
-                )
+                raise OwnerUnknown(due.owner)
             await self._submit(due)
         except DatabaseUnavailable:
             raise
@@ -183,6 +171,19 @@ class ScheduleRunner:
         row = runs.still(session, due)
         if row is not None:
             row.next_at = now + timedelta(seconds=self._timings.schedule_retry_s)
+
+
+def _moved(rows: Iterable[Row[Any]]) -> list[tuple[str, datetime, datetime]]:
+    """Return (id, next time, correct next time) of the schedules whose next time has changed."""
+    moved = []
+    for row in rows:
+        try:
+            next_at = runs.cron_of(row.cron, row.time_zone).next_after(row.decided_until)
+        except ValueError:
+            next_at = row.decided_until  # the next round pauses the schedule
+        if next_at is not None and next_at != row.next_at:
+            moved.append((row.id, row.next_at, next_at))
+    return moved
 
 
 def _move(session: Session, moved: list[tuple[str, datetime, datetime]]) -> None:

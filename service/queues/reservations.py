@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
+from dray.input.times import LAST_YEAR
 from dray.input.validation import Fault, check_as
 from dray.reservations import ReservationChangeRequest, ReservationRequest
 from dray.spec import JobSpec
@@ -108,8 +109,8 @@ class Reservations:
             before = _found(session, name)
             given = changes.model_dump(mode="json", exclude_unset=True)
             merged = {**_document(before), **given, "name": name}
-            if "duration_s" in given:
-                del merged["end_at"]
+            if given.get("duration_s") is not None:
+                merged["end_at"] = given.get("end_at")
             merged = {field: value for field, value in merged.items() if value is not None}
             try:
                 wanted = check_as(ReservationRequest, merged)
@@ -289,6 +290,12 @@ def _rules(wanted: ReservationRequest, actor: str, now: datetime) -> Reservation
             f"is {shown(ends_at)}, which is not later than the begin, {shown(begins_at)}",
             pointer="/end_at",
             hint="give a later end",
+        )
+    if ends_at.year > LAST_YEAR:
+        raise InvalidReservation(
+            f"the reservation would end at {shown(ends_at)}, but the last year is {LAST_YEAR}",
+            pointer="/duration_s" if wanted.end_at is None else "/end_at",
+            hint="give an earlier end",
         )
     return ReservationRules(begins_at=begins_at, ends_at=ends_at, created_by=actor, **given)
 

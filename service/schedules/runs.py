@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -19,7 +19,7 @@ from service.db.repositories.scheduling import reservations as reservations_repo
 from service.db.repositories.submission import schedules as repository
 from service.domain.errors import DomainError, RunUnfinished
 from service.domain.ids import is_array_id
-from service.domain.schedules.cron import Cron
+from service.domain.schedules.cron import YEARS, Cron
 from service.domain.schedules.decisions import MAX_CAUGHT_UP, DueTimes, decide
 from service.domain.states import RESERVATION_MISSED
 from service.jobs import arrays
@@ -37,6 +37,9 @@ class Due(NamedTuple):
     at: datetime
     version: int
     decided_until: datetime
+
+
+_NO_TIME: Final = f"the cron expression matches no time in the next {YEARS} years"
 
 
 def cron_of(cron: str, time_zone: str) -> Cron:
@@ -58,7 +61,7 @@ def advance(row: ScheduleRow, until: datetime) -> None:
     row.decided_until = max(row.decided_until, until)
     try:
         row.next_at = cron_of(row.cron, row.time_zone).next_after(row.decided_until)
-        row.paused_reason = None if row.next_at else "the cron expression has no later time"
+        row.paused_reason = None if row.next_at else _NO_TIME
     except ValueError as error:
         row.next_at, row.paused_reason = None, str(error)
 
@@ -75,7 +78,7 @@ def look(session: Session, schedule_id: str, now: datetime) -> Due | None:
         advance(row, row.decided_until)  # which pauses the schedule
         return None
     if decision.missed:
-        _record_missed(session, row, decision.missed, now)
+        record_missed(session, row, decision.missed, now)
     at = decision.run_at
     if at is None:
         advance(row, row.decided_until)  # also if the rules of the zone have changed
@@ -107,19 +110,19 @@ def _decision(row: ScheduleRow, now: datetime) -> DueTimes:
     return decide(cron, MissedRuns(row.missed), row.deadline_s, row.decided_until, now)
 
 
-def skip_missed(session: Session, row: ScheduleRow, now: datetime) -> None:
-    """Record all times of a schedule that have come as missed."""
+def missed_times(row: ScheduleRow, now: datetime) -> list[datetime]:
+    """Return the last times of a schedule that have come, as many as `record_missed` tells
+    apart."""
     try:
-        times = cron_of(row.cron, row.time_zone).latest(row.decided_until, now, MAX_CAUGHT_UP + 1)
+        return cron_of(row.cron, row.time_zone).latest(row.decided_until, now, MAX_CAUGHT_UP + 1)
     except ValueError:
-        return
-    if times:
-        _record_missed(session, row, times, now)
+        return []
 
 
-def _record_missed(
+def record_missed(
     session: Session, row: ScheduleRow, times: Sequence[datetime], now: datetime
 ) -> None:
+    """Record that these times were missed. The caller computes the next time."""
     first, last = local(row, times[0]).isoformat(), local(row, times[-1]).isoformat()
     message = "the time passed before the service could submit the run"
     if len(times) > MAX_CAUGHT_UP:
@@ -127,7 +130,7 @@ def _record_missed(
     elif len(times) > 1:
         message = f"{len(times)} times from {first} to {last} passed without a run"
     record(session, row, times[-1], now, RunOutcome.MISSED, message=message)
-    advance(row, times[-1])
+    row.decided_until = times[-1]
 
 
 def still(session: Session, due: Due) -> ScheduleRow | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import islice
@@ -16,10 +16,11 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.input import validation
 from dray.input.validation import Fault
-from dray.schedule_requests import ScheduleChangeRequest, ScheduleRequest
+from dray.schedule_requests import SCHEDULE_ID, ScheduleChangeRequest, ScheduleRequest
 from dray.spec import JobSpec
 from dray.views import JobState, MissedRuns, Overlap, RunOutcome
 from service.config.settings import Settings
+from service.config.tokens_file import TokensFile
 from service.db.models import JobRow, ScheduleRow, ScheduleRunRow
 from service.db.notifications import SCHEDULES
 from service.db.repositories.submission import schedules as repository
@@ -32,12 +33,13 @@ from service.domain.errors import (
     BadCursor,
     DomainError,
     InvalidDocument,
+    OwnerUnknown,
     ScheduleExists,
     ScheduleNotFound,
     TooManySchedules,
 )
 from service.domain.ids import new_job_id, new_schedule_id
-from service.domain.schedules.cron import BadCron
+from service.domain.schedules.cron import YEARS, BadCron
 from service.jobs.idempotency import IdempotencyKey
 from service.jobs.service import Jobs, NewJob, PreparedDocument
 from service.schedules import runs
@@ -48,7 +50,10 @@ PROJECT: Final = "default"
 NUM_NEXT: Final = 3
 """Number of next times that a view contains."""
 _SCOPE: Final = "schedules"
-_ID: Final = r"schedule-[0-9a-z]{26}"
+
+
+LastRun = tuple[ScheduleRunRow, JobState | None]
+"""A run and the state of its job."""
 
 
 class Caller(NamedTuple):
@@ -75,7 +80,7 @@ class Schedules:
         `/job`.
         """
         now = await self._database.read(self._database.time)
-        first = _first_time(wanted.cron, wanted.time_zone, now)
+        times = await asyncio.to_thread(_times, wanted.cron, wanted.time_zone, now)
         spec, prepared = await self._prepared(wanted.job, owner)
         schedule_id = new_schedule_id(now)
         is_tried_again = False
@@ -86,7 +91,7 @@ class Schedules:
             existing = repository.get(session, schedule_id) if is_tried_again else None
             is_tried_again = True
             if existing is not None:  # an earlier commit succeeded, but its result was lost
-                return _view(existing, None)
+                return _view(existing, None, times)
             most = self._settings.max_schedules
             if repository.count_of(session, owner) >= most:
                 raise TooManySchedules(
@@ -109,7 +114,7 @@ class Schedules:
                 code=spec.code,
                 version=1,
                 decided_until=now,
-                next_at=None if wanted.paused else first,
+                next_at=None if wanted.paused else times[0],
                 paused_reason=None,
                 created_at=now,
                 changed_at=now,
@@ -123,7 +128,7 @@ class Schedules:
             notify(session, SCHEDULES)
             row = repository.get(session, schedule_id)
             assert row is not None
-            return _view(row, None)
+            return _view(row, None, times)
 
         created = await self._database.write(work)
         logger.info("the schedule %s was created by %s", created.id, owner)
@@ -133,11 +138,11 @@ class Schedules:
         self, caller: Caller, *, limit: int = 100, cursor: str | None = None
     ) -> views.SchedulePage:
         """List the caller's schedules, or all users' schedules for an admin, the oldest first.
-        Raises BadCursor for a cursor from another listing."""
+        Each has only its first next time. Raises BadCursor for a cursor from another listing."""
         after = None
         if cursor is not None:
             after = decode_cursor(_SCOPE, cursor)
-            if not isinstance(after, str) or not re.fullmatch(_ID, after):
+            if not isinstance(after, str) or not re.fullmatch(SCHEDULE_ID, after):
                 raise BadCursor("the cursor does not belong to this listing")
 
         def work(session: Session) -> views.SchedulePage:
@@ -154,7 +159,12 @@ class Schedules:
         return await self._database.read(work)
 
     async def get(self, reference: str, caller: Caller) -> views.JobSchedule:
-        return await self._database.read(lambda s: _shown(s, _found(s, reference, caller)))
+        def work(session: Session) -> tuple[ScheduleRow, LastRun | None]:
+            row = _found(session, reference, caller)
+            return row, _last_run(session, row)
+
+        row, last = await self._database.read(work)
+        return await asyncio.to_thread(_with_times, row, last)
 
     async def runs(self, reference: str, caller: Caller) -> views.ScheduleRunPage:
         """List the latest runs, at most `repository.KEPT_RUNS`, the latest first."""
@@ -176,37 +186,33 @@ class Schedules:
         if wanted.job is not None:
             spec, prepared = await self._prepared(wanted.job, found.owner)
 
-        def work(session: Session) -> views.JobSchedule:
+        def work(session: Session) -> tuple[ScheduleRow, LastRun | None] | None:
             touch(session)
             row, now = _found(session, found.id, caller, lock=True), self._database.time(session)
-            was_paused = row.next_at is None
-            if wanted.missed is not None:
-                row.missed = wanted.missed.value
-            if wanted.overlap is not None:
-                row.overlap = wanted.overlap.value
-            if "deadline_s" in wanted.model_fields_set:
-                row.deadline_s = wanted.deadline_s
+            if (row.version, row.decided_until) != seen:
+                return None
+            if missed:
+                runs.record_missed(session, row, missed, now)
+            for name in _CHANGED:
+                setattr(row, name, getattr(found, name))
             if spec is not None and prepared is not None:
                 self._check(session, prepared, row.owner, now)
                 row.document, row.code = _stored(spec), spec.code
-            if wanted.cron is not None or wanted.time_zone is not None:
-                row.cron = wanted.cron or row.cron
-                row.time_zone = wanted.time_zone or row.time_zone
-                _first_time(row.cron, row.time_zone, now)
-                row.decided_until = max(row.decided_until, now)
-            paused = was_paused if wanted.paused is None else wanted.paused
-            if was_paused and not paused and row.missed == MissedRuns.SKIP:
-                runs.skip_missed(session, row, now)
-            runs.advance(row, row.decided_until)
-            if paused:
-                row.next_at = row.paused_reason = None
             row.version += 1
             row.changed_at = now
             notify(session, SCHEDULES)
             session.flush()
-            return _shown(session, row)
+            return row, _last_run(session, row)
 
-        return await self._database.write(work)
+        while True:
+            seen = found.version, found.decided_until
+            now = await self._database.read(self._database.time)
+            missed = await asyncio.to_thread(_apply, wanted, found, now)
+            changed = await self._database.write(work)
+            if changed is not None:
+                return await asyncio.to_thread(_with_times, *changed)
+            # Another request changed the schedule, or a run was decided, after it was read.
+            found = await self._database.read(lambda s: _found(s, reference, caller))
 
     async def delete(self, reference: str, caller: Caller) -> None:
         """Delete a schedule and the record of its runs. Its jobs remain."""
@@ -225,8 +231,13 @@ class Schedules:
     ) -> views.Job:
         """Submit a job of the schedule immediately, as its owner, even if it is paused. Its times
         are not affected. Raises RunUnfinished if its runs must not overlap and the previous run has
-        not ended, and the errors of a submission."""
+        not ended, OwnerUnknown if the owner has no token, and the errors of a submission."""
         found = await self._database.read(lambda s: _found(s, reference, caller))
+        tokens_file = self._settings.tokens_file
+        if tokens_file is not None and found.owner != caller.name:
+            owners = await asyncio.to_thread(TokensFile(tokens_file).tokens)
+            if found.owner not in owners:
+                raise OwnerUnknown(found.owner)
         spec = await read(found.document)
 
         def store(session: Session, new: NewJob) -> JobRow:
@@ -237,7 +248,9 @@ class Schedules:
                 at += timedelta(microseconds=1)
             return runs.submit(session, self._jobs, row, new, at)
 
-        key = None if idempotency is None else IdempotencyKey(idempotency, f"run {found.id}")
+        key = None
+        if idempotency is not None:
+            key = IdempotencyKey(idempotency, f"run {found.id}", caller.name)
         job, _created = await self._jobs.submit(
             spec, owner=found.owner, project=PROJECT, actor=actor, idempotency=key, store=store
         )
@@ -300,18 +313,55 @@ def _of_the_job() -> Iterator[None]:
         raise
 
 
-def _first_time(cron: str, time_zone: str, now: datetime) -> datetime:
+def _times(cron: str, time_zone: str, after: datetime) -> list[datetime]:
+    """Return the next times. Raises InvalidDocument if there are none."""
     try:
-        first = runs.cron_of(cron, time_zone).next_after(now)
+        found = list(islice(runs.cron_of(cron, time_zone).times_after(after), NUM_NEXT))
     except BadCron as error:
         raise InvalidDocument(str(error), pointer="/cron", hint=error.hint) from None
-    if first is None:
+    except ValueError as error:
         raise InvalidDocument(
-            "no day in the next 50 years matches the expression",
+            str(error), pointer="/time_zone", hint="choose another time zone"
+        ) from None
+    if not found:
+        raise InvalidDocument(
+            f"no day in the next {YEARS} years matches the expression",
             pointer="/cron",
             hint="check the fields for the day of the month, the month and the day of the week",
         )
-    return first
+    return found
+
+
+_CHANGED: Final = (
+    *("missed", "overlap", "deadline_s", "cron", "time_zone"),
+    *("decided_until", "next_at", "paused_reason"),
+)
+"""The columns that `_apply` sets."""
+
+
+def _apply(wanted: ScheduleChangeRequest, row: ScheduleRow, now: datetime) -> list[datetime]:
+    """Apply a change to a row that belongs to no session, except for the job. Returns the times
+    that are now missed. Raises InvalidDocument."""
+    was_paused = row.next_at is None
+    if wanted.missed is not None:
+        row.missed = wanted.missed.value
+    if wanted.overlap is not None:
+        row.overlap = wanted.overlap.value
+    if "deadline_s" in wanted.model_fields_set:
+        row.deadline_s = wanted.deadline_s
+    if wanted.cron is not None or wanted.time_zone is not None:
+        row.cron = wanted.cron or row.cron
+        row.time_zone = wanted.time_zone or row.time_zone
+        _times(row.cron, row.time_zone, now)
+        row.decided_until = max(row.decided_until, now)
+    paused = was_paused if wanted.paused is None else wanted.paused
+    missed: list[datetime] = []
+    if was_paused and not paused and row.missed == MissedRuns.SKIP:
+        missed = runs.missed_times(row, now)
+    runs.advance(row, missed[-1] if missed else row.decided_until)
+    if paused:
+        row.next_at = row.paused_reason = None
+    return missed
 
 
 def _stored(spec: JobSpec) -> dict[str, Any]:
@@ -332,18 +382,24 @@ def _found(session: Session, reference: str, caller: Caller, *, lock: bool = Fal
     return row
 
 
-def _shown(session: Session, row: ScheduleRow) -> views.JobSchedule:
-    return _view(row, repository.last_runs(session, [row.id]).get(row.id))
+def _last_run(session: Session, row: ScheduleRow) -> LastRun | None:
+    return repository.last_runs(session, [row.id]).get(row.id)
+
+
+def _with_times(row: ScheduleRow, last: LastRun | None) -> views.JobSchedule:
+    """Return the view with several next times, whose search can take milliseconds."""
+    try:
+        times = runs.cron_of(row.cron, row.time_zone).times_after(row.decided_until)
+        return _view(row, last, list(islice(times, NUM_NEXT)))
+    except ValueError:  # the installed data no longer has the zone
+        return _view(row, last)
 
 
 def _view(
-    row: ScheduleRow, last: tuple[ScheduleRunRow, JobState | None] | None
+    row: ScheduleRow, last: LastRun | None, times: Sequence[datetime] = ()
 ) -> views.JobSchedule:
-    paused = row.next_at is None
-    times: list[datetime] = []
-    if not paused:
-        cron = runs.cron_of(row.cron, row.time_zone)
-        times = list(islice(cron.times_after(row.decided_until), NUM_NEXT))
+    """`times` are the next times; by default, only the first."""
+    shown = () if row.next_at is None else times or (row.next_at,)
     return views.JobSchedule(
         id=row.id,
         name=row.name,
@@ -354,9 +410,9 @@ def _view(
         missed=MissedRuns(row.missed),
         deadline_s=row.deadline_s,
         job=_without_sources(documents.shown(row.document)),
-        paused=paused,
+        paused=row.next_at is None,
         paused_reason=row.paused_reason,
-        next_times=[runs.local(row, time) for time in times],
+        next_times=[runs.local(row, at) for at in shown],
         last_run=None if last is None else _run(row, *last),
         created_at=row.created_at,
         changed_at=row.changed_at,

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Table
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
 
 from service.db.models import Base
 
@@ -32,3 +34,9 @@ def table_of(kind: type[Base]) -> Table:
     table = kind.__table__
     assert isinstance(table, Table)
     return table
+
+
+def insert_of(session: Session) -> Any:
+    """Return the database's `insert`, whose statements can ignore conflicts."""
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    return postgresql.insert if is_postgres else sqlite.insert

@@ -25,7 +25,10 @@ from dray.input.times import first_change
 
 LONGEST: Final = 256
 """Maximum number of characters of an expression."""
-_DAY: Final = timedelta(days=1)
+YEARS: Final = 10
+"""The search for the next time ends after this number of years. Leap days are at most 8 apart."""
+_SPAN: Final = timedelta(days=YEARS * 365 + 3)
+_STEP: Final = timedelta(days=7)
 _SECOND: Final = timedelta(seconds=1)
 _NAMED: Final = {
     "@yearly": "0 0 1 1 *",
@@ -47,6 +50,19 @@ class BadCron(ValueError):
         self.hint = hint
 
 
+class _Search(CronSim):
+    """The matching local times later than `after`, of which none is later than `until`."""
+
+    def __init__(self, fields: str, after: datetime, until: datetime) -> None:
+        super().__init__(fields, after)
+        self._until = until
+
+    def advance_month(self) -> None:  # called for each month that is searched
+        super().advance_month()
+        if self.dt > self._until:
+            raise StopIteration
+
+
 class Cron:
     """A cron expression in a time zone. Raises BadCron for an invalid expression."""
 
@@ -57,8 +73,8 @@ class Cron:
         self._is_interval = minute.startswith("*") or hour.startswith("*")
 
     def next_after(self, at: datetime) -> datetime | None:
-        """Return the first time after `at`, in UTC; None if there is none within 50 years or before
-        the year 10000."""
+        """Return the first time after `at`, in UTC; None if there is none within `YEARS` years or
+        before the year 10000."""
         find = self._next_of_interval if self._is_interval else self._next_of_times
         try:
             return find(at.astimezone(UTC))
@@ -92,7 +108,8 @@ class Cron:
         return self._local(at) - at.replace(tzinfo=None)
 
     def _next_of_times(self, at: datetime) -> datetime:
-        for local in CronSim(self._fields, self._local(at)):
+        after = self._local(at)
+        for local in _Search(self._fields, after, after + _SPAN):
             found = self._first_moment(local)
             if found > at:
                 return found
@@ -107,21 +124,28 @@ class Cron:
         return first_change(local.replace(tzinfo=self._zone, fold=1), found, self._zone)
 
     def _next_of_interval(self, at: datetime) -> datetime:
-        local = self._local(at)
+        after = self._local(at)
+        until = after + _SPAN
+        first = next(_Search(self._fields, after, until))
         while True:
             offset = self._offset(at)
-            found = (next(CronSim(self._fields, local)) - offset).replace(tzinfo=UTC)
+            found = (first - offset).replace(tzinfo=UTC)
             change = self._change(at, found)
             if change is None:
                 return found
-            at, local = change, self._local(change) - _SECOND
+            shown = self._local(change) - _SECOND
+            # No time between `after` and `first` matches, so most changes need no other search.
+            if not after <= shown < first:
+                after, first = shown, next(_Search(self._fields, shown, until))
+            at = change
 
     def _change(self, start: datetime, end: datetime) -> datetime | None:
         """Return the first time, later than `start` and at most `end`, from which the zone has
-        another offset; None if there is none. Offsets don't change twice within a day."""
+        another offset; None if there is none. Offsets don't change twice within a week."""
+        offset = self._offset(start)
         while start < end:
-            low, start = start, min(start + _DAY, end)
-            if self._offset(low) != self._offset(start):
+            low, start = start, min(start + _STEP, end)
+            if self._offset(start) != offset:
                 return first_change(low, start, self._zone)
         return None
 

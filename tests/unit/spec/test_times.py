@@ -119,6 +119,10 @@ def test_a_skipped_local_time_is_refused_with_the_nearest_times() -> None:
         ({"begin_at": "2026-12-01T08:00:00", "time_zone": "../etc/passwd"}, "/time_zone"),
         ({"begin_at": "2026-12-01T08:00:00", "time_zone": "/".join("a" * 2000)}, "/time_zone"),
         ({"begin_at": "2026-12-01T08:00:00Z", "time_zone": "Mars/Base"}, "/time_zone"),
+        *(
+            ({"begin_at": "2026-12-01T08:00:00Z", "time_zone": name}, "/time_zone")
+            for name in ("localtime", "posixrules", "Factory", "right/UTC", "posix/Factory")
+        ),
         ({"begin_at": "2026-12-01T08:00Z", "deadline": "2026-12-01T09:00+01:00"}, "/deadline"),
     ],
 )

@@ -8,11 +8,10 @@ from typing import Any
 
 from sqlalchemy import Insert, delete, exists, select
 from sqlalchemy import insert as sql_insert
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
 from service.db.models import DocumentValueRow
-from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.db.repositories.bulk import CHUNK, in_chunks, insert_of, table_of
 from service.domain.ids import is_array_id
 from service.domain.tracking.document_values import SharedValues, StoredValue, Values
 
@@ -25,10 +24,8 @@ def insert_shared(session: Session, shared: SharedValues) -> None:
     known = select(DocumentValueRow.holder).where(DocumentValueRow.holder == shared.holder)
     if session.connection().execute(known.limit(1)).first() is not None:
         return
-    is_postgres = session.get_bind().dialect.name == "postgresql"
-    insert_ = postgresql.insert if is_postgres else sqlite.insert
     # Ignore conflicts, because another transaction might be about to commit the same values.
-    statement = insert_(table_of(DocumentValueRow)).on_conflict_do_nothing()
+    statement = insert_of(session)(table_of(DocumentValueRow)).on_conflict_do_nothing()
     session.connection().execute(statement, _rows(shared.holder, shared.values))
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, Row, Select, select
 from sqlalchemy.orm import Session, aliased
 
 from dray.filters import BasicJobFilter, JobFilter
+from dray.schedule_requests import SCHEDULE_ID
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow, ScheduleRow
 from service.db.repositories.catalog import search
@@ -79,8 +80,11 @@ def _queries(
     if wanted.id_prefix is not None:
         query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
     if wanted.schedule is not None:
-        named = select(ScheduleRow.id).where(ScheduleRow.name == wanted.schedule)
-        query = query.where(JobRow.schedule_id.in_([wanted.schedule, *session.scalars(named)]))
+        ids = [wanted.schedule]
+        if not re.fullmatch(SCHEDULE_ID, wanted.schedule):
+            named = select(ScheduleRow.id).where(ScheduleRow.name == wanted.schedule)
+            ids = list(session.scalars(named))
+        query = query.where(JobRow.schedule_id.in_(ids))
     if wanted.created_after is not None:
         query = query.where(
             order >= ids_since(wanted.created_after), JobRow.created_at >= wanted.created_after

@@ -25,11 +25,11 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from dray.filters import BasicJobFilter
 from service.db.models import AttemptCostRow, AttemptRow, DeletedAttemptRow, JobLabelRow, JobRow
+from service.db.repositories.bulk import insert_of
 from service.db.repositories.catalog.labels import labels_as_json
 from service.db.repositories.catalog.listing import conditions, queues_of
 
@@ -176,7 +176,9 @@ def keep(session: Session, job_ids: Sequence[str]) -> None:
     table = AttemptRow.__table__.c
     query = _of_existing_jobs(session.get_bind().dialect.name)
     query = query.where(table.job_id.in_(job_ids), table.finished_at.is_not(None))
-    session.execute(sql_insert(DeletedAttemptRow).from_select(list(_STORED), query))
+    # Another process might be finishing the same deletion.
+    copied = insert_of(session)(DeletedAttemptRow).from_select(list(_STORED), query)
+    session.execute(copied.on_conflict_do_nothing())
 
 
 def forget(session: Session, before: datetime) -> None:

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import delete, exists, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.db.models import CodePackRow, CodePartRow, CodeRow, CodeUseRow, JobRow, ScheduleRow
+from service.db.repositories.bulk import insert_of
 
 T = TypeVar("T")
 MOST_AT_ONCE = 5000
@@ -86,7 +86,7 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
 
 def insert_parts(session: Session, owner: str, parts: Mapping[str, PartLocation]) -> None:
     """Add the parts of a written pack that no other pack contains. Repeating this is harmless."""
-    insert_ = _insert_of(session)
+    insert_ = insert_of(session)
     rows: list[dict[str, Any]] = [
         {
             "owner": owner,
@@ -105,7 +105,7 @@ def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow
     """Add code whose upload is complete, and its packs. Returns the row of the code, which another
     request might have added."""
     values = {column.name: getattr(row, column.name) for column in CodeRow.__table__.columns}
-    insert_ = _insert_of(session)
+    insert_ = insert_of(session)
     session.execute(insert_(CodeRow).values(values).on_conflict_do_nothing())
     uses = [{"owner": row.owner, "code": row.id, "pack": pack} for pack in sorted(set(packs))]
     for some in _batches(uses, MOST_AT_ONCE // 3):
@@ -158,8 +158,3 @@ def unused_bytes(session: Session, owner: str) -> int:
 def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _insert_of(session: Session) -> Any:
-    is_postgres = session.get_bind().dialect.name == "postgresql"
-    return postgresql.insert if is_postgres else sqlite.insert

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import JobRow, ScheduleRow, ScheduleRunRow
+from service.db.repositories.bulk import insert_of
 
 KEPT_RUNS = 100
 """Number of runs that are kept for each schedule: the latest ones."""
@@ -19,8 +19,7 @@ KEPT_RUNS = 100
 
 def insert(session: Session, **columns: Any) -> bool:
     """Store a schedule. Returns False if its owner has another one of the same name."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(ScheduleRow).values(columns).on_conflict_do_nothing()
+    statement = insert_of(session)(ScheduleRow).values(columns).on_conflict_do_nothing()
     return session.scalar(statement.returning(ScheduleRow.id)) is not None
 
 

@@ -11,7 +11,7 @@ slots apply.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -31,6 +31,7 @@ from service.domain.scheduling.rules.reservations import (
     Claimant,
     Reservation,
     ends_in_time,
+    seconds_left,
     why_not_yet,
 )
 
@@ -68,6 +69,9 @@ class Windows:
         soft = [each for each in self._all if each.at_begin == "preempt"]
         hard = [each for each in self._all if each.at_begin != "preempt"]
         self._soft, self._hard = _by_begin(soft, now), _by_begin(hard, now)
+        ending = [each for each in self._all if each.at_end == "preempt"]
+        ending.sort(key=lambda each: each.ends_at)
+        self._ending = [seconds_left(each, now) for each in ending], [e.name for e in ending]
         self._admitting: dict[tuple[str | None, str, str, str], frozenset[str]] = {}
         self._fence_of: dict[tuple[frozenset[str], str | None, int, int], Fence | None] = {}
         self._fences: dict[object, Fence] = {}
@@ -149,10 +153,12 @@ class Windows:
         ]
 
     def _waiting(self, job: WaitingJob) -> WaitingJob:
-        why = why_not_yet(job, job.attempt > 0, self._named, self._now)
+        stays_s = _would_stay_s(job)
+        least_s = self._least_s(stays_s, yields=job.yields)
+        why = why_not_yet(job, job.attempt > 0, self._named, self._now, least_s)
         if why is not None:
             return replace(job, not_yet=Reason(WAITING_FOR_RESERVATION, why))
-        fence = self._fence(job, _would_stay_s(job), yields=job.yields)
+        fence = self._fence(job, stays_s, yields=job.yields)
         return job if fence is None else replace(job, request=self._fenced(job.request, fence))
 
     def _sized(self, job: RunningJob) -> RunningJob:
@@ -173,6 +179,12 @@ class Windows:
             self._requests[key] = request, replace(request, fence=fence)
         return self._requests[key][1]
 
+    def _least_s(self, stays_s: float, *, yields: bool) -> float:
+        """Return the seconds before the end of its reservation up to which a job can start, if it
+        is asked to leave at the end."""
+        trains_s = min(stays_s, self._snapshot.min_run_s) if yields else 0.0
+        return self._snapshot.leave_s + trains_s
+
     def _fence(self, job: Claimant, stays_s: float, *, yields: bool = False) -> Fence | None:
         """Return the nodes that a job can't use if it could run for `stays_s`; None if it can use
         all nodes. `yields` is set if it can also be asked to leave before a reservation begins."""
@@ -180,6 +192,10 @@ class Windows:
         if claim not in self._admitting:
             self._admitting[claim] = frozenset(e.name for e in self._all if e.admits(job))
         admitting = self._admitting[claim]
+        if admitting and (
+            n := bisect_right(self._ending[0], self._least_s(stays_s, yields=yields))
+        ):
+            admitting = admitting.difference(self._ending[1][:n])
         bound = None if job.reservation is None else self._named.get(job.reservation)
         own = None if bound is None or bound.flex else bound.name
         soft_s, hard_s = self._needed_s(stays_s, yields=yields)
@@ -260,8 +276,8 @@ class Windows:
 
     def _leaves(self, job: RunningJob, each: Reservation, left_s: float) -> Leaving | None:
         if each.admits(job):
-            ends_in_s = (each.ends_at - self._now) / timedelta(seconds=1)
-            if each.at_end == "continue" or ends_in_s > self._snapshot.leave_s:
+            stays = seconds_left(each, self._now) > self._snapshot.leave_s
+            if each.at_end == "continue" or stays:
                 return None
             message = f"releases its slots, because {each.spoken} ends"
             return Leaving(job, job.slices, Reason(RESERVED, message))

@@ -152,12 +152,21 @@ class ReservationRules:
         )
 
 
+def seconds_left(reservation: Reservation, now: datetime) -> float:
+    return (reservation.ends_at - now) / timedelta(seconds=1)
+
+
 def why_not_yet(
-    job: Claimant, has_started: bool, named: Mapping[str, Reservation], now: datetime
+    job: Claimant,
+    has_started: bool,
+    named: Mapping[str, Reservation],
+    now: datetime,
+    least_s: float,
 ) -> str | None:
     """Return why a job that names a reservation can't start now, wherever slots are free; None if
     it can. `named` contains the reservations that have not ended. A job that has already started
-    once continues without its reservation after the reservation has ended."""
+    once continues without its reservation after the reservation has ended. `least_s` is the number
+    of seconds for which its slots must remain to it."""
     name = job.reservation
     if name is None:
         return None
@@ -169,6 +178,8 @@ def why_not_yet(
         return f"{found.spoken} is not for this job's user, queue or project"
     if found.begins_at > now and not found.flex:
         return f"waits for {found.spoken}"
+    if not found.flex and found.at_end == "preempt" and seconds_left(found, now) <= least_s:
+        return f"{found.spoken} ends too soon"
     return None
 
 

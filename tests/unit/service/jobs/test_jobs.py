@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, func, select
 
 from dray.filters import JobFilter
 from dray.views import Job, JobState
@@ -14,6 +14,7 @@ from ray_workers.shared.contracts import Cause, Phase
 from service.cluster.port import ClusterSnapshot
 from service.db.models import DeletedAttemptRow
 from service.db.notifications import ATTEMPTS, QUEUE
+from service.db.repositories.scheduling import accounting
 from service.domain.cursors import encode_cursor
 from service.domain.errors import (
     ArtifactNotFound,
@@ -321,6 +322,15 @@ async def test_a_deleted_job_leaves_no_row_but_of_its_use_and_no_file(service: S
                 query = f"SELECT count(*) FROM {table} WHERE job_id = '{job_id}'"
                 assert connection.exec_driver_sql(query).scalar() == 0, table
     assert [job.id for job in (await service.jobs.list()).items] == [other]
+
+
+async def test_two_processes_can_finish_the_same_deletion(service: Service) -> None:
+    job_id = await service.running()
+    service.end(job_id, 1)
+    for _ in range(2):
+        service.database.write_sync(lambda s: accounting.keep(s, [job_id]))
+    kept = select(func.count()).where(DeletedAttemptRow.job_id == job_id)
+    assert service.database.read_sync(lambda s: s.scalar(kept)) == 1
 
 
 async def test_a_deletion_that_was_cut_off_is_finished_later(

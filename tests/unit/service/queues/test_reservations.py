@@ -123,10 +123,29 @@ async def test_times(use: Reservations, service: Service) -> None:
     zone = {"begin_at": "2026-03-29T02:30:00", "time_zone": "Europe/Berlin"}
     with pytest.raises(ValidationError, match="clocks are set forward"):
         wanted(**zone)
-    far = wanted(
-        "far", nodes=["node-c"], begin_at="2999-12-31T23:00:00Z", end_at=None, duration_s=10**8
-    )
-    assert (await use.create(far)).ends_at.year == 3003
+
+
+async def test_a_reservation_ends_in_a_year_in_which_it_can_be_changed(use: Reservations) -> None:
+    for begin_at, end in (
+        ("2999-12-31T23:00:00Z", {"end_at": None, "duration_s": 10**8}),
+        ("2999-12-31T20:00:00Z", {"end_at": "2999-12-31T23:30:00-01:00"}),
+    ):
+        with pytest.raises(InvalidReservation, match="the last year is 2999") as told:
+            await use.create(wanted("far", begin_at=begin_at, **end))
+        assert told.value.pointer == f"/{[*end][-1]}"
+    await use.create(wanted("far", begin_at="2999-12-31T20:00:00Z", end_at=None, duration_s="3h"))
+    changed = await use.change("far", change(comment="x"))
+    assert changed.ends_at.isoformat() == "2999-12-31T23:00:00+00:00"
+
+
+async def test_a_change_can_not_set_both_the_end_and_the_duration(use: Reservations) -> None:
+    await use.create(wanted())
+    with pytest.raises(InvalidReservation, match="exactly one of end_at and duration_s"):
+        await use.change("class", change(duration_s=60, end_at=at(3)))
+    for fields in ({"duration_s": 60, "end_at": None}, {"duration_s": None, "end_at": at(3)}):
+        await use.change("class", change(**fields))
+    changed = await use.change("class", change(duration_s=None))
+    assert changed.ends_at.isoformat() == at(3)
 
 
 @pytest.mark.parametrize(

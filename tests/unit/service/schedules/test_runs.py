@@ -16,7 +16,7 @@ from dray.views import JobState
 from service.db.models import CodeRow, JobDependencyRow, ScheduleRow
 from service.db.repositories.submission import code as code_repository
 from service.db.session import Database
-from service.domain.errors import CodeUnfit, RunUnfinished, StorageUnavailable
+from service.domain.errors import CodeUnfit, OwnerUnknown, RunUnfinished, StorageUnavailable
 from service.jobs.service import PreparedDocument
 from service.loops import schedule_runner
 from service.queues.reservations import Reservations
@@ -300,12 +300,14 @@ async def test_no_run_without_a_token_of_its_owner(
     tokens = tmp_path / "tokens"
     set_tokens(tokens, "ann")
     service = Scheduled(database, storage, tmp_path, tokens_file=tokens)
-    await service.create()
+    schedule_id = await service.create()
     set_tokens(tokens, "bob")
     await service.until(MIDNIGHT + HOUR)
     (run,) = await service.runs()
     assert run.problem is not None
     assert run.problem.detail == "ann no longer has a token"
+    with pytest.raises(OwnerUnknown, match="ann no longer has a token"):
+        await service.schedules.run_now(schedule_id, ADMIN, actor="root")
     tokens.unlink()
     service.now = MIDNIGHT + HOUR * 2
     assert await service.runner.run_once() == 10.0
@@ -385,3 +387,29 @@ async def test_two_loops_submit_each_run_once(scheduled: Scheduled) -> None:
     await asyncio.gather(*(scheduled.until(scheduled.now, runner) for runner in others))
     jobs = (await scheduled.jobs.list(limit=500)).items
     assert len({job.schedule_id for job in jobs}) == len(jobs) == 12
+
+
+async def test_a_filter_with_an_id_matches_no_name(scheduled: Scheduled) -> None:
+    night = await scheduled.create()
+    other = await scheduled.create("other", owner="bob")
+
+    def named_like_an_id(session: Session) -> None:  # earlier versions accepted such names
+        row = session.get(ScheduleRow, other)
+        assert row is not None
+        row.name = night
+
+    scheduled.database.write_sync(named_like_an_id)
+    await scheduled.until(MIDNIGHT + HOUR)
+    assert [job.owner for job in await scheduled.jobs_of(night)] == ["ann"]
+    assert [job.owner for job in await scheduled.jobs_of(other)] == ["bob"]
+    assert await scheduled.jobs_of("nobody") == []
+
+
+async def test_run_now_uses_the_keys_of_the_caller(scheduled: Scheduled) -> None:
+    ids = [await scheduled.create(name, overlap="queue") for name in ("night", "day")]
+    made = [
+        await scheduled.schedules.run_now(ids[number], caller, actor="x", idempotency="key")
+        for number, caller in ((0, ANN), (1, ADMIN), (0, ANN), (1, ADMIN))
+    ]
+    assert [job.schedule_id for job in made[:2]] == ids
+    assert [job.id for job in made[2:]] == [job.id for job in made[:2]]

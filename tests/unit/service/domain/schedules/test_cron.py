@@ -7,10 +7,12 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from service.domain.schedules import cron as cron_times
 from service.domain.schedules.cron import BadCron, Cron
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -216,3 +218,34 @@ def test_the_latest_times_of_a_thousand_years_are_found_at_once() -> None:
     assert every_minute == [end - MINUTE * n for n in reversed(range(101))]
     leap = Cron("0 0 29 2 *", UTC).latest(start, end, 3)
     assert [time.year for time in leap] == [3016, 3020, 3024]
+
+
+def test_leap_days_are_found_but_no_time_that_is_more_than_ten_years_away() -> None:
+    leap = Cron("0 0 29 2 *", UTC)
+    assert leap.next_after(datetime(2096, 3, 1, tzinfo=UTC)) == datetime(2104, 2, 29, tzinfo=UTC)
+    for expression, first in (
+        ("*/100 0 */100,29 2 THU#5", "2052-02-29T00:00+00:00"),
+        ("30 0 * 2 THU#5", "2052-02-29T00:30+00:00"),
+    ):
+        cron = Cron(expression, ZoneInfo("Africa/Casablanca"))
+        wanted = datetime.fromisoformat(first)
+        assert cron.next_after(datetime(2026, 11, 30, tzinfo=UTC)) is None
+        found = cron.next_after(wanted - timedelta(days=3650))
+        assert found is not None
+        assert abs(found - wanted) <= timedelta(hours=1), expression  # the zone's offset
+
+
+def test_the_search_ends_if_clocks_skip_every_matching_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches = []
+    search = cron_times._Search
+
+    def counted(*given: Any) -> Any:
+        searches.append(given)
+        return search(*given)
+
+    monkeypatch.setattr(cron_times, "_Search", counted)
+    cron = Cron("*/30 2 8-14 3 */7", ZoneInfo("America/New_York"))  # the second Sunday of March
+    assert cron.next_after(datetime(2026, 11, 30, tzinfo=UTC)) is None
+    assert 10 <= len(searches) <= 12, "one per year"

@@ -11,6 +11,7 @@ import pytest
 
 from service.domain.scheduling import policy
 from service.domain.scheduling.policy import Decision, Growing, Preempt, Shrink, Start, Wait, plan
+from service.domain.scheduling.rules.eviction import MIN_RUN_S
 from service.domain.scheduling.rules.order import SETTLING_S
 from service.domain.scheduling.rules.reservations import Reservation, ReservationRules, choose
 from tests.unit.service.domain.scheduling.snapshots import NOW, running, snapshot, waiting
@@ -204,6 +205,28 @@ def test_jobs_leave_at_the_end_if_the_reservation_says_so() -> None:
     assert found.reason.message == (
         f"releases its slots, because the reservation 'class' {FROM_TO} ends"
     )
+
+
+def test_no_job_starts_that_would_be_asked_to_leave_at_once() -> None:
+    by = reserved(end_h=3, at_end="preempt")
+    before = {"script": LEAVE_S, "recipe": LEAVE_S + MIN_RUN_S}
+    for name, left_s in before.items():
+        job = waiting(name, yields=name == "recipe", owner="ann", reservation="class", attempt=1)
+        last = at(3) - timedelta(seconds=left_s)
+        assert reason(decide([job], by=[by], now=last)[name]) == (
+            "waiting_for_reservation",
+            f"the reservation 'class' {FROM_TO} ends too soon",
+        )
+        found = decide([job], by=[by], now=last - timedelta(seconds=1))
+        assert isinstance(found[name], Start)
+        assert isinstance(decide([job], by=[reserved()], now=last)[name], Start)
+        for one, other in (
+            (replace(by, flex=True), job),
+            (replace(by, accepts_unnamed=True), replace(job, reservation=None)),
+        ):
+            assert reason(decide([other], by=[one], now=last)[name])[0] == "reserved"
+            found = decide([other], by=[one], now=last, totals={"a": 2.0, "b": 2.0})
+            assert [part.node_id for part in found[name].slices] == ["b"]  # type: ignore[union-attr]
 
 
 def test_an_elastic_group_releases_only_the_reserved_node_if_it_can() -> None:

@@ -118,7 +118,19 @@ def kept_back(job: WaitingJob, known: list[Reservation], now_s: float) -> bool:
     found = [one for one in known if one.name == job.reservation and seconds(one)[1] > now_s]
     if not found:
         return job.attempt == 0
-    return job.owner not in found[0].users or (seconds(found[0])[0] > now_s and not found[0].flex)
+    if job.owner not in found[0].users:
+        return True
+    early = seconds(found[0])[0] > now_s
+    return not found[0].flex and (early or must_leave_soon(job, found[0], now_s))
+
+
+def must_leave_soon(job: WaitingJob, one: Reservation, now_s: float) -> bool:
+    """Whether its reservation would end this job before it has trained for a while."""
+    if one.at_end == "continue":
+        return False
+    limit_s = math.inf if job.ends_within_s is None else job.ends_within_s + START_S
+    trains_s = min(MIN_RUN_S, limit_s) if job.yields else 0.0
+    return now_s + trains_s >= seconds(one)[1] - LEAVE_S
 
 
 def may_use(job: WaitingJob, node: str, known: list[Reservation], now_s: float) -> bool:
@@ -129,7 +141,11 @@ def may_use(job: WaitingJob, node: str, known: list[Reservation], now_s: float) 
             return False
     limit_s = 40_000.0 if job.ends_within_s is None else job.ends_within_s + START_S
     for one in there:
-        if not on(one, node) or is_in(job, one):
+        if not on(one, node):
+            continue
+        if is_in(job, one):
+            if must_leave_soon(job, one, now_s):
+                return False
             continue
         stays_s = limit_s
         if job.yields and one.at_begin == "preempt":
@@ -248,7 +264,8 @@ class Play:
             names = [one.name for one in self.known if f"'{one.name}'" in causes]
             for one in self.known:
                 if one.name in names:
-                    assert not is_in(job, one), "its own reservation is not in its way"
+                    is_ending = must_leave_soon(job, one, self.now_s)
+                    assert is_ending or not is_in(job, one), "its own is not in its way"
                     assert any(on(one, node) for node in closed)
             assert names, "the reason names a reservation"
             assert any(free[node] for node in closed) or not usable
