@@ -202,6 +202,8 @@ class Round:
                 self._arrays.promise(job.array)
                 return promised
         if has_slots and lent_soon.workers < least:
+            if rank.is_overdue and self._limits.lending is not None:
+                self._limits.lending.claim(job.queue, kind, least)
             return Wait(job.job_id, lent_soon.reason(gang.needs), position)
         wait = Wait(job.job_id, PENDING, position)
         if self._to_come and (lacks := self._feasibility.why_not_now(gang)) is not None:

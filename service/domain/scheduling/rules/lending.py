@@ -59,6 +59,15 @@ class Lending:
         """Count workers that a job of the queue will have."""
         self._count(self._soon, queue, [(n, num_workers * each) for n, each in kind.counted])
 
+    def claim(self, queue: str, kind: WorkerKind, num_workers: int) -> None:
+        """Count workers for which an overdue job waits, so that later jobs don't borrow again and
+        again what it needs. A job for which too little would be left even if no job held slots
+        claims nothing."""
+        most = self._workers(queue, kind, {})
+        if most is not None and most[0] >= num_workers:
+            self._count(self._now, queue, [(n, num_workers * each) for n, each in kind.counted])
+            self.expect(queue, kind, num_workers)
+
     def _inside(self, slices: Sequence[Slice]) -> int:
         return sum(part.num_workers for part in slices if part.node_id in self._nodes)
 

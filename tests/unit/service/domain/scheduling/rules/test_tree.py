@@ -122,6 +122,20 @@ def test_jobs_within_their_quotas_start_although_nodes_are_gone_that_all_quotas_
     assert all(isinstance(each, Start) for each in plan(seen, NOW))
 
 
+@pytest.mark.parametrize("gpus", [4, 6])
+def test_later_jobs_do_not_borrow_what_an_overdue_job_waits_for(gpus: int) -> None:
+    """Four GPUs can be lent: a gang of four gets them at some time, and one of six never does."""
+    queues = (Queue("a", quota={"GPU": 4.0}, lending_limit={"GPU": 0.0}), Queue("b"))
+    gang = snapshots.waiting("gang", gpus, queue="b", seq=1, waited_s=30 * HOUR)
+    small = snapshots.waiting("small", queue="b", seq=2)
+    there = [snapshots.running(f"r{at}", {"n": 1}, queue="b", yields=False) for at in range(2)]
+    seen = replace(snapshots.snapshot([gang, small], there, {"n": 8.0}), queues=queues)
+    of_gang, of_small = sorted(plan(seen, NOW), key=lambda each: each.job_id)
+    assert isinstance(of_gang, Wait)
+    assert of_gang.reason.code == "lending_limit"
+    assert isinstance(of_small, Wait if gpus == 4 else Start)
+
+
 def test_a_job_that_its_own_queue_blocks_uses_up_no_limit_of_its_user_above() -> None:
     queues = (
         Queue("p", user_limit={"GPU": 4.0}),
