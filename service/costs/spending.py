@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
+from ray_workers.shared.contracts import by_bundle
 from service.costs.prices_file import PricesFile
 from service.db.models import AttemptCostRow, AttemptRow, JobRow
+from service.db.repositories.scheduling import cluster as cluster_repository
 from service.db.repositories.scheduling import costs as repository
 from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
 from service.domain.costs.prices import Prices, cost_of
+from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.tree import QueueTree
 from service.lifecycle import held_slots, resizing
@@ -61,25 +65,69 @@ class UsedUpBudgets:
         self._read_for: object = None
         self._sentences: dict[str, str] = {}
 
-    def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
+    def get(
+        self,
+        session: Session,
+        queues: Sequence[Queue],
+        now: datetime,
+        running: Sequence[RunningJob] = (),
+    ) -> dict[str, str]:
         """Return the reason why no job starts for each queue whose budget, or the budget of a queue
-        above it, is used up, keyed by the queue's name."""
+        above it, is used up, keyed by the queue's name. The expected cost of the running jobs
+        counts as spent."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
             return {}
-        read_for = queues, prices.currency, month_of(now)
+        read_for = queues, prices, month_of(now), [(job.job_id, job.slices) for job in running]
         is_fresh = self._read_at is not None and abs(now - self._read_at) < FRESH_FOR
         if not is_fresh or read_for != self._read_for:
             tree, names = QueueTree(queues), [queue.name for queue in limited]
             spending = with_those_under(session, tree, names, prices.currency, now)
+            to_come = _to_come(session, running, prices, now)
             self._sentences = {}
             for queue in limited:
-                why = used_up(queue, spending[queue.name], prices.currency, now)
+                committed = [to_come[name] for name in tree.under(queue.name) if name in to_come]
+                spent = replace(
+                    spending[queue.name],
+                    to_come=sum(each.to_come for each in committed),
+                    to_come_this_month=sum(each.to_come_this_month for each in committed),
+                )
+                why = used_up(queue, spent, prices.currency, now)
                 if why is not None:
                     self._sentences |= dict.fromkeys(tree.under(queue.name), why)
             self._read_at, self._read_for = now, read_for
         return self._sentences
+
+
+def _to_come(
+    session: Session, running: Sequence[RunningJob], prices: Prices, now: datetime
+) -> dict[str, QueueSpending]:
+    """Return the further cost that the running jobs of each queue are expected to have. A job
+    without an estimate is expected to run for as long again as it has run."""
+    node_ids = {part.node_id for job in running for part in job.slices}
+    labels = cluster_repository.labels(session, sorted(node_ids)) if node_ids else {}
+    month_left_s = (next_month(now) - now).total_seconds()
+    found: dict[str, QueueSpending] = {}
+    for job in running:
+        if job.is_leaving:
+            continue
+        parts = by_bundle(job.slices, job.request.bundle, job.request.roles)
+        per_hour = sum(
+            part.num_workers * prices.slot_hour(bundle, labels.get(part.node_id, {}))
+            for part, bundle in parts
+        )
+        estimates = (job.left_s, job.guess_s, job.held_s)
+        left_s = next(each for each in estimates if each is not None)
+        if job.ends_within_s is not None:
+            left_s = min(left_s, job.ends_within_s)
+        before = found.get(job.queue, QueueSpending())
+        found[job.queue] = QueueSpending(
+            to_come=before.to_come + per_hour * left_s / 3600,
+            to_come_this_month=before.to_come_this_month
+            + per_hour * min(left_s, month_left_s) / 3600,
+        )
+    return found
 
 
 def charge(

@@ -16,6 +16,9 @@ class QueueSpending:
 
     in_all: float = 0.0
     this_month: float = 0.0
+    to_come: float = 0.0
+    """The further cost that the running jobs are expected to have."""
+    to_come_this_month: float = 0.0
 
 
 def month_of(now: datetime) -> datetime:
@@ -40,24 +43,38 @@ def used_up(queue: Queue, spending: QueueSpending, currency: str, now: datetime)
     can start again. None if no budget is exhausted."""
     what = f"the queue {queue.name!r} has exhausted its budget"
     raised = f"`dray queue set {queue.name}"
-    if queue.budget is not None and spending.in_all >= queue.budget:
+    most = queue.budget
+    if most is not None and spending.in_all + spending.to_come >= most:
+        cost, unless = _cost(spending.in_all, spending.to_come, most, currency)
         return (
-            f"{what} of {money(queue.budget, currency)}: its jobs have cost "
-            f"{rounded(spending.in_all, currency)}. Jobs can start again when an admin increases "
-            f"the budget ({raised} --budget ...`)"
+            f"{what} of {money(most, currency)}: {cost}. Jobs can start again {unless}when an "
+            f"admin increases the budget ({raised} --budget ...`)"
         )
     most = queue.monthly_budget
-    if most is not None and spending.this_month >= most:
+    if most is not None and spending.this_month + spending.to_come_this_month >= most:
+        cost, unless = _cost(spending.this_month, spending.to_come_this_month, most, currency)
         return (
-            f"{what} of {money(most, currency)} for {now.astimezone(UTC):%B %Y}: its jobs have "
-            f"cost {rounded(spending.this_month, currency)}. Jobs can start again on "
-            f"{next_month(now):%Y-%m-%d} at 00:00 UTC, or when an admin increases the budget "
-            f"({raised} --monthly-budget ...`)"
+            f"{what} of {money(most, currency)} for {now.astimezone(UTC):%B %Y}: {cost}. Jobs can "
+            f"start again {unless}on {next_month(now):%Y-%m-%d} at 00:00 UTC, or when an admin "
+            f"increases the budget ({raised} --monthly-budget ...`)"
         )
     return None
 
 
-def rounded(amount: float, currency: str) -> str:
-    """Return the amount with three significant digits, so that the message doesn't change with
-    every report."""
-    return money(float(f"{amount:.3g}"), currency)
+def _cost(spent: float, to_come: float, most: float, currency: str) -> tuple[str, str]:
+    """Return a clause about the cost, and what else could let jobs start."""
+    if spent >= most:
+        return f"its jobs have cost {rounded(spent, currency)}", ""
+    # Both amounts change while the jobs run, and each change of the sentence is stored.
+    more = rounded(to_come, currency, digits=1)
+    cost = (
+        f"its jobs have cost about {rounded(spent, currency, digits=1)}, and the running jobs are "
+        f"expected to cost about {more} more"
+    )
+    return cost, "if these jobs cost less, or "
+
+
+def rounded(amount: float, currency: str, digits: int = 3) -> str:
+    """Return the amount with few significant digits, so that the message doesn't change with every
+    report."""
+    return money(float(f"{amount:.{digits}g}"), currency)

@@ -31,7 +31,8 @@ class QueuesAndBudgets(Stage):
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
         queues = queues_repository.every(session)
-        used_up = self._budgets.get(session, queues, seen.now)
+        running = [each.running for each in seen.live if each.running is not None]
+        used_up = self._budgets.get(session, queues, seen.now, running)
         seen.snapshot = replace(seen.snapshot, queues=queues, used_up=used_up)
 
 

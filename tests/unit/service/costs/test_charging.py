@@ -289,6 +289,30 @@ async def test_a_budget_is_used_up_by_the_month_and_in_all(priced: Service) -> N
     assert (await priced.queues.get("night")).spent == 4.0
 
 
+async def test_a_budget_counts_what_running_jobs_will_have_cost(priced: Service) -> None:
+    """The job holds two slots of 2 EUR an hour, and can run for 4 hours in all."""
+    await priced.queue("night", budget=10)
+    job_id = await trains(priced, queue="night", max_runtime_s=4 * int(HOUR))
+    priced.advance(HOUR)
+    priced.report(job_id, 1, [spent(at=priced.now, useful=HOUR)])
+    budgets = UsedUpBudgets(priced.prices)
+
+    def used_up(left_s: float) -> dict[str, str]:
+        def look(session: Session) -> dict[str, str]:
+            _, live = snapshot(session, priced.now)
+            running = [each.running for each in live if each.running is not None]
+            (job,) = (replace(each, left_s=left_s) for each in running)
+            return budgets.get(session, queues_repository.every(session), priced.now, [job])
+
+        priced.advance(FRESH_FOR.total_seconds())
+        return priced.database.read_sync(look)
+
+    assert used_up(1.4 * HOUR) == {}
+    assert "are expected to cost about 6 EUR more" in used_up(1.6 * HOUR)["night"]
+    assert "about 10 EUR more" in used_up(20 * HOUR)["night"], "its limit ends it"
+    priced.end(job_id, 1)
+
+
 async def test_a_budget_without_prices_stops_nothing_and_says_so(service: Service) -> None:
     shown = await service.queue("night", budget=0)
     assert [warning.code for warning in shown.warnings] == ["budget_without_prices"]

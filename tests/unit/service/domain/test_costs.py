@@ -107,6 +107,14 @@ def test_a_budget_that_is_used_up_says_how_much_and_until_when() -> None:
         "Jobs can start again when an admin increases the budget "
         "(`dray queue set night --budget ...`)"
     )
+    spending = QueueSpending(4000.0, 400.0, to_come=1000.0, to_come_this_month=90.0)
+    assert used_up(both, spending, "EUR", now) == (
+        "the queue 'night' has exhausted its budget of 5,000 EUR: its jobs have cost about "
+        "4,000 EUR, and the running jobs are expected to cost about 1,000 EUR more. Jobs can start "
+        "again if these jobs cost less, or when an admin increases the budget "
+        "(`dray queue set night --budget ...`)"
+    )
+    assert used_up(both, replace(spending, to_come=999.0), "EUR", now) is None
     assert used_up(Queue("q", budget=0.0), QueueSpending(), "EUR", now) is not None
     free = Queue("free")
     assert used_up(free, QueueSpending(1e9, 1e9), "EUR", now) is None
