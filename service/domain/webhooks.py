@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -86,12 +86,12 @@ def is_notified(
     labels: Mapping[str, str],
     *,
     of: JobState,
-    in_queue: str,
+    in_queues: Collection[str],
     with_labels: Mapping[str, str],
 ) -> bool:
-    """Whether a webhook with these filters is notified about a job with this state, queue and
-    labels."""
-    if of not in states or queue not in (None, in_queue):
+    """Whether a webhook with these filters is notified about a job with this state and labels, in
+    this queue, which is in `in_queues` with the queues above it."""
+    if of not in states or (queue is not None and queue not in in_queues):
         return False
     return all(with_labels.get(key) == value for key, value in labels.items())
 

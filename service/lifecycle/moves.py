@@ -22,8 +22,10 @@ from service.db.repositories import jobs as jobs_repository
 from service.db.repositories import surroundings
 from service.db.repositories import webhooks as repository
 from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.repositories.scheduling import queues as queues_repository
 from service.db.session import at_end, measure, notify
 from service.domain import meter
+from service.domain.scheduling.rules.tree import QueueTree
 from service.domain.webhooks import MAX_REASON, final_metrics, is_notified, type_of
 
 Move = Mapping[str, Any]
@@ -65,6 +67,8 @@ def _messages(session: Session, moves: Iterable[Move]) -> list[dict[str, Any]]:
     if not wanted:
         return []
     labels = jobs_repository.labels(session, sorted(job_ids))
+    by_queue = any(hook.queue is not None for hook in hooks)
+    tree = QueueTree(queues_repository.every(session) if by_queue else ())
     pairs = [
         (hook, move)
         for move in wanted
@@ -75,7 +79,7 @@ def _messages(session: Session, moves: Iterable[Move]) -> list[dict[str, Any]]:
             hook.queue,
             hook.labels,
             of=move["to_state"],
-            in_queue=rows[move["job_id"]].queue,
+            in_queues=tree.path(rows[move["job_id"]].queue),
             with_labels=labels[move["job_id"]],
         )
     ]

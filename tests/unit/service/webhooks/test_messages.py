@@ -110,6 +110,7 @@ async def test_a_change_that_is_not_stored_sends_no_message(hooked: Hooked) -> N
         ({"owner": "bob"}, False),
         ({"owner": "bob", "all_users": True}, True),
         ({"queue": "night"}, True),
+        ({"queue": "lab"}, True),
         ({"queue": "default"}, False),
         ({"labels": {"team": "vision"}}, True),
         ({"labels": {"team": "vision", "run": "2"}}, True),
@@ -121,7 +122,8 @@ async def test_a_change_that_is_not_stored_sends_no_message(hooked: Hooked) -> N
 async def test_a_webhook_is_notified_of_jobs_that_its_filters_match(
     hooked: Hooked, filters: dict[str, Any], is_notified: bool
 ) -> None:
-    await hooked.queue("night")
+    await hooked.queue("lab")
+    await hooked.queue("night", parent="lab")
     await hooked.hook(**filters)
     job_id = await hooked.submit(queue="night", labels={"team": "vision", "run": "2"})
     await hooked.jobs.cancel(job_id)
