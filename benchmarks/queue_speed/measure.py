@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
@@ -33,6 +35,10 @@ the whole queue."""
 LIMIT_S = 300.0
 GOALS = {"single": 1.0, "array": 5.0, "concurrent": 1.0}
 GOAL_OF_MANY = 1.2
+RAM = Path("/dev/shm")
+DATABASES = {"SQLite": "huey", "SQLite in RAM": "huey", "PostgreSQL": "procrastinate"}
+"""The peer for each database."""
+NUM_SYNCS = 200
 WORKERS = {"huey": (2, 8), "procrastinate": (16, 64)}
 """Worker counts that are tried for each peer in the first round. The best one is used in the other
 rounds."""
@@ -49,6 +55,8 @@ METHOD = (
     "array, defers them in one call; huey has no such call. Both run an empty function in the "
     "submitting process. Two worker counts are tried in a first round, which is not counted, and "
     "the faster one is used.",
+    f"A commit waits for the disk. A row shows how long a write of 4 KiB with a sync takes on this "
+    f"machine. SQLite is also measured with its files in {RAM}, where a sync takes no time.",
     "Each turn is a separate process with an empty database, and contenders take turns within a "
     "round. There are half as many rounds as requested. A sample is the time per job. The ratio "
     "of medians, theirs / ours, is how many times more jobs per second dray runs. A/A: dray's "
@@ -119,7 +127,9 @@ class Place:
 
 def turns() -> Iterator[Turn]:
     for how in ("single", "concurrent", "array"):
-        for database, peer in (("SQLite", "huey"), ("PostgreSQL", "procrastinate")):
+        for database, peer in DATABASES.items():
+            if database == "SQLite in RAM" and not RAM.is_dir():
+                continue
             yield Turn(database, "dray", how)
             if how != "concurrent":
                 for workers in WORKERS[peer]:
@@ -139,12 +149,18 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     num_rounds = max(2, num_rounds // 2)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
+        where = RAM if RAM.is_dir() else None
+        in_ram = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-", dir=where))
+        )
         url, _ = stack.enter_context(postgres())
+        syncs = _syncs(root)
         numbers = count()
 
         def take(turn: Turn) -> float:
             number = next(numbers)
-            home = root / f"turn-{number}"
+            within = in_ram if turn.database == "SQLite in RAM" else root
+            home = within / f"turn-{number}"
             home.mkdir()
             on_postgres = turn.database == "PostgreSQL"
             return turn.run(home, make_database(url, f"turn_{number}") if on_postgres else "")
@@ -165,7 +181,19 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
                 _from_submit_to_claim(root / "postgres", "PostgreSQL", url, num_rounds, progress)
             ),
         ]
-    return conclude(samples, places)
+    return conclude(samples, places, syncs)
+
+
+def _syncs(folder: Path) -> list[float]:
+    """Return the seconds that writes of 4 KiB with a sync take on the disk of a folder."""
+    taken = []
+    with (folder / "sync").open("wb", buffering=0) as file:
+        for _ in range(NUM_SYNCS):
+            began = time.perf_counter()
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+            taken.append(time.perf_counter() - began)
+    return taken
 
 
 async def _from_submit_to_claim(
@@ -194,7 +222,9 @@ async def _from_submit_to_claim(
     return [place for place, _ in places]
 
 
-def conclude(samples: dict[Turn, list[float]], places: Sequence[Place]) -> Result:
+def conclude(
+    samples: dict[Turn, list[float]], places: Sequence[Place], syncs: Sequence[float]
+) -> Result:
     comparisons, rates = [], []
     for turn, ours in samples.items():
         rates.append([turn.database, turn.how, _named(turn), f"{1 / np.median(ours):,.0f}"])
@@ -242,7 +272,10 @@ def conclude(samples: dict[Turn, list[float]], places: Sequence[Place]) -> Resul
         name="queue_speed",
         title="Jobs through the queue",
         method=METHOD,
-        rows=[Row(f"{t.database}, {t.how}: {_named(t)}", taken) for t, taken in samples.items()],
+        rows=[
+            *(Row(f"{t.database}, {t.how}: {_named(t)}", taken) for t, taken in samples.items()),
+            Row("a write of 4 KiB with a sync", syncs),
+        ],
         comparisons=comparisons,
         tables=[
             Table("Jobs per second (median)", ["database", "jobs", "", "jobs / s"], rates),

@@ -13,7 +13,7 @@ def test_the_peer_counts_with_the_number_of_workers_that_is_fastest() -> None:
     samples = {turn: [1.0] * 4 for turn in measure.turns()}
     samples[Turn("SQLite", "huey", "single", 8)] = [4.0] * 4
     samples[Turn("SQLite", "huey", "single", 2)] = [3.0] * 4
-    found = {each.label: each for each in measure.conclude(samples, []).comparisons}
+    found = {each.label: each for each in measure.conclude(samples, [], [0.001]).comparisons}
     single = found["jobs per second on SQLite, single: dray / huey"]
     assert (single.ratio.value, single.met) == (3.0, True)
     array = found["jobs per second on SQLite, array: dray / huey"]
@@ -31,7 +31,7 @@ def test_a_full_table_is_compared_with_the_empty_one_of_the_same_database() -> N
     times[("PostgreSQL", MANY)] = 4.0
     places = [Place(db, number, 0, [taken] * 20) for (db, number), taken in times.items()]
     places.append(Place("SQLite", 0, WAITING, [9.0] * 20))
-    found = measure.conclude({}, places).comparisons
+    found = measure.conclude({}, places, [0.001]).comparisons
     assert [(each.ratio.value, each.met) for each in found] == [(1.5, False), (1.0, True)]
 
 
