@@ -50,7 +50,7 @@ class BadCron(ValueError):
         self.hint = hint
 
 
-class _Search(CronSim):
+class _NextTime(CronSim):
     """The matching local times later than `after`, of which none is later than `until`."""
 
     def __init__(self, fields: str, after: datetime, until: datetime) -> None:
@@ -109,7 +109,7 @@ class Cron:
 
     def _next_of_times(self, at: datetime) -> datetime:
         after = self._local(at)
-        for local in _Search(self._fields, after, after + _SPAN):
+        for local in _NextTime(self._fields, after, after + _SPAN):
             found = self._first_moment(local)
             if found > at:
                 return found
@@ -126,7 +126,7 @@ class Cron:
     def _next_of_interval(self, at: datetime) -> datetime:
         after = self._local(at)
         until = after + _SPAN
-        first = next(_Search(self._fields, after, until))
+        first = next(_NextTime(self._fields, after, until))
         while True:
             offset = self._offset(at)
             found = (first - offset).replace(tzinfo=UTC)
@@ -136,7 +136,7 @@ class Cron:
             shown = self._local(change) - _SECOND
             # No time between `after` and `first` matches, so most changes need no other search.
             if not after <= shown < first:
-                after, first = shown, next(_Search(self._fields, shown, until))
+                after, first = shown, next(_NextTime(self._fields, shown, until))
             at = change
 
     def _change(self, start: datetime, end: datetime) -> datetime | None:
