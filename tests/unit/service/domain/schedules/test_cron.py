@@ -239,13 +239,13 @@ def test_the_search_ends_if_clocks_skip_every_matching_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searches = []
-    search = cron_times._Search
+    search = cron_times._NextTime
 
     def counted(*given: Any) -> Any:
         searches.append(given)
         return search(*given)
 
-    monkeypatch.setattr(cron_times, "_Search", counted)
+    monkeypatch.setattr(cron_times, "_NextTime", counted)
     cron = Cron("*/30 2 8-14 3 */7", ZoneInfo("America/New_York"))  # the second Sunday of March
     assert cron.next_after(datetime(2026, 11, 30, tzinfo=UTC)) is None
     assert 10 <= len(searches) <= 12, "one per year"
