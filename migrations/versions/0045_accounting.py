@@ -1,4 +1,4 @@
-"""What accounting shows of attempts, and of the attempts of deleted jobs."""
+"""Columns for the accounting of attempts, including the attempts of deleted jobs."""
 
 from __future__ import annotations
 

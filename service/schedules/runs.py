@@ -111,8 +111,8 @@ def _decision(row: ScheduleRow, now: datetime) -> DueTimes:
 
 
 def missed_times(row: ScheduleRow, now: datetime) -> list[datetime]:
-    """Return the last times of a schedule that have come, as many as `record_missed` tells
-    apart."""
+    """Return the latest times of a schedule that have passed, at most one more than
+    `MAX_CAUGHT_UP`."""
     try:
         return cron_of(row.cron, row.time_zone).latest(row.decided_until, now, MAX_CAUGHT_UP + 1)
     except ValueError:
