@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.http import connections
+from api.http.limits import Limits, raise_descriptor_limit
 from dray.home_token import is_loopback
 from service.cluster.port import ClusterUnavailable
 from service.config import logging_setup, tokens_file
@@ -159,7 +160,7 @@ async def _answer(
     link: str | None,
 ) -> None:
     """Serve HTTP until `stop` is set."""
-    limits = connections.Limits.of(settings)
+    limits = Limits.of(settings)
     proxies = settings.forwarded_allow_ips or ()
     config = connections.config(app, limits, stop_within_s=STOP_WITHIN_S, proxies=proxies)
     server = Server(config)
@@ -216,7 +217,7 @@ def main() -> int:
     write_privately()
     try:
         settings = read_settings()
-        connections.raise_descriptor_limit()
+        raise_descriptor_limit()
         logging_setup.configure(settings.log_format)
         asyncio.run(serve(settings, loops=not arguments.no_loops))
     except (StartRefused, ClusterUnavailable, DomainError, ValueError) as error:

@@ -17,7 +17,7 @@ import dray
 from api import openapi, problems, routes
 from api.context import Context
 from api.http.concurrency import ConcurrencyLimiter, ConcurrencyLimits
-from api.http.connections import Admission, Limits
+from api.http.limits import Admission, Limits
 from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry

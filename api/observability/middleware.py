@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
-from api.http.connections import Admission
+from api.http.limits import Admission
 from api.observability.prometheus import Telemetry
 from api.security.gate import Gate
 from service.config import logging_setup

@@ -23,6 +23,7 @@ from sqlalchemy import event
 
 from api.app import create_app
 from api.http import connections
+from api.http.limits import Limits
 from benchmarks.many_jobs.cluster import ReportingCluster
 from service.config.settings import Settings, read_settings
 from service.runtime import Runtime, tune_interpreter
@@ -127,7 +128,7 @@ async def _look(delays: list[float]) -> None:
 async def _serving(runtime: Runtime, settings: Settings) -> AsyncIterator[None]:
     """Serve HTTP on the port in the settings."""
     app = create_app(settings, runtime)
-    config = connections.config(app, connections.Limits.of(settings), stop_within_s=1)
+    config = connections.config(app, Limits.of(settings), stop_within_s=1)
     config.port = settings.port
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())

@@ -52,7 +52,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
     `args` replace arguments of the same name."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
-    from dray.spec.sweep import as_text, variable
+    from dray.spec.trial_values import as_text, variable
 
     with connect() as client:
         job = client.get(read_job(client, reference))

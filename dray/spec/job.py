@@ -35,7 +35,7 @@ from dray.spec.program.model import Imported, Model
 from dray.spec.program.recipes import RECIPES, RecipeName
 from dray.spec.program.script import Script
 from dray.spec.resources import Elastic, Resources, RoleRanks
-from dray.spec.sweep import Sweep, Values, with_values
+from dray.spec.sweep import Sweep
 from dray.spec.times import Time, check_order, with_offsets
 from dray.spec.training.data import Data
 from dray.spec.training.parallel import Parallel, written_out
@@ -48,6 +48,7 @@ from dray.spec.training.sync import (
     with_kind,
 )
 from dray.spec.training.train import Profile, Train
+from dray.spec.trial_values import Values, with_values
 
 SPEC_VERSION: Final = 1
 _NOT_ONE = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -21,11 +20,11 @@ from pydantic import (
     model_validator,
 )
 
-from dray.arguments import MAX_CHARS
 from dray.input.names import unfit
 from dray.spec.fields import MAX_STEPS, Document, Int, a_number, wrong
 from dray.spec.program.metrics import MetricKey
 from dray.spec.program.recipes import MINIMISED
+from dray.spec.trial_values import PLACEHOLDER, Value, as_text, variable
 
 MAX_PARAMETERS: Final = 32
 MAX_CHOICES: Final = 256
@@ -48,11 +47,6 @@ _LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
 
 _NEAR: Final = 1e-9
 """Tolerance for binary rounding errors, in units of a range's step."""
-
-Value = Any
-"""The value of a parameter in a trial: a boolean, null, a number, a string, or a list of these."""
-Values = Mapping[str, Value]
-"""Values of the parameters, keyed by name."""
 
 
 def _scalar(value: Any) -> Any:
@@ -344,7 +338,7 @@ class Sweep(Document):
             len(argument)
             + sum(
                 longest[found[1]] - len(found[0])
-                for found in _PLACEHOLDER.finditer(argument)
+                for found in PLACEHOLDER.finditer(argument)
                 if found[1] in longest
             )
             for argument in arguments
@@ -394,16 +388,8 @@ class Sweep(Document):
             )
 
 
-_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}")
-
-
 def _pointer(name: str) -> str:
     return f"/sweep/parameters/{name}"
-
-
-def variable(name: str) -> str:
-    """Return the name of the environment variable for the value of a parameter."""
-    return f"DRAY_PARAM_{re.sub('[.-]', '_', name).upper()}"
 
 
 _LONGEST_NUMBER = 32
@@ -412,56 +398,3 @@ _LONGEST_NUMBER = 32
 
 def _length(value: Value) -> int:
     return max(_LONGEST_NUMBER, len(as_text(value)))
-
-
-def as_text(value: Value) -> str:
-    """Return a value as text for an argument or a variable. Values of all types except strings are
-    converted to JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def with_values(document: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """Return a copy of a job document with these values in a recipe's fields, or in place of
-    `${NAME}` in a script's arguments. A script's other values are added to its `parameters`, so
-    that they are compared."""
-    script = document.get("script")
-    if script is None:
-        changed = dict(document)
-        for name, value in values.items():
-            changed = _with_field(changed, name.split("."), value)
-        return changed
-    script, roles = dict(script), dict(script.get("roles") or {})
-    texts = [text for one in (script, *roles.values()) for text in one.get("args") or ()]
-    used = {name for text in texts for name in _PLACEHOLDER.findall(text)}
-    own = {name: value for name, value in values.items() if name not in used and _is_plain(value)}
-    if own:
-        script["parameters"] = {**(script.get("parameters") or {}), **own}
-    script = _with_arguments(script, values)
-    if roles:
-        script["roles"] = {name: _with_arguments(role, values) for name, role in roles.items()}
-    return {**document, "script": script}
-
-
-def _is_plain(value: Value) -> bool:
-    """Whether the value can be one of a script's `parameters`."""
-    return isinstance(value, bool | int | float) or (
-        isinstance(value, str) and len(value) <= MAX_CHARS
-    )
-
-
-def _with_field(part: Any, names: list[str], value: Value) -> dict[str, Any]:
-    fields = dict(part) if isinstance(part, Mapping) else {}
-    first, *rest = names
-    fields[first] = _with_field(fields.get(first), rest, value) if rest else value
-    return fields
-
-
-def _with_arguments(program: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    arguments = program.get("args")
-    if not arguments:
-        return dict(program)
-
-    def filled(match: re.Match[str]) -> str:
-        return as_text(values[match[1]]) if match[1] in values else match[0]
-
-    return {**program, "args": [_PLACEHOLDER.sub(filled, one) for one in arguments]}

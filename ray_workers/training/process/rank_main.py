@@ -17,7 +17,7 @@ import torch
 
 from dray import train
 from dray.spec import Imported, JobSpec, ParameterServer, Script
-from dray.spec.sweep import as_text, variable
+from dray.spec.trial_values import as_text, variable
 from dray.train.seeding import seed_from
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from dray.input.validation import Fault, check
 from dray.spec import Sweep
-from dray.spec.sweep import with_values
+from dray.spec.trial_values import with_values
 from dray.views import JobState
 from ray_workers.shared.frame_fields import clean
 from service.db.notifications import QUEUE, Signals

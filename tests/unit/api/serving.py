@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from api.app import create_app
 from api.context import Context
 from api.http import connections
-from api.http.connections import Limits
+from api.http.limits import Limits
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind
 from ray_workers.shared.names import attempt_prefix

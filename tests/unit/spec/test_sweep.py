@@ -9,7 +9,7 @@ import pytest
 
 from dray.input.validation import Fault, check
 from dray.spec import JobSpec, Parameter
-from dray.spec.sweep import as_text, variable
+from dray.spec.trial_values import as_text, variable
 
 LR = {"train.optimizer.lr": {"min": 1e-4, "max": 1e-1, "log": True}}
 GOOD = {"metric": "val/loss", "trials": 3, "parameters": LR}

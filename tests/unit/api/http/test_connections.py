@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from api.http.connections import SPARE, Admission, Limits, raise_descriptor_limit
+from api.http.limits import SPARE, Admission, Limits, raise_descriptor_limit
 from service.config.settings import Settings
 from tests.unit.api.serving import DEADLINE_S, LiveServer, serving, wait_until
 
