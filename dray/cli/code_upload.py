@@ -70,7 +70,7 @@ def packed_folder(
 def _within(folder: Path, program: Path) -> list[str]:
     """Return the program's paths relative to the uploaded folder: first as given, then with
     symbolic links resolved. The program can be given relative to that folder or to the current
-    folder. Raise SpecError if the folder does not contain the program."""
+    folder. Raises SpecError if the folder does not contain the program."""
     from dray.errors import SpecError
 
     candidates = [program.absolute(), folder / program]

@@ -11,7 +11,8 @@ MAX_PATTERN_BYTES: Final = 1 << 20
 
 def compile_pattern(pattern: str) -> Any:
     """Compile the pattern with RE2, whose search time is linear in the length of the line for every
-    pattern. Raise ValueError if the pattern is invalid, and ImportError if RE2 is not installed."""
+    pattern. Raises ValueError if the pattern is invalid, and ImportError if RE2 is not
+    installed."""
     import re2  # installed only on servers and nodes
 
     options = re2.Options()

@@ -21,7 +21,7 @@ SIZE: Final = rf"^\s*{_NUMBER}\s*[kKmMgGtTpP]?[iI]?[bB]\s*$"
 
 
 def seconds(text: str) -> int:
-    """Convert `90s`, `45m`, `2h`, `1h30m`, `3d` or `1w` to seconds. Raise ValueError for other
+    """Convert `90s`, `45m`, `2h`, `1h30m`, `3d` or `1w` to seconds. Raises ValueError for other
     strings."""
     if not re.fullmatch(DURATION, text):
         raise ValueError(
@@ -32,8 +32,8 @@ def seconds(text: str) -> int:
 
 
 def num_bytes(text: str) -> int:
-    """Convert `500MB` or `8GiB` to bytes. Raise ValueError for other strings, including `8G`, which
-    some programs read as 8 * 1000**3 and others as 8 * 1024**3."""
+    """Convert `500MB` or `8GiB` to bytes. Raises ValueError for other strings, including `8G`,
+    which some programs read as 8 * 1000**3 and others as 8 * 1024**3."""
     bare = re.fullmatch(rf"\s*({_NUMBER})\s*([kKmMgGtTpP])i?\s*", text)
     if bare:
         number, letter = bare[1], bare[2].upper()

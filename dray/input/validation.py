@@ -58,7 +58,8 @@ class Fault(ValueError):
 
 
 def check(document: Mapping[str, Any]) -> JobSpec:
-    """Return the document as a JobSpec. Raise Fault with the first invalid field and the reason."""
+    """Return the document as a JobSpec. Raises Fault with the first invalid field and
+    the reason."""
     spec = check_as(JobSpec, document)
     if spec.sweep is not None:
         _check_values_of(spec, spec.sweep)

@@ -102,7 +102,7 @@ def prestart_workers(
     limit_s: float,
 ) -> None:
     """Make a raylet start idle worker processes. Ray itself calls this RPC at startup, but no
-    public function does. Raise ImportError or AttributeError if this version of Ray does not have
+    public function does. Raises ImportError or AttributeError if this version of Ray does not have
     the RPC."""
     grpc: Any = importlib.import_module("grpc")
     messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
@@ -175,6 +175,6 @@ def raylet_pid() -> int:
 
 
 def nvml() -> Any:
-    """Return Ray's copy of NVIDIA's bindings, for a node without `pynvml`. Raise ImportError if Ray
-    does not include these bindings."""
+    """Return Ray's copy of NVIDIA's bindings, for a node without `pynvml`. Raises ImportError if
+    Ray does not include these bindings."""
     return importlib.import_module("ray._private.thirdparty.pynvml")

@@ -77,7 +77,7 @@ async def release(
     """Release the slots of an attempt whose processes have been asked to end, and return the nodes
     whose slots are in quarantine.
 
-    `node_ids` are all nodes on which a process of the attempt might be running. Raise TimeoutError
+    `node_ids` are all nodes on which a process of the attempt might be running. Raises TimeoutError
     if Ray does not remove the slots in time; the call can be repeated.
     """
     busy = await busy_nodes(job_id, attempt, node_ids)

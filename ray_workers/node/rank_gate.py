@@ -32,7 +32,7 @@ class RankGate:
 
 def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
     """Return the gate of a rank that is about to start. If the rank belongs to a silo, record the
-    silo for the node's agent. Raise RuntimeError if the node does not accept the rank."""
+    silo for the node's agent. Raises RuntimeError if the node does not accept the rank."""
     if silo_gate.silo_of(task) is None:
         if silo_gate.has_source(environ):  # the scheduler does not assign such a rank to this node
             raise RuntimeError(silo_gate.FOR_SILOS_ALONE)

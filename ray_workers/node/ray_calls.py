@@ -19,7 +19,7 @@ END_LIMIT_S = 20.0
 
 
 async def result_within(limit_s: float, ref: Any) -> Any:
-    """Return the result of a remote call. Raise TimeoutError if the call takes longer than
+    """Return the result of a remote call. Raises TimeoutError if the call takes longer than
     `limit_s`, since a suspended process never responds."""
     async with asyncio.timeout(limit_s):
         return await ref

@@ -125,7 +125,7 @@ def _number(value: Any) -> float:
 
 
 def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
-    """Return the kinds of data that the node's owner has opened. Raise ValueError for an unknown
+    """Return the kinds of data that the node's owner has opened. Raises ValueError for an unknown
     kind."""
     words = (word.strip() for word in environ.get(OPENS, "").split(","))
     return frozenset(Opening(word) for word in words if word)

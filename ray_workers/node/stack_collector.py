@@ -63,8 +63,8 @@ async def collect(
     """Return the stacks of the ranks that run on this node. Ranks that wrote no stacks in time are
     omitted.
 
-    A suspended rank is resumed, so that its signal handler can run. Raise ForkFailed if there is no
-    forkserver.
+    A suspended rank is resumed, so that its signal handler can run. Raises ForkFailed if there is
+    no forkserver.
     """
     incarnations: dict[int, int] = {}
     for task in await list_tasks(socket_path):

@@ -65,8 +65,8 @@ class ColumnStatistics:
 
 
 def learn(table: Table, training: Rows, filling: Imputation) -> ColumnStatistics:
-    """Compute the statistics. Raise DataError for a column that has no values in the training rows,
-    or whose values differ by less than float32 can represent."""
+    """Compute the statistics. Raises DataError for a column that has no values in the training
+    rows, or whose values differ by less than float32 can represent."""
     fill = imputation.learn(table, training, filling) if filling.filled else None
     numbers = None if fill is None else fill[: table.numeric.shape[1]]
     mean, deviation, is_exact = _of_columns(table.numeric, training, numbers)

@@ -39,8 +39,8 @@ def export(
     `inputs` is the name of the model's only input. `example` is an example input (N, ...), in which
     N is dynamic and the other dimensions are fixed. `about` describes inputs and outputs, as JSON
     data. The output of the exported model is a number for each class, from which `predict` derives
-    its decision, or the number that a regression predicts. Raise ValueError for another suffix, and
-    ImportError if the packages of `dray[onnx]` are missing.
+    its decision, or the number that a regression predicts. Raises ValueError for another suffix,
+    and ImportError if the packages of `dray[onnx]` are missing.
     """
     target = Path(path)
     if target.suffix not in (ONNX, PROGRAM):

@@ -32,7 +32,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     """Build the workload of a job. The same seed gives the same model and split on every rank. If
     `own` is given, the samples come from this data set instead of the document's data.
 
-    Raise DataError.
+    Raises DataError.
     """
     seed, options = document.train.seed, document.model
     assert isinstance(options, networks.Options)

@@ -35,7 +35,7 @@ class ImageForm:
 
         `images` is an image or a sequence of images, each a path, a Pillow image or an array. An
         array can also be a batch, with channels first or last; integers are in 0..255, floats in
-        0..1. Raise DataError for a file that is not an image, and ValueError for an array of the
+        0..1. Raises DataError for a file that is not an image, and ValueError for an array of the
         wrong shape.
         """
         batch = self._batch(images)

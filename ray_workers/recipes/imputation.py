@@ -57,7 +57,7 @@ def chosen(table: Table, data: Data) -> Imputation:
 
 def learn(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[np.float64]:
     """Return the replacement for each column, (F + C,), or NaN if nothing is replaced. Categories
-    are given as model codes. Raise DataError for a column without values in the training rows."""
+    are given as model codes. Raises DataError for a column without values in the training rows."""
     numbers, codes = _numbers(table, training, imputation), _codes(table, training, imputation)
     return np.concatenate([numbers, codes])
 

@@ -34,7 +34,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     """Build a workload from windows of `context_length` tokens. The windows at the end are used for
     validation. If `own` is given, the text comes from this data set instead of the document's data.
 
-    The loss of a sample is the mean over its tokens. Raise DataError.
+    The loss of a sample is the mean over its tokens. Raises DataError.
     """
     options = document.model
     assert isinstance(options, spec.Gpt | spec.Imported)
@@ -130,7 +130,7 @@ class Generator:
         self, prompt: str, *, num_tokens: int = 100, temperature: float = 0.0, seed: int = 0
     ) -> str:
         """Return a continuation of the prompt. Each token is the most likely one if the temperature
-        is 0, otherwise a random one. Raise ValueError for an empty prompt."""
+        is 0, otherwise a random one. Raises ValueError for an empty prompt."""
         ids = self._encode(prompt)
         generator = torch.Generator().manual_seed(seed)
         known = len(ids)
@@ -153,7 +153,7 @@ class Generator:
         return export(self.model, "tokens", example, path, about)
 
     def _next(self, ids: list[int]) -> Tensor:
-        """Return the model's outputs for the next token. Raise ValueError if `ids` is empty."""
+        """Return the model's outputs for the next token. Raises ValueError if `ids` is empty."""
         if not ids:
             raise ValueError("the prompt is empty: give at least one character to continue from")
         return outputs_of(self.model, torch.tensor([ids[-self.context_length :]]))[0, -1]

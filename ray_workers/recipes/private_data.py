@@ -46,7 +46,7 @@ class PrivateData:
 
 
 def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateData:
-    """Read a CSV or Parquet file with the columns of the job's data. Raise DataError."""
+    """Read a CSV or Parquet file with the columns of the job's data. Raises DataError."""
     data, target = document.data, document.data.target
     assert target is not None
     wanted = (*model.numeric, *model.dates, *model.categories, target)
@@ -78,7 +78,7 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
 
 
 def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateData:
-    """Read a folder that has a subfolder of images for each class. Raise DataError."""
+    """Read a folder that has a subfolder of images for each class. Raises DataError."""
     images, answers = [], []
     for folder in sorted(path.iterdir() if path.is_dir() else []):
         found = [

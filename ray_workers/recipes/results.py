@@ -51,7 +51,7 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration. Raise FileNotFoundError if the folder has no result."""
+    """Read the configuration. Raises FileNotFoundError if the folder has no result."""
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(

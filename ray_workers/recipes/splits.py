@@ -14,7 +14,7 @@ from ray_workers.training.data.sampler import derive_seed
 def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Return (training, validation), each in ascending order, with the same share of every class.
 
-    Raise DataError if either part would be empty.
+    Raises DataError if either part would be empty.
     """
     generator = np.random.default_rng(derive_seed("split", seed))
     is_validation = np.zeros(len(labels), dtype=bool)
@@ -28,7 +28,7 @@ def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
 def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Return (training, validation), chosen at random and each in ascending order.
 
-    Raise DataError if either part would be empty.
+    Raises DataError if either part would be empty.
     """
     generator = np.random.default_rng(derive_seed("split", seed))
     order = generator.permutation(num_samples)
@@ -45,7 +45,7 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
     """Return (training, validation). The order of the samples matters, so the last samples are used
     for validation.
 
-    Raise DataError if either part would be empty.
+    Raises DataError if either part would be empty.
     """
     count = round(fraction * num_samples)
     rows = np.arange(num_samples)
@@ -55,7 +55,7 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
 def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows]:
     """Return (training windows, validation windows). Each window has `length` tokens and is used
     together with the token after it. The training windows use only the first `num_tokens` tokens;
-    the validation windows begin after these tokens. Raise DataError if there are no training
+    the validation windows begin after these tokens. Raises DataError if there are no training
     windows or no validation windows."""
     training = np.arange((num_tokens - 1) // length)
     validation = np.arange(-(-num_tokens // length), num_windows)

@@ -64,9 +64,9 @@ class TableForm:
 
         `rows` can be a mapping of columns to values, or to lists of values of the same length; a
         sequence of such rows; a pandas, polars or Arrow table; or, if all columns are numeric, an
-        array (N, columns). Raise ValueError for a missing column, for a value that is not a number,
-        and for a missing value unless missing values in the column are replaced. A category that
-        did not occur in training causes a warning, and is treated as unknown.
+        array (N, columns). Raises ValueError for a missing column, for a value that is not a
+        number, and for a missing value unless missing values in the column are replaced. A category
+        that did not occur in training causes a warning, and is treated as unknown.
         """
         if _is_array(rows):
             return self._of_array(rows)
@@ -164,8 +164,8 @@ class TableForm:
 
 
 def exact_number(value: Any, style: NumberStyle) -> Exact:
-    """Convert a value to a number without loss. Raise TypeError or ValueError if the value is not a
-    number."""
+    """Convert a value to a number without loss. Raises TypeError or ValueError if the value is not
+    a number."""
     if isinstance(value, str):
         return style.value_of(value)
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):

@@ -87,7 +87,7 @@ def build_regression(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
     """Build a regression, whose loss is the squared error in units of the target's variance. If
-    `own` is given, it replaces the document's data. Raise DataError."""
+    `own` is given, it replaces the document's data. Raises DataError."""
     table = open_table(document.data, policy, classifies=False)
 
     def divided(rows: Table) -> tuple[Rows, Rows]:
@@ -290,7 +290,7 @@ class Predictor:
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
     def predict_proba(self, rows: Any) -> npt.NDArray[np.float64]:
-        """Return (N, classes) probabilities, in the order of `labels`. Raise ValueError for a
+        """Return (N, classes) probabilities, in the order of `labels`. Raises ValueError for a
         regression."""
         if self.labels is None:
             raise ValueError("the model predicts a number, so there are no probabilities")
@@ -300,7 +300,7 @@ class Predictor:
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. The input of
         the exported model is `rows` (N, columns) as returned by `TableForm.tensor`: float32, or
-        float64 if float32 would round the table's numbers. Raise ValueError if the table has
+        float64 if float32 would round the table's numbers. Raises ValueError if the table has
         integers that float64 can't represent."""
         if bases := [*self.form.bases, *(["the target"] if self.target_base else [])]:
             raise ValueError(

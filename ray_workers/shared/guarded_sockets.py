@@ -28,7 +28,7 @@ class RefusedAddress(Exception):
 def socket_factory(host: str, allowed: AllowedHosts) -> Callable[[AddressInfo], socket.socket]:
     """Return a socket factory for aiohttp's `TCPConnector`, only for connections to this host.
 
-    Raise RefusedAddress if the host name is forbidden. The factory raises RefusedAddress if the
+    Raises RefusedAddress if the host name is forbidden. The factory raises RefusedAddress if the
     address of the host is forbidden.
     """
     reason = refused_host(host, allowed)

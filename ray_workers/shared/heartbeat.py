@@ -1,7 +1,7 @@
 """The heartbeat page of a rank, which shows the rank's progress and announces rendezvous rounds.
 
 A page is a small file for each training process, on the process's node and mapped into its memory.
-The process writes its progress to the page without a system call, and other processes read the
+The process writes its progress to this memory without a system call, and other processes read the
 file. Therefore other processes can see how far a process got, even if it hangs, is stopped or is
 dead. Two words of a page are written by other processes: the generation of the group that the
 process must join next, and whether the rank is asked to leave.
@@ -388,7 +388,7 @@ def announced(prefix: str) -> RankAssignment:
 
 
 def _poke(prefix: str, word: _Word, value: int) -> None:
-    """Write one word to another process's page. Raise FileNotFoundError if the process has no page
+    """Write one word to another process's page. Raises FileNotFoundError if the process has no page
     yet."""
     fd = os.open(page_path(prefix), os.O_WRONLY)
     try:

@@ -45,7 +45,7 @@ _DOTS: Final = str.maketrans(dict.fromkeys("\u3002\uff0e\uff61", "."))
 class AllowedHosts:
     """Private names, addresses and networks (CIDR) from which sources may be read.
 
-    Raise ValueError for an invalid entry.
+    Raises ValueError for an invalid entry.
     """
 
     def __init__(self, entries: Iterable[str] = ()) -> None:

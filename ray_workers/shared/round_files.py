@@ -96,7 +96,7 @@ class SentUpdate:
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Parse the output of `to_json`. Raise ValueError if `content` is invalid."""
+        """Parse the output of `to_json`. Raises ValueError if `content` is invalid."""
         try:
             parsed: Mapping[str, Any] = json.loads(content)
             sent = cls(**parsed)

@@ -34,7 +34,7 @@ class SecretUnavailable(Exception):
 def read_secrets(
     folder: str | None, names: Iterable[str], owner: str | None = None
 ) -> dict[str, str]:
-    """Return the values, without a final newline, keyed by name. Raise SecretUnavailable."""
+    """Return the values, without a final newline, keyed by name. Raises SecretUnavailable."""
     return {name: _read(folder, name, owner) for name in names}
 
 

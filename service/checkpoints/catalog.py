@@ -81,7 +81,7 @@ def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | N
 
 
 def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
-    """Return the newest attempt's checkpoint at this step. Raise CheckpointNotFound if there is no
+    """Return the newest attempt's checkpoint at this step. Raises CheckpointNotFound if there is no
     such checkpoint."""
     rows = counting_checkpoints(session, job_id)
     for row in rows:
@@ -97,7 +97,7 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
 def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
     """Return the files that the checkpoint's manifest lists, and the manifest itself. Blocking.
 
-    Raise CheckpointNotFound if the manifest is missing or was changed after the commit. The paths
+    Raises CheckpointNotFound if the manifest is missing or was changed after the commit. The paths
     in the manifest are checked, because a process that runs user code wrote it.
     """
     try:
@@ -130,7 +130,7 @@ def files_of(manifest: Any) -> list[views.CheckpointFile]:
 
 
 def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.CheckpointFile, str]:
-    """Return a file of the checkpoint and its storage key. Raise CheckpointNotFound if the file is
+    """Return a file of the checkpoint and its storage key. Raises CheckpointNotFound if the file is
     missing."""
     for file in files(storage, row):
         if file.path == path:
@@ -159,7 +159,7 @@ def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
 
 def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
     """Yield a report for each committed checkpoint, newest first, identical to the report that the
-    rank sent. Blocking. Raise StorageUnavailable. A checkpoint counts as committed if its manifest
+    rank sent. Blocking. Raises StorageUnavailable. A checkpoint counts as committed if its manifest
     names the same step as its folder, and every file has the size in the manifest. Hashes are
     compared when ranks load the checkpoint.
     """

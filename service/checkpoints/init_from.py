@@ -50,7 +50,7 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
 
     The other job is locked until the transaction ends, so that it can't be deleted in the meantime.
 
-    Raise InitFromNotFound if the checkpoint does not exist, and InitFromDiffers if the documents
+    Raises InitFromNotFound if the checkpoint does not exist, and InitFromDiffers if the documents
     show that the checkpoint does not fit.
     """
     asked = spec.init_from

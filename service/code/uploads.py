@@ -76,8 +76,8 @@ class CodeUploads:
     async def describe(self, files: Sequence[FileEntry], owner: str) -> views.Code:
         """Describe code, and return it with the list of parts that are missing.
 
-        If no part is missing, the code is complete. Idempotent. Raise BadUpload for an invalid path
-        or size, UploadTooLarge if the upload is too large, and QuotaExceeded if the storage is
+        If no part is missing, the code is complete. Idempotent. Raises BadUpload for an invalid
+        path or size, UploadTooLarge if the upload is too large, and QuotaExceeded if the storage is
         full.
         """
         total = self._check(files)
@@ -191,7 +191,7 @@ class CodeUploads:
     async def put_parts(self, parts: Mapping[str, bytes], owner: str) -> None:
         """Store new parts as one object. `parts` maps hashes to content.
 
-        Raise BadUpload if a part has a different hash, is empty, or is larger than PART_BYTES.
+        Raises BadUpload if a part has a different hash, is empty, or is larger than PART_BYTES.
         """
         for data in parts.values():
             if len(data) > PART_BYTES:
@@ -233,7 +233,7 @@ class CodeUploads:
         )
 
     async def files(self, owner: str, identity: str) -> list[StoredFile]:
-        """Return the files of the code. Raise CodeNotFound and StorageUnavailable."""
+        """Return the files of the code. Raises CodeNotFound or StorageUnavailable."""
         row = await self._database.read(lambda s: repository.get(s, owner, identity))
         if row is None:
             raise code_not_found(identity)
@@ -252,7 +252,7 @@ class CodeUploads:
         ]
 
     async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """Yield a file's bytes, part by part. Raise StorageUnavailable if a part can't be read or
+        """Yield a file's bytes, part by part. Raises StorageUnavailable if a part can't be read or
         is damaged."""
         for sha256, location in file.parts:
             yield await self._read(

@@ -61,7 +61,7 @@ class HomeLock:
 
     @classmethod
     def acquire(cls, home: Path) -> Self:
-        """Lock the home, and create it if necessary. Raise HomeInUse and HomeUnusable."""
+        """Lock the home, and create it if necessary. Raises HomeInUse or HomeUnusable."""
         try:
             return cls._acquire(home)
         except OSError as error:

@@ -69,7 +69,7 @@ def labels_in(resources: Mapping[str, float]) -> dict[str, str]:
 
 
 def parse(value: Any) -> Any:
-    """Parse node types: `4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4`. Raise ValueError if invalid."""
+    """Parse node types: `4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4`. Raises ValueError if invalid."""
     if not isinstance(value, str):
         return value
     types = tuple(_node_type(entry.strip()) for entry in value.split(",") if entry.strip())

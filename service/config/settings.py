@@ -298,7 +298,7 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """Read the settings. Raise StartRefused with a message about the first invalid setting."""
+    """Read the settings. Raises StartRefused with a message about the first invalid setting."""
     try:
         return Settings()
     except ValidationError as error:

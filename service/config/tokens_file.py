@@ -43,7 +43,7 @@ Tokens = Mapping[str, KnownToken]
 
 
 def load_tokens(path: Path) -> Tokens:
-    """Read the tokens. Raise BadTokensFile if the file is unreadable, invalid or empty."""
+    """Read the tokens. Raises BadTokensFile if the file is unreadable, invalid or empty."""
     try:
         tokens, mistakes = read_tokens(path)
     except OSError as error:
@@ -56,7 +56,7 @@ def load_tokens(path: Path) -> Tokens:
 
 
 def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
-    """Return the tokens, and a message for each invalid line. Raise OSError."""
+    """Return the tokens, and a message for each invalid line. Raises OSError."""
     tokens: dict[str, KnownToken] = {}
     mistakes = []
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -88,7 +88,7 @@ class TokensFile:
         self._tokens: Tokens = {}
 
     def tokens(self) -> Tokens:
-        """Return the current tokens. Raise OSError if the file can't be read."""
+        """Return the current tokens. Raises OSError if the file can't be read."""
         stat = self._path.stat()
         version = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if version != self._seen:

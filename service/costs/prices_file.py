@@ -92,7 +92,7 @@ class BadPricesFile(StartRefused):
 
 
 def load_prices(path: Path) -> Prices:
-    """Read the prices file. Raise BadPricesFile with a message about the invalid field."""
+    """Read the prices file. Raises BadPricesFile with a message about the invalid field."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -107,7 +107,7 @@ def load_prices(path: Path) -> Prices:
 
 
 def parse(text: str, source: str) -> Prices:
-    """Parse prices. Raise BadPricesFile, whose message names `source`, if the text is invalid."""
+    """Parse prices. Raises BadPricesFile, whose message names `source`, if the text is invalid."""
     try:
         document: Any = parse_yaml(text, source=source)
     except SpecError as error:
@@ -132,7 +132,7 @@ class PricesFile:
     """The current prices. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file; None if the deployment has no prices. Raise BadPricesFile."""
+        """Read the file; None if the deployment has no prices. Raises BadPricesFile."""
         self._path = path
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] | None = None

@@ -86,7 +86,7 @@ class ClientRounds:
         return RoundFile(key, at.model_size_bytes, at.model_sha256)
 
     async def form(self) -> RoundFile:
-        """Return the file that describes the model and the training. Raise RoundOver if no round
+        """Return the file that describes the model and the training. Raises RoundOver if no round
         has been opened yet."""
         at = await self._standing()
         if at.name is None:
@@ -95,8 +95,8 @@ class ClientRounds:
         return RoundFile(key, at.form_size_bytes, at.form_sha256)
 
     async def size_of_part(self, name: str, part: int) -> int:
-        """Return the size of a part of the client's update. Raise BadUpdate if the update has no
-        part with this number, or if no update is expected in this phase. Raise UpdateRefused."""
+        """Return the size of a part of the client's update. Raises BadUpdate if the update has no
+        part with this number, or if no update is expected in this phase. Raises UpdateRefused."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         await self._database.read(refuse_if_full)
@@ -129,7 +129,7 @@ class ClientRounds:
         """Pass an update to the aggregating rank after all its parts have been sent.
 
         Return (receipt, is_new). The call can be repeated, since only a client's first update
-        in a round counts. Raise BadUpdate if a part is missing.
+        in a round counts. Raises BadUpdate if a part is missing.
         """
         at = await self._open_round(name, round_files.UPDATE)
         sent = SentUpdate(client=at.client, **update.model_dump())

@@ -24,7 +24,7 @@ class Invitations:
         self._database = database
 
     async def invite(self, job_id: str, count: int, *, by: str) -> views.InvitationPage:
-        """Create tokens for `count` more clients. Raise TooManyClients if the document doesn't
+        """Create tokens for `count` more clients. Raises TooManyClients if the document doesn't
         allow that many."""
         tokens = [new_token() for _ in range(count)]  # outside the transaction
         digests = [digest_of(token) for token in tokens]
@@ -106,7 +106,7 @@ class Invitations:
 
 
 def _federated(session: Session, job_id: str, *, lock: bool = True) -> JobRow:
-    """Return the job. Raise NotFederated unless the job has clients outside the cluster."""
+    """Return the job. Raises NotFederated unless the job has clients outside the cluster."""
     job = found(session, job_id, lock=lock)
     if (job.spec.get("federated") or {}).get("http") is None:
         raise NotFederated(

@@ -36,7 +36,7 @@ def admit(session: Session, name: str, owner: str, request: Request, coming: Com
     """Lock the queue, and check that it admits these jobs of the owner. `coming` is empty if the
     job is already waiting in the queue.
 
-    Raise UnknownQueue if the queue does not exist, QueueHoldsNoJobs if it is the parent of other
+    Raises UnknownQueue if the queue does not exist, QueueHoldsNoJobs if it is the parent of other
     queues, Unsatisfiable if its limits or the limits of a queue above it can never allow the job,
     and QueueFull if too many jobs would be waiting. Returns the queue as `locked` does.
     """
@@ -65,7 +65,7 @@ def admit(session: Session, name: str, owner: str, request: Request, coming: Com
 
 def locked(session: Session, name: str) -> Queue:
     """Lock the queue and the queues above it. Return the queue with the rules for priorities and
-    running times that result from all of them. Raise UnknownQueue if the queue does not exist.
+    running times that result from all of them. Raises UnknownQueue if the queue does not exist.
 
     Until this transaction ends, no other transaction can delete or change these queues. If one of
     them limits the number of waiting jobs, no other transaction can add jobs under it either.

@@ -58,7 +58,7 @@ class Queues:
         return await self._database.read(lambda session: _view(session, name, self._prices_now()))
 
     async def put(self, name: str, rules: QueueRequest, *, actor: str = ANONYMOUS) -> views.Queue:
-        """Create the queue, or replace its rules. Raise InvalidQueue if the rules contradict each
+        """Create the queue, or replace its rules. Raises InvalidQueue if the rules contradict each
         other or the rules of the queues above or below it."""
 
         def work(session: Session) -> views.Queue:

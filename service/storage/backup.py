@@ -58,7 +58,7 @@ class BackupMetadata:
 
 
 def backup(settings: Settings, dest: Path) -> BackupMetadata:
-    """Write the home to the tar file `dest`, which must not exist. Raise BackupError."""
+    """Write the home to the tar file `dest`, which must not exist. Raises BackupError."""
     database = _sqlite_path(settings.database_url)
     storage = Storage(settings.storage_url)
     if not database.exists():
@@ -86,7 +86,7 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
 def restore(source: Path, home: Path) -> BackupMetadata:
     """Restore a backup to `home`, which must be empty and unused.
 
-    URLs in the database that point to the old storage are updated. Raise BackupError and HomeInUse.
+    URLs in the database that point to the old storage are updated. Raises BackupError or HomeInUse.
     """
     home = home.expanduser().absolute()
     with HomeLock.acquire(home):

@@ -61,7 +61,7 @@ class StagedFiles:
             self._missing[key] = data
 
     def check(self) -> None:
-        """End a run of the transaction. Raise FilesMissing if the run required files that have not
+        """End a run of the transaction. Raises FilesMissing if the run required files that have not
         been written yet."""
         if self._missing:
             raise FilesMissing(f"{len(self._missing)} files have not been written yet")

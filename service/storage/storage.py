@@ -56,7 +56,7 @@ class BadKey(ValueError):
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raise BadKey unless the key is a plain relative path."""
+    """Return the key. Raises BadKey unless the key is a plain relative path."""
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
         raise BadKey(f"{key!r} is not a plain relative path")
@@ -64,7 +64,7 @@ def check_key(key: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """Return a file path that a job reported. Raise BadKey if the path contains unprintable
+    """Return a file path that a job reported. Raises BadKey if the path contains unprintable
     characters."""
     if (found := unfit(check_key(name))) is not None:
         raise BadKey(f"{name!r} has {found}")
@@ -93,7 +93,7 @@ class Storage:
         return f"{self.url}/{check_key(key)}"
 
     def key_of(self, url: str) -> str:
-        """Return the key of a URL. Raise BadKey if the URL is not in this storage."""
+        """Return the key of a URL. Raises BadKey if the URL is not in this storage."""
         prefix = f"{self.url}/"
         if not url.startswith(prefix):
             raise BadKey(f"{url!r} is not in this storage")
@@ -116,7 +116,7 @@ class Storage:
         """Write or replace an object atomically. If the storage is a folder, the object survives a
         power failure.
 
-        Raise FolderSpoilt if the storage accepts files, but not at this key.
+        Raises FolderSpoilt if the storage accepts files, but not at this key.
         """
         try:
             path = self.local_path(key)
@@ -148,7 +148,7 @@ class Storage:
         return True
 
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes from `start` up to `end`. Raise FileNotFoundError if the object does not
+        """Read the bytes from `start` up to `end`. Raises FileNotFoundError if the object does not
         exist, and FolderSpoilt if the storage works but this object can't be read."""
         path = self.local_path(key)
         try:
@@ -169,7 +169,7 @@ class Storage:
             ) from error
 
     def size_bytes(self, key: str) -> int:
-        """Return the size of the object. Raise FileNotFoundError if the object does not exist."""
+        """Return the size of the object. Raises FileNotFoundError if the object does not exist."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -281,7 +281,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open a regular file. Raise FileNotFoundError for anything else, because a pipe could
+    """Open a regular file. Raises FileNotFoundError for anything else, because a pipe could
     block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -55,7 +55,7 @@ def is_installed() -> bool:
 
 
 def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, Any]:
-    """Choose the parameters of a trial. Raise ImportError if Optuna is not installed."""
+    """Choose the parameters of a trial. Raises ImportError if Optuna is not installed."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -40,7 +40,7 @@ class Trials:
 
 
 async def trials_of(spec: JobSpec) -> Trials | None:
-    """Return the trials of a document; None if it has no `sweep`. Raise InvalidTrial if a trial's
+    """Return the trials of a document; None if it has no `sweep`. Raises InvalidTrial if a trial's
     document is invalid, and SamplerUnavailable if the sampler is not installed."""
     sweep = spec.sweep
     if sweep is None:

@@ -36,7 +36,7 @@ LOSS = "val/loss"
 def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Comparison:
     """Compare jobs with each other and with their experiment's baseline.
 
-    Raise NotFound if a job does not exist, and NotComparable for a single job without a baseline.
+    Raises NotFound if a job does not exist, and NotComparable for a single job without a baseline.
     """
     rows = [found(session, job_id) for job_id in dict.fromkeys(job_ids)]
     labels = jobs_repository.labels(session, [row.id for row in rows])

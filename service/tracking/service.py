@@ -49,7 +49,7 @@ class Tracking:
         self._clock = database.clock
 
     async def compare(self, job_ids: Sequence[str]) -> views.Comparison:
-        """Compare jobs with each other and with a baseline. Raise NotFound and NotComparable."""
+        """Compare jobs with each other and with a baseline. Raises NotFound or NotComparable."""
         now = self._clock()
         return await self._database.read(lambda s: comparisons.compare(s, job_ids, now))
 
@@ -66,7 +66,7 @@ class Tracking:
     ) -> views.Annotations:
         """Change tags and notes on behalf of `actor`, whatever the job's state.
 
-        Raise AnnotationsChanged if `revision` is outdated, or TooManyTags if there are too many.
+        Raises AnnotationsChanged if `revision` is outdated, or TooManyTags if there are too many.
         """
         now = self._clock()
 
@@ -80,7 +80,7 @@ class Tracking:
     async def experiments(
         self, *, limit: int = 100, cursor: str | None = None
     ) -> views.ExperimentPage:
-        """Return a page of experiments, sorted by name. Raise BadCursor for a cursor from another
+        """Return a page of experiments, sorted by name. Raises BadCursor for a cursor from another
         list."""
         after = "" if cursor is None else decode_cursor(SCOPE, cursor)
         if not isinstance(after, str) or not storable(after):
@@ -103,7 +103,7 @@ class Tracking:
         return await self._database.read(work)
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
-        """Summarise an experiment. Raise ExperimentNotFound if the experiment has no jobs."""
+        """Summarise an experiment. Raises ExperimentNotFound if the experiment has no jobs."""
         return await self._database.read(lambda s: _summary(s, name))
 
     async def pin_baseline(
@@ -111,7 +111,7 @@ class Tracking:
     ) -> views.ExperimentSummary:
         """Set the job with which the experiment's jobs are compared; None unsets it.
 
-        Raise ExperimentNotFound if the experiment has no jobs, NotFound if the job does not exist,
+        Raises ExperimentNotFound if the experiment has no jobs, NotFound if the job does not exist,
         and NotComparable if the job is not in the experiment.
         """
 

@@ -57,7 +57,7 @@ class Webhooks:
         """Create a webhook and return it with its secret. Later responses do not contain the
         secret.
 
-        Raise UnknownQueue or TooManyWebhooks, or WebhookUrlForbidden if the service must not
+        Raises UnknownQueue or TooManyWebhooks, or WebhookUrlForbidden if the service must not
         connect to the address.
         """
         await self._refuse_host(wanted.url)
@@ -157,8 +157,8 @@ class Webhooks:
         logger.info("the webhook %s was deleted", webhook_id)
 
     async def test(self, webhook_id: str, *, owner: str | None) -> views.WebhookDelivery:
-        """Send a test message immediately, without retries. Raise WebhookDisabled if the webhook is
-        disabled."""
+        """Send a test message immediately, without retries. Raises WebhookDisabled if the webhook
+        is disabled."""
         now = self._clock()
 
         def work(session: Session) -> views.WebhookDelivery:
@@ -188,7 +188,7 @@ class Webhooks:
     async def deliveries(
         self, webhook_id: str, *, owner: str | None, limit: int = 50, cursor: str | None = None
     ) -> views.WebhookDeliveryPage:
-        """List the webhook's messages, newest first. Raise BadCursor for a cursor from another
+        """List the webhook's messages, newest first. Raises BadCursor for a cursor from another
         listing."""
         before = None
         if cursor is not None:

@@ -54,7 +54,7 @@ def check_elastic(spec: JobSpec) -> None:
         raise wrong("/elastic", "can't be combined with roles, whose sizes are fixed")
     if spec.script is not None and spec.elastic.exact:
         raise wrong(
-            "/elastic/exact", "is only for recipes: dray does not know the loss of a script"
+            "/elastic/exact", "is only for recipes: dray does not know which loss a script uses"
         )
     if spec.resources.gpus_per_worker:
         raise wrong(

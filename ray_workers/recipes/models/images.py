@@ -24,7 +24,7 @@ Shape = tuple[int, int, int]
 
 
 def build(options: spec.Cnn | spec.ResNet | spec.Mlp, shape: Shape, num_classes: int) -> nn.Module:
-    """Build a network. Raise DataError if the images are too small for the network."""
+    """Build a network. Raises DataError if the images are too small for the network."""
     match options:
         case spec.Cnn():
             return Cnn(options, shape, num_classes)

@@ -60,7 +60,7 @@ def build(
 
 
 def at_hand(options: spec.Imported) -> nn.Module:
-    """Create the model, so that weights can be loaded into it. Raise ImportError if the model's
+    """Create the model, so that weights can be loaded into it. Raises ImportError if the model's
     code is missing."""
     try:
         return _made(options)

@@ -23,7 +23,7 @@ class Unet(nn.Module):
     copies of the last row or column, and the predictions for the padding are discarded."""
 
     def __init__(self, options: spec.Unet, shape: Shape, num_classes: int) -> None:
-        """`shape` is the shape of the training images. Raise DataError if the images are too
+        """`shape` is the shape of the training images. Raises DataError if the images are too
         small."""
         super().__init__()
         channels, height, width = shape

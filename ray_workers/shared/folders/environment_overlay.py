@@ -122,7 +122,7 @@ def write_record(root: Path, key: str, record: EnvironmentRecord) -> None:
 
 def hold(root: Path, record: EnvironmentRecord) -> int:
     """Return a file descriptor that keeps the environment from being removed while any process has
-    it open. Raise FileNotFoundError if the environment has just been removed."""
+    it open. Raises FileNotFoundError if the environment has just been removed."""
     lock = os.open(root / record.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_SH)
     if not (root / record.folder / "site").is_dir():

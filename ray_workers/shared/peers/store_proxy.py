@@ -60,7 +60,7 @@ async def prove_store(streams: Streams, secret: bytes) -> None:
 async def hear(address: str, port: int) -> None:
     """Return once the proxy has asked for the secret, which shows that the proxy is not suspended.
 
-    Raise OSError if the proxy does not listen or closes the connection.
+    Raises OSError if the proxy does not listen or closes the connection.
     """
     reader, writer = await asyncio.open_connection(address, port)
     try:

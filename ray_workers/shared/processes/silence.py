@@ -110,7 +110,7 @@ class Silence:
         self._asked.pop(name, None)
 
     async def ask(self, name: Hashable, limit_s: float, answer: Awaitable[T]) -> T:
-        """Return the response to a request that was just sent. Raise TimeoutError if the process
+        """Return the response to a request that was just sent. Raises TimeoutError if the process
         does not respond within `limit_s`.
 
         A response that arrives after the limit still counts as a sign of life, because on an

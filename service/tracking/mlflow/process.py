@@ -59,7 +59,7 @@ class MlflowProcess:
         return None if self._child is None or self._child.is_over else self._child.process.pid
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any:
-        """Call a method of `client.Runs`. Raise MlflowAway or MlflowRefused."""
+        """Call a method of `client.Runs`. Raises MlflowAway or MlflowRefused."""
         async with self._starting:
             if self._child is None or self._child.is_over:
                 self._child = _Child(await _start())

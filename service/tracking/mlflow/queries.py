@@ -102,7 +102,7 @@ class MlflowQueries:
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
         """Return the values of the label `experiment`, and `Default` for jobs without this label.
-        Raise BadSearch."""
+        Raises BadSearch."""
         filters = search.parse_name_filter(filter_)
         names = await self._database.read(
             lambda s: repository.experiments(s, _NAMES, DEFAULT_EXPERIMENT, filters)
@@ -117,7 +117,7 @@ class MlflowQueries:
         max_results: int,
         token: str | None,
     ) -> RunPage:
-        """Search runs. Raise BadSearch if the filter or the order is invalid, and BadCursor if the
+        """Search runs. Raises BadSearch if the filter or the order is invalid, and BadCursor if the
         token is from another search."""
         filters, order = search.parse_filter(filter_), search.parse_order(order_by)
         limit = max(1, min(max_results, MAX_RUNS))

@@ -334,7 +334,7 @@ def test_an_elastic_script_shares_its_batches_out_as_prepare_does() -> None:
     script = {"script": {"entrypoint": "a.py"}, "resources": {"num_workers": 4}}
     spec = JobSpec.model_validate(script | {"elastic": {"min_workers": 2}})
     assert spec.elastic is not None
-    with pytest.raises(ValidationError, match="does not know the loss"):
+    with pytest.raises(ValidationError, match="does not know which loss"):
         JobSpec.model_validate(script | {"elastic": {"min_workers": 2, "exact": True}})
 
 

@@ -27,8 +27,9 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class MixingGradientEngine(LocalGradientEngine):
-    """Computes the gradient of this rank's share, and mixes this rank's copy of the weights. With
-    `sgp`, the copy is mixed before the gradient is computed; with `d_psgd`, afterwards."""
+    """Computes the gradient of this rank's share, and averages this rank's weights with the weights
+    of its neighbours. With `sgp`, the weights are averaged before the gradient is computed; with
+    `d_psgd`, afterwards."""
 
     def __init__(self, parts: EngineParts, mixing: Mixing, page: HeartbeatPage) -> None:
         super().__init__(parts)

@@ -178,7 +178,7 @@ class Node:
         quarantined: Mapping[str, float] | None = None,
         is_starting: bool = False,
     ) -> Node:
-        """Return a node whose labels are included in its resources."""
+        """Return a node with its labels added to its resources."""
         found = resources_of_node(labels)
         here, free = {**total, **found}, {**available_to_us, **found}
         return cls(node_id, here, free, accepted, quarantined or {}, is_starting)
