@@ -67,7 +67,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["api", "--no-loops"])
     monkeypatch.setattr(program, "write_privately", lambda: None)
-    monkeypatch.setattr(program.connections, "raise_descriptor_limit", lambda: None)
+    monkeypatch.setattr(program, "raise_descriptor_limit", lambda: None)
     monkeypatch.setattr(program.logging_setup, "configure", lambda _: None)
 
     def start(home: Path, **environment: str) -> str:
