@@ -164,13 +164,10 @@ class Round:
         """Start the job on free slots, have other jobs make room for it, or let it wait."""
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
-        if limits is not None:
-            headroom = limits.headroom(job.job_id, kind, least)
-            if headroom.workers < least:
-                if self._claims_limits(gang):
-                    limits.reserve(job.job_id, kind, least, headroom)
-                return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
-            most = min(most, headroom.workers)
+        headroom = self._headroom(job, gang)
+        if headroom.workers < least:
+            return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
+        most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
         lent, lent_soon = self._lent(limits, gang, rank)
@@ -193,7 +190,7 @@ class Round:
                 limits.take(job.job_id, kind, count(slices))
             self._arrays.start(job.array)
             return Start(job.job_id, slices)
-        if limits is not None and self._claims_limits(gang):
+        if limits is not None and self._emptied.lets_claim(gang):
             limits.reserve(job.job_id, kind, most)
         if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
             _, lent_soon = self._lent(limits, gang, rank)
@@ -218,13 +215,16 @@ class Round:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
 
-    def _claims_limits(self, gang: Gang) -> bool:
-        """Whether a job that can't start counts towards the limits of its queue. A job that waits
-        for more than the ends of running jobs, such as the end of a reservation, doesn't count,
-        unless it waits for new nodes: jobs behind it could otherwise use up the limit again and
-        again, so that no nodes would be added for it."""
-        waits_for_nodes = self._to_come and not gang.request.is_bound
-        return bool(waits_for_nodes) or self._emptied.can_hold(gang)
+    def _headroom(self, job: WaitingJob, gang: Gang) -> Headroom:
+        """Return how many workers the limits allow a waiting job, which counts towards the limits
+        if they allow too few."""
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is None:
+            return UNLIMITED
+        headroom = limits.headroom(job.job_id, gang.kind, gang.least)
+        if headroom.workers < gang.least and self._emptied.lets_claim(gang):
+            limits.reserve(job.job_id, gang.kind, gang.least, headroom)
+        return headroom
 
     def _lent(
         self, limits: AccountLimits | None, gang: Gang, rank: order.Rank | None = None
@@ -304,8 +304,10 @@ class Round:
         if not is_soon or is_full or most < gang.least:
             self._backing_off.append((job, gang))
             return
-        if limits is not None:
+        if limits is not None and self._emptied.lets_claim(gang):
             limits.reserve(job.job_id, kind, most)
+        if not self._emptied.can_hold(gang):
+            return
         offer = self._passable if job.yields else self._open
         slices = offer.now.pack_most(kind, gang.least, most)
         if slices is None:
@@ -332,14 +334,18 @@ class Round:
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def end_queue(self) -> None:
-        """Set aside slots for jobs that back off. Called after the queue has been served and before
-        groups grow."""
+        """Set aside slots for jobs that back off and could then start. Called after the queue has
+        been served and before groups grow."""
         for job, gang in self._backing_off:
-            most = gang.request.num_workers
-            self._set_aside(job.job_id, gang, most)
+            headroom = self._headroom(job, gang)
+            if headroom.workers < gang.least or self._arrays.why_full(job.array) is not None:
+                continue
+            most = min(gang.request.num_workers, headroom.workers)
             limits = self._limits.of((job.queue, job.owner))
-            if limits is not None:
+            if limits is not None and self._emptied.lets_claim(gang):
                 limits.reserve(job.job_id, gang.kind, most)
+            if self._emptied.can_hold(gang):
+                self._set_aside(job.job_id, gang, most)
 
     def grow(self, group: Growing) -> Decision:
         """Give a training group additional slots that no job has reserved."""

@@ -373,13 +373,27 @@ class Oracle:
         for each in of_jobs:
             self.decided(jobs[each.job_id], each, [d for d in asked if d.because_of == each.job_id])
         for job in self.backing_off:
-            self.set_aside(job.request, job.request.num_workers, both=True)
-            self.waiting_ahead.append((job, job.request.num_workers, ""))
+            self.backs_off(job)
         for decision in sorted(
             (d for d in of_groups if not groups[d.job_id].lacking),
             key=lambda d: (-groups[d.job_id].priority, groups[d.job_id].seq),
         ):
             self.grown(groups[decision.job_id], decision)
+
+    def backs_off(self, job: WaitingJob) -> None:
+        """Set aside slots for a job that could start on them after its backoff."""
+        request = job.request
+        limits = [self.left_under(job, of_user=of_user) for of_user in (True, False)]
+        can_start = self.capacity(request, self.emptied()) >= request.least
+        if min(limits) < request.least:
+            code = "user_limit" if limits[0] < request.least else "queue_limit"
+            queue = self.queues.get(job.queue, Queue(job.queue))
+            if can_start and why_never(queue, request) is None:
+                self.waiting_ahead.append((job, request.least, code))
+        elif can_start and not self.is_full(job):
+            most = min(request.num_workers, *limits)
+            self.set_aside(request, most, both=True)
+            self.waiting_ahead.append((job, most, ""))
 
     def is_full(self, job: WaitingJob) -> bool:
         return job.array is not None and self.in_arrays[job.array.array_id] >= job.array.max_running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,15 +14,18 @@ from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.placement.slots import count
 from service.domain.scheduling.policy import (
     Decision,
+    Growing,
     Node,
     Preempt,
     Request,
     RunningJob,
     Snapshot,
     Start,
+    Stay,
     Wait,
     plan,
 )
+from service.domain.scheduling.rules.dependencies import ArrayLimit
 from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.scheduling.policy.test_reservations import reserved
 from tests.unit.service.domain.scheduling.snapshots import (
@@ -165,6 +169,42 @@ def test_a_job_that_waits_for_running_jobs_keeps_the_limit() -> None:
     found = decide([large, small], there, totals=TWO_NODES, queues=queues)
     assert isinstance(found["small"], Wait)
     assert found["small"].reason.code == "queue_limit"
+
+
+@pytest.mark.parametrize("why", ["retried soon", "retried later", "preparing"])
+@pytest.mark.parametrize("has_room", [False, True])
+def test_a_job_that_backs_off_keeps_slots_only_if_it_could_start_on_them(
+    why: str, has_room: bool
+) -> None:
+    """A maintenance window includes n2, so a job that needs 8 GPUs can't start before its end."""
+    large = waiting("large", 8, queue="b", priority=60)
+    if why == "preparing":
+        large = replace(large, preparing="its environment is being prepared")
+    else:
+        in_s = 5.0 if why == "retried soon" else 60.0
+        large = replace(large, not_before=NOW + timedelta(seconds=in_s))
+    small = waiting("small", queue="b", yields=False)
+    there = [running("x", {"n1": 1}, queue="b", held_s=0.0)]
+    growing = Growing("x", 1, 50, 1, Request(2, GPU, 1), there[0].slices, queue="b")
+    by = () if has_room else (reserved(-1, node_ids=frozenset({"n2"}), users=()),)
+    facts = {"totals": TWO_NODES, "reservations": by, "growing": (growing,)}
+    facts["queues"] = (Queue("b", limit={"GPU": 9.0}),)
+    found = decide([large, small], there, **facts)
+    assert isinstance(found["small"], Wait) is (has_room and why == "retried soon")
+    assert isinstance(found["x"], Stay) is has_room
+
+
+@pytest.mark.parametrize("blocks", ["nothing", "array", "limit"])
+def test_a_job_that_backs_off_and_is_blocked_by_a_limit_keeps_no_slots(blocks: str) -> None:
+    later = replace(waiting("later", 4, queue="b"), not_before=NOW + timedelta(seconds=60))
+    if blocks == "array":
+        later = replace(later, array=ArrayLimit("all", 1))
+    there = [running("x", {"n": 1}, held_s=0.0)]
+    growing = Growing("x", 1, 50, 1, Request(2, GPU, 1), there[0].slices)
+    queues = (Queue("b", limit={"GPU": 3.0 if blocks == "limit" else 4.0}),)
+    facts = {"queues": queues, "growing": (growing,), "running_of_arrays": {"all": 1}}
+    found = decide([later], there, **facts)
+    assert isinstance(found["x"], Stay) is (blocks == "nothing")
 
 
 KEEPS = (Queue("a", quota={"GPU": 4.0}, lending_limit={"GPU": 0.0}), Queue("b"))

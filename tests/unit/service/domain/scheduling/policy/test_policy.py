@@ -155,9 +155,12 @@ def test_a_job_that_is_retried_soon_keeps_its_position() -> None:
     assert started(decisions) == []
     decisions = decide(again, job("small", seq=2), nodes=[node("n", CPU=3.0)])
     assert started(decisions) == ["small"]
-    # A node was lost: the remaining slots are not enough for the job, but no other job gets them.
-    decisions = decide(again, job("small", seq=2), nodes=[node("n", 1, CPU=2.0)])
+    # A node was lost: the remaining slots are not enough for the job, but no other job gets them,
+    # unless the job waits for more than the ends of running jobs.
+    nodes = [node("n", 1, CPU=2.0)]
+    decisions = decide(again, job("small", seq=2), nodes=nodes, running=busy(nodes))
     assert started(decisions) == []
+    assert started(decide(again, job("small", seq=2), nodes=nodes)) == ["small"]
 
 
 def test_a_job_that_backs_off_for_long_waits_without_blocking_those_behind() -> None:
