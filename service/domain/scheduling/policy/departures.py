@@ -16,7 +16,7 @@ from service.domain.scheduling.placement.pools import Offer, Pool
 from service.domain.scheduling.placement.slots import count, workers
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.policy.emptied import Emptied
-from service.domain.scheduling.policy.ranking import Able
+from service.domain.scheduling.policy.ranking import Able, may_borrow
 from service.domain.scheduling.policy.records import (
     Growing,
     Preempt,
@@ -123,7 +123,8 @@ class Departures:
         able = Able(self._snapshot, self._gangs, now, lending)
         starting: list[tuple[WaitingJob, Gang, order.Rank, sizing.ElasticJob]] = []
         for job, gang, rank in waiting:
-            if not emptied.can_hold(gang) or not able.claims_capacity(job, gang):
+            could = emptied.can_hold(gang) and may_borrow(self._lending, job, gang, rank)
+            if not could or not able.claims_capacity(job, gang):
                 continue
             # The sizing rules ignore topology domains, so don't use them for jobs that require one.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None

@@ -25,7 +25,16 @@ from service.domain.scheduling.rules.tree import QueueTree, Uses
 class Ranking:
     """The ranks of the jobs of a snapshot."""
 
-    def __init__(self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        gangs: Gangs,
+        emptied: Emptied,
+        now: datetime,
+        lending: Lending | None = None,
+    ) -> None:
+        """`lending` contains no jobs."""
+        self._lending = lending
         active = active_accounts(snapshot, gangs)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
         self._guaranteed = _within_quota(snapshot, gangs, self._standings, now)
@@ -82,6 +91,8 @@ class Ranking:
             # A job that waits for new nodes, or for slots of other programs, would delay every job.
             # A job that is bound to a reservation does not compete with most of the others.
             if gang.request.is_bound or not emptied.can_hold(gang):
+                continue
+            if not may_borrow(self._lending, job, gang, self.rank(job, gang)):
                 continue
             if not able.claims_capacity(job, gang):
                 continue
@@ -313,6 +324,13 @@ def limits_of(
         if of_account is not None:
             of_account.reserve(group.job_id, gangs.of(group.request).kind, group.lacking)
     return limits
+
+
+def may_borrow(lending: Lending | None, job: WaitingJob, gang: Gang, rank: order.Rank) -> bool:
+    """Whether the lending limits of other queues can ever allow a job. A job within the quota of
+    its own queue borrows nothing."""
+    is_own = rank.tiers[-1] is shares.Tier.QUOTA
+    return lending is None or is_own or lending.ever_allows(job.queue, gang.kind, gang.least)
 
 
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:

@@ -19,7 +19,7 @@ from service.domain.scheduling.policy.feasibility import (
     OPEN_ARE_REFUSED,
     Feasibility,
 )
-from service.domain.scheduling.policy.ranking import limits_of, too_early
+from service.domain.scheduling.policy.ranking import limits_of, may_borrow, too_early
 from service.domain.scheduling.policy.records import (
     Decision,
     Grow,
@@ -164,7 +164,8 @@ class Round:
         """Start the job on free slots, have other jobs make room for it, or let it wait."""
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
-        headroom = self._headroom(job, gang)
+        may_ever = may_borrow(self._limits.lending, job, gang, rank)
+        headroom = self._headroom(job, gang, may_ever=may_ever)
         if headroom.workers < least:
             return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
         most = min(most, headroom.workers)
@@ -174,6 +175,8 @@ class Round:
         # `soon` includes slots that are free now.
         has_slots = offer.soon.has(kind, least)
         fits_soon = has_slots and lent_soon.workers >= least
+        if lent_soon.workers < least and not may_ever:
+            return Wait(job.job_id, lent_soon.reason(gang.needs), position)
         if target == 0 and fits_soon:
             message = f"{gang.needs}; {OTHERS_GAIN} the available slots"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
@@ -215,14 +218,14 @@ class Round:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
 
-    def _headroom(self, job: WaitingJob, gang: Gang) -> Headroom:
+    def _headroom(self, job: WaitingJob, gang: Gang, *, may_ever: bool = True) -> Headroom:
         """Return how many workers the limits allow a waiting job, which counts towards the limits
-        if they allow too few."""
+        if they allow too few. `may_ever` states whether it can ever start under other rules."""
         limits = self._limits.of((job.queue, job.owner))
         if limits is None:
             return UNLIMITED
         headroom = limits.headroom(job.job_id, gang.kind, gang.least)
-        if headroom.workers < gang.least and self._emptied.lets_claim(gang):
+        if headroom.workers < gang.least and may_ever and self._emptied.lets_claim(gang):
             limits.reserve(job.job_id, gang.kind, gang.least, headroom)
         return headroom
 

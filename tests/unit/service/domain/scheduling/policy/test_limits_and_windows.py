@@ -210,6 +210,36 @@ def test_a_job_that_backs_off_and_is_blocked_by_a_limit_keeps_no_slots(blocks: s
 KEEPS = (Queue("a", quota={"GPU": 4.0}, lending_limit={"GPU": 0.0}), Queue("b"))
 
 
+NINE_OF_TWELVE = waiting("nine", 9, queue="b", seq=1, yields=False, waited_s=99 * HOUR)
+"""A job that the queue a never lends enough."""
+
+
+def test_a_job_that_lending_limits_never_allow_is_not_the_overdue_one() -> None:
+    """The other overdue job claims the 8 GPUs that can be lent."""
+    eight = waiting("eight", 8, queue="b", seq=2, yields=False, waited_s=30 * HOUR)
+    small = waiting("small", 1, queue="c", seq=3, yields=False)
+    there = [running("x", {"n": 1}, queue="c", yields=False)]
+    facts = {"totals": {"n": 12.0}, "queues": (*KEEPS, Queue("c"))}
+    found = decide([NINE_OF_TWELVE, eight, small], there, **facts)
+    assert {each.job_id: each.reason.code for each in found.values()} == {
+        "nine": "lending_limit",
+        "eight": "lending_limit",
+        "small": "lending_limit",
+    }
+
+
+@pytest.mark.parametrize("has_limit", [False, True])
+def test_a_job_that_lending_limits_never_allow_reserves_nothing(has_limit: bool) -> None:
+    four = waiting("four", 4, queue="b", seq=2, yields=False)
+    there = [running("x", {"n": 4}, queue="c", yields=False)]
+    limits = {"limit": {"GPU": 9.0}} if has_limit else {}
+    facts = {"totals": {"n": 12.0}, "queues": (KEEPS[0], Queue("b", **limits), Queue("c"))}
+    found = decide([NINE_OF_TWELVE, four], there, **facts)
+    assert isinstance(found["nine"], Wait)
+    assert found["nine"].reason.code == "lending_limit"
+    assert isinstance(found["four"], Start)
+
+
 def closed(node: Node) -> Node:
     found = {**node.total, OPEN: 0.0}
     return replace(node, total=found, available_to_us=found)
