@@ -37,7 +37,7 @@ class Ranking:
         self._lending = lending
         active = active_accounts(snapshot, gangs)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._guaranteed = _within_quota(snapshot, gangs, self._standings, now)
+        self._guaranteed = _within_quota(snapshot, gangs, emptied, self._standings, now)
         self._overdue = {
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
@@ -152,7 +152,11 @@ _Claim = tuple[WaitingJob | RunningJob, Gang]
 
 
 def _within_quota(
-    snapshot: Snapshot, gangs: Gangs, standings: shares.Standings, now: datetime
+    snapshot: Snapshot,
+    gangs: Gangs,
+    emptied: Emptied,
+    standings: shares.Standings,
+    now: datetime,
 ) -> dict[str, int]:
     """Return the jobs whose slots are guaranteed by the quota of a queue on their path, and the
     number of such queues: if a queue guarantees the slots, so do all queues above it.
@@ -164,7 +168,7 @@ def _within_quota(
     tree = QueueTree(snapshot.queues)
     if not tree.quotas:
         return {}
-    claims = _claims(snapshot, gangs, tree, now)
+    claims = _claims(snapshot, gangs, emptied, tree, now)
     if tree.depth == 1:
         return dict.fromkeys(_granted(claims, tree.quotas, 0, standings, gangs), 1)
     left_over = list(claims)
@@ -239,7 +243,9 @@ def _count_claim(
             of_queue[resource] = of_queue.get(resource, 0.0) + gang.least * each
 
 
-def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) -> Iterator[_Claim]:
+def _claims(
+    snapshot: Snapshot, gangs: Gangs, emptied: Emptied, tree: QueueTree, now: datetime
+) -> Iterator[_Claim]:
     """Return the jobs that count against a quota, in the order in which they claim it."""
     having = {name for name in tree.queues if not tree.quotas.keys().isdisjoint(tree.path(name))}
     in_order: defaultdict[tuple[int, bool], list[WaitingJob | RunningJob]] = defaultdict(list)
@@ -259,7 +265,8 @@ def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) ->
     return (
         (job, gang)
         for job, gang in for_each
-        if isinstance(job, RunningJob) or able.claims_capacity(job, gang)
+        if isinstance(job, RunningJob)
+        or (emptied.lets_claim(gang) and able.claims_capacity(job, gang))
     )
 
 

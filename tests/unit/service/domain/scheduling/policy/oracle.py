@@ -122,15 +122,17 @@ class Oracle:
 
     def within_quota(self) -> set[str]:
         """Grant quotas by priority, starting with running jobs. Jobs that can't start do not use
-        quotas."""
+        quotas, even if running jobs end."""
         there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
         there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
         left = {name: dict(queue.quota) for name, queue in self.queues.items()}
-        arrays = Counter(self.snapshot.running_of_arrays)
+        arrays, emptied = Counter(self.snapshot.running_of_arrays), self.emptied()
         found = set()
         for job in there:
-            if isinstance(job, WaitingJob) and not self.could_start(job, arrays):
-                continue
+            if isinstance(job, WaitingJob):
+                fits_later = self.capacity(job.request, emptied) >= job.request.least
+                if not fits_later or not self.could_start(job, arrays):
+                    continue
             quota = left.get(job.queue, {})
             claim = amounts(job.request.bundle, job.request.least)
             main = "GPU" if claim.get("GPU") else "CPU"

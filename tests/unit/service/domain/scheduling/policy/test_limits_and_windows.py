@@ -171,6 +171,25 @@ def test_a_job_that_waits_for_running_jobs_keeps_the_limit() -> None:
     assert found["small"].reason.code == "queue_limit"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("parent", [None, "top"])
+def test_a_job_that_waits_for_a_window_leaves_the_quota_to_others(
+    waits: bool, parent: str | None
+) -> None:
+    """The small job is within the quota, and takes slots back, if the large one can't start."""
+    quota = {"GPU": 8.0}
+    queues = [Queue("b", quota=quota), Queue("c")]
+    if parent is not None:
+        queues = [Queue(parent, quota=quota), Queue("b", parent=parent), Queue("c")]
+    there = [running("x", {"n1": 4}, queue="c", yields=False)]
+    by = (reserved(-1, node_ids=frozenset({"n2"}), users=()),) if waits else ()
+    large, small = waiting("large", 8, queue="b", priority=60), waiting("small", 4, queue="b")
+    facts = {"totals": TWO_NODES, "queues": tuple(queues), "reservations": by}
+    asked = decide([large, small], there, **facts)["x"]
+    assert isinstance(asked, Preempt)
+    assert asked.because_of == ("small" if waits else "large")
+
+
 @pytest.mark.parametrize("why", ["retried soon", "retried later", "preparing"])
 @pytest.mark.parametrize("has_room", [False, True])
 def test_a_job_that_backs_off_keeps_slots_only_if_it_could_start_on_them(
