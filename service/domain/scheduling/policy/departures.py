@@ -10,7 +10,7 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic import sizing
-from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, targets
+from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, in_vain, targets
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool
 from service.domain.scheduling.placement.slots import count, workers
@@ -169,7 +169,10 @@ class Departures:
                     has_shrunk=choice.in_place and running.shrunk_s < min_run_s,
                 )
             )
-        self.targets |= targets(claims, others, self._soon.capacity, self._stock.largest)
+        free, largest = self._soon.capacity, self._stock.largest
+        self.targets |= targets(claims, others, free, largest)
+        held_back = in_vain(claims, self.targets, others, free, largest)
+        self.targets |= {each.job_id: each.held for each in claims if each.job_id in held_back}
         for running in sized:
             kind, held = self._gangs.of(running.request).kind, count(running.slices)
             more = self.targets[running.job_id] - held

@@ -142,6 +142,16 @@ def test_resized_groups_resume_with_more_workers() -> None:
     assert resized > 50
 
 
+@pytest.mark.parametrize("quota", [0.0, 4.0])
+def test_a_group_does_not_leave_to_grow_if_others_would_take_its_slots(quota: float) -> None:
+    """If both left and y is within its quota, y would get all slots."""
+    there = [group("x", {"n": 1}, queue="b"), group("y", {"n": 1}, queue="a", seq=2)]
+    facts = {"elastic": {"x": sizes(), "y": sizes()}, "queues": (Queue("a", quota={"GPU": quota}),)}
+    found = decide([], there, **facts)
+    asked = {name for name, each in found.items() if isinstance(each, Preempt)}
+    assert asked == ({"y"} if quota else {"x", "y"})
+
+
 @pytest.mark.parametrize("names_it", [False, True])
 @pytest.mark.parametrize("parent", [None, "top"])
 def test_a_job_that_waits_for_a_window_leaves_the_limit_to_others(
