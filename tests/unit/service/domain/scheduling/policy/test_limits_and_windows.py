@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from ray_workers.shared.contracts import Slice
 from service.config.node_types import OPEN
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.placement.slots import count
 from service.domain.scheduling.policy import (
     Decision,
+    Grow,
     Growing,
     Node,
     Preempt,
     Request,
     RunningJob,
+    Shrink,
     Snapshot,
     Start,
     Stay,
@@ -237,6 +240,38 @@ def test_a_job_that_backs_off_and_is_blocked_by_a_limit_keeps_no_slots(blocks: s
 
 
 KEEPS = (Queue("a", quota={"GPU": 4.0}, lending_limit={"GPU": 0.0}), Queue("b"))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("limit_s", [None, 99 * HOUR])
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_later_reservation_does_not_change_the_sizes(
+    in_place: bool, limit_s: float | None, scales: bool
+) -> None:
+    """A running and a waiting job with the same request are sized together."""
+    there = group("x", {"n1": 4, "n2": 4}, ends_within_s=limit_s)
+    there = replace(there, spare=(Slice("n2", 4),) if in_place else ())
+    new = waiting("new", 8, min_workers=1, ends_within_s=limit_s)
+    times = TIMES if scales else tuple(replace(each, seconds=1.0) for each in TIMES)
+    elastic = {"x": replace(sizes(), in_place=in_place, step_times=times), "new": sizes()}
+    facts = {"elastic": elastic, "totals": TWO_NODES}
+    without = plan(snapshot([new], [there], **facts), NOW)
+    later = (reserved(10, 20, node_ids=frozenset({"n2"}), users=()),)
+    assert any(isinstance(each, Shrink | Preempt) for each in without) is not scales
+    assert plan(snapshot([new], [there], reservations=later, **facts), NOW) == without
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_group_that_shrinks_in_place_grows_onto_nodes_that_are_reserved_later(
+    in_place: bool,
+) -> None:
+    there = group("x", {"n1": 4})
+    growing = Growing("x", 1, 50, 1, there.request, there.slices)
+    elastic = {"x": replace(sizes(), in_place=in_place)}
+    facts = {"elastic": elastic, "totals": TWO_NODES, "growing": (growing,)}
+    later = (reserved(10, 20, node_ids=frozenset({"n2"}), users=()),)
+    found = decide([], [there], reservations=later, **facts)
+    assert [type(each) for each in found.values()] == [Grow if in_place else Preempt]
 
 
 NINE_OF_TWELVE = waiting("nine", 9, queue="b", seq=1, yields=False, waited_s=99 * HOUR)
