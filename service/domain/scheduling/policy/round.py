@@ -97,8 +97,8 @@ class Round:
         """Slots that are not reserved by blocked jobs that come earlier in the queue."""
         self._passable = Offer(self._stock)
         """Like `_open`, but only jobs that have waited for a long time reserve slots."""
-        self._unreserved = Pool(self._stock, When.NOW)
-        """All free slots that are not promised to a job, even if blocked jobs reserve them."""
+        self._unreserved = Offer(self._stock)
+        """Slots that are not promised or set aside, even if a blocked job reserves them."""
         self._obstacles = Obstacles(
             self._stock, snapshot.holders, self._free, nodes, windows.spoken
         )
@@ -253,7 +253,7 @@ class Round:
         slices = offer.now.pack_most(kind, least, most) if offer.soon.has(kind, least) else None
         passes = slices is None and self._backfill.may_pass(job.ends_within_s)
         if passes:
-            slices = self._unreserved.pack_most(kind, least, most)
+            slices = self._unreserved.now.pack_most(kind, least, most)
         return slices, passes
 
     def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
@@ -444,6 +444,5 @@ class Round:
 
     def _set_aside(self, job_id: str, gang: Gang, most: int, is_overdue: bool = True) -> None:
         self._obstacles.block(job_id, gang.kind)
-        self._open.reserved.set_aside(gang.kind, most)
-        if is_overdue:
-            self._passable.reserved.set_aside(gang.kind, most)
+        for offer in (self._open, self._unreserved, *[self._passable] * is_overdue):
+            offer.reserved.set_aside(gang.kind, most)
