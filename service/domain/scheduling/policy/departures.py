@@ -234,7 +234,7 @@ class Departures:
         lent = None
         if self._lending is not None:
             lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
-        key = gang.kind, job.yields, is_sized, job.queue if lent else None
+        key = gang.kind, job.yields, is_sized, rank.path
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False

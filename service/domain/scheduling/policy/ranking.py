@@ -55,6 +55,7 @@ class Ranking:
             job.seq,
             job.place,
             self._standings.path(job.queue),
+            self._standings.queues_far_ahead(job.queue),
         )
 
     def far_ahead(self, job: RunningJob) -> shares.FarAhead:
