@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.domain.scheduling.elastic.sizing import ElasticJob, Sized, sizes
 from service.domain.scheduling.placement.gangs import WorkerKind
@@ -74,6 +74,34 @@ def targets(
         ]
         chosen |= sizes(sized, capacity, max(1, per_node(kind)))
     return chosen
+
+
+def in_vain(
+    claims: Sequence[ElasticClaim],
+    chosen: Mapping[str, int],
+    others: Mapping[tuple[Standing, WorkerKind], int],
+    num_free: Callable[[WorkerKind], int],
+    per_node: Callable[[WorkerKind], int],
+) -> set[str]:
+    """Return the jobs that would leave to resume with more workers, but would not get more, because
+    jobs that choose first could take their slots. The parameters are described in `targets`."""
+    moving = [
+        c
+        for c in claims
+        if c.held and not c.elastic.in_place and chosen[c.job_id] not in (0, c.held)
+    ]
+    growing = [c for c in moving if chosen[c.job_id] > c.held]
+    first = min((c.standing for c in claims), default=None)
+    if all(c.standing == first for c in growing):
+        return set()
+
+    def free_then(kind: WorkerKind) -> int:
+        return math.floor(num_free(kind) + sum(c.held * _in_workers(c.kind, kind) for c in moving))
+
+    names = {c.job_id for c in moving}
+    then = [replace(c, held=0, stays=False) if c.job_id in names else c for c in claims]
+    found = targets(then, others, free_then, per_node)
+    return {c.job_id for c in growing if found[c.job_id] <= c.held and c.standing != first}
 
 
 def _in_workers(of: WorkerKind, other: WorkerKind) -> float:

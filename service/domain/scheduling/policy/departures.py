@@ -10,13 +10,13 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic import sizing
-from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, targets
+from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, in_vain, targets
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool
 from service.domain.scheduling.placement.slots import count, workers
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.policy.emptied import Emptied
-from service.domain.scheduling.policy.ranking import Able
+from service.domain.scheduling.policy.ranking import Able, may_borrow
 from service.domain.scheduling.policy.records import (
     Growing,
     Preempt,
@@ -123,7 +123,8 @@ class Departures:
         able = Able(self._snapshot, self._gangs, now, lending)
         starting: list[tuple[WaitingJob, Gang, order.Rank, sizing.ElasticJob]] = []
         for job, gang, rank in waiting:
-            if not emptied.can_hold(gang) or not able.claims_capacity(job, gang):
+            could = emptied.can_hold(gang) and may_borrow(self._lending, job, gang, rank)
+            if not could or not able.claims_capacity(job, gang):
                 continue
             # The sizing rules ignore topology domains, so don't use them for jobs that require one.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
@@ -168,7 +169,10 @@ class Departures:
                     has_shrunk=choice.in_place and running.shrunk_s < min_run_s,
                 )
             )
-        self.targets |= targets(claims, others, self._soon.capacity, self._stock.largest)
+        free, largest = self._soon.capacity, self._stock.largest
+        self.targets |= targets(claims, others, free, largest)
+        held_back = in_vain(claims, self.targets, others, free, largest)
+        self.targets |= {each.job_id: each.held for each in claims if each.job_id in held_back}
         for running in sized:
             kind, held = self._gangs.of(running.request).kind, count(running.slices)
             more = self.targets[running.job_id] - held
@@ -230,7 +234,7 @@ class Departures:
         lent = None
         if self._lending is not None:
             lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
-        key = gang.kind, job.yields, is_sized, job.queue if lent else None
+        key = gang.kind, job.yields, is_sized, rank.path
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False

@@ -31,6 +31,14 @@ class Emptied:
             return self._pool.total(gang.kind) >= gang.least
         return self._pool.has(gang.kind, gang.least)
 
+    def lets_claim(self, gang: Gang) -> bool:
+        """Whether a job that can't start counts towards the limits and the quota of its queue. A
+        job that waits for more than the ends of running jobs, such as the end of a reservation,
+        doesn't count, unless it waits for new nodes: jobs behind it could otherwise use up the
+        limit again and again, so that no nodes would be added for it."""
+        waits_for_nodes = self._snapshot.to_come and not gang.request.is_bound
+        return bool(waits_for_nodes) or self.can_hold(gang)
+
     @cached_property
     def _pool(self) -> Pool:
         nodes = {node.id: node for node in self._snapshot.nodes if node.accepted}

@@ -14,8 +14,10 @@ from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.ranking import Ranking, at_the_front
 from service.domain.scheduling.policy.records import Snapshot, Wait
 from service.domain.scheduling.policy.windows import Windows
+from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.order import Rank
+from service.domain.scheduling.rules.tree import QueueTree
 
 OnError = Callable[[str, Exception], None]
 """Called with the id of each job that can't be planned, and the error."""
@@ -65,7 +67,9 @@ def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> QueueOrder
         has_closed=any(OPEN in node.total for node in accepted),
     )
     emptied = Emptied(snapshot, gangs)
-    ranking = Ranking(snapshot, gangs, emptied, now)
+    tree = QueueTree(snapshot.queues)
+    lending = Lending(tree, windows.lendable()) if tree.lent else None
+    ranking = Ranking(snapshot, gangs, emptied, now, lending)
     own = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     ranks, running = own, {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
     # Sort indices instead of pairs, to create fewer objects that the garbage collector must visit.

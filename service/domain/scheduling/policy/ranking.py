@@ -25,10 +25,19 @@ from service.domain.scheduling.rules.tree import QueueTree, Uses
 class Ranking:
     """The ranks of the jobs of a snapshot."""
 
-    def __init__(self, snapshot: Snapshot, gangs: Gangs, emptied: Emptied, now: datetime) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        gangs: Gangs,
+        emptied: Emptied,
+        now: datetime,
+        lending: Lending | None = None,
+    ) -> None:
+        """`lending` contains no jobs."""
+        self._lending = lending
         active = active_accounts(snapshot, gangs)
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-        self._guaranteed = _within_quota(snapshot, gangs, self._standings, now)
+        self._guaranteed = _within_quota(snapshot, gangs, emptied, self._standings, now)
         self._overdue = {
             job.job_id for job in snapshot.running if job.waited_s > order.LONGEST_WAIT_S
         }
@@ -46,6 +55,7 @@ class Ranking:
             job.seq,
             job.place,
             self._standings.path(job.queue),
+            self._standings.queues_far_ahead(job.queue),
         )
 
     def far_ahead(self, job: RunningJob) -> shares.FarAhead:
@@ -82,6 +92,8 @@ class Ranking:
             # A job that waits for new nodes, or for slots of other programs, would delay every job.
             # A job that is bound to a reservation does not compete with most of the others.
             if gang.request.is_bound or not emptied.can_hold(gang):
+                continue
+            if not may_borrow(self._lending, job, gang, self.rank(job, gang)):
                 continue
             if not able.claims_capacity(job, gang):
                 continue
@@ -141,7 +153,11 @@ _Claim = tuple[WaitingJob | RunningJob, Gang]
 
 
 def _within_quota(
-    snapshot: Snapshot, gangs: Gangs, standings: shares.Standings, now: datetime
+    snapshot: Snapshot,
+    gangs: Gangs,
+    emptied: Emptied,
+    standings: shares.Standings,
+    now: datetime,
 ) -> dict[str, int]:
     """Return the jobs whose slots are guaranteed by the quota of a queue on their path, and the
     number of such queues: if a queue guarantees the slots, so do all queues above it.
@@ -153,7 +169,7 @@ def _within_quota(
     tree = QueueTree(snapshot.queues)
     if not tree.quotas:
         return {}
-    claims = _claims(snapshot, gangs, tree, now)
+    claims = _claims(snapshot, gangs, emptied, tree, now)
     if tree.depth == 1:
         return dict.fromkeys(_granted(claims, tree.quotas, 0, standings, gangs), 1)
     left_over = list(claims)
@@ -228,7 +244,9 @@ def _count_claim(
             of_queue[resource] = of_queue.get(resource, 0.0) + gang.least * each
 
 
-def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) -> Iterator[_Claim]:
+def _claims(
+    snapshot: Snapshot, gangs: Gangs, emptied: Emptied, tree: QueueTree, now: datetime
+) -> Iterator[_Claim]:
     """Return the jobs that count against a quota, in the order in which they claim it."""
     having = {name for name in tree.queues if not tree.quotas.keys().isdisjoint(tree.path(name))}
     in_order: defaultdict[tuple[int, bool], list[WaitingJob | RunningJob]] = defaultdict(list)
@@ -248,7 +266,8 @@ def _claims(snapshot: Snapshot, gangs: Gangs, tree: QueueTree, now: datetime) ->
     return (
         (job, gang)
         for job, gang in for_each
-        if isinstance(job, RunningJob) or able.claims_capacity(job, gang)
+        if isinstance(job, RunningJob)
+        or (emptied.lets_claim(gang) and able.claims_capacity(job, gang))
     )
 
 
@@ -313,6 +332,13 @@ def limits_of(
         if of_account is not None:
             of_account.reserve(group.job_id, gangs.of(group.request).kind, group.lacking)
     return limits
+
+
+def may_borrow(lending: Lending | None, job: WaitingJob, gang: Gang, rank: order.Rank) -> bool:
+    """Whether the lending limits of other queues can ever allow a job. A job within the quota of
+    its own queue borrows nothing."""
+    is_own = rank.tiers[-1] is shares.Tier.QUOTA
+    return lending is None or is_own or lending.ever_allows(job.queue, gang.kind, gang.least)
 
 
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:

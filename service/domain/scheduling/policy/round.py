@@ -19,7 +19,7 @@ from service.domain.scheduling.policy.feasibility import (
     OPEN_ARE_REFUSED,
     Feasibility,
 )
-from service.domain.scheduling.policy.ranking import limits_of, too_early
+from service.domain.scheduling.policy.ranking import limits_of, may_borrow, too_early
 from service.domain.scheduling.policy.records import (
     Decision,
     Grow,
@@ -97,8 +97,8 @@ class Round:
         """Slots that are not reserved by blocked jobs that come earlier in the queue."""
         self._passable = Offer(self._stock)
         """Like `_open`, but only jobs that have waited for a long time reserve slots."""
-        self._unreserved = Pool(self._stock, When.NOW)
-        """All free slots that are not promised to a job, even if blocked jobs reserve them."""
+        self._unreserved = Offer(self._stock)
+        """Slots that are not promised or set aside, even if a blocked job reserves them."""
         self._obstacles = Obstacles(
             self._stock, snapshot.holders, self._free, nodes, windows.spoken
         )
@@ -164,19 +164,19 @@ class Round:
         """Start the job on free slots, have other jobs make room for it, or let it wait."""
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
-        if limits is not None:
-            headroom = limits.headroom(job.job_id, kind, least)
-            if headroom.workers < least:
-                if self._claims_limits(gang):
-                    limits.reserve(job.job_id, kind, least, headroom)
-                return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
-            most = min(most, headroom.workers)
+        may_ever = may_borrow(self._limits.lending, job, gang, rank)
+        headroom = self._headroom(job, gang, may_ever=may_ever)
+        if headroom.workers < least:
+            return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
+        most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
         lent, lent_soon = self._lent(limits, gang, rank)
         # `soon` includes slots that are free now.
         has_slots = offer.soon.has(kind, least)
         fits_soon = has_slots and lent_soon.workers >= least
+        if lent_soon.workers < least and not may_ever:
+            return Wait(job.job_id, lent_soon.reason(gang.needs), position)
         if target == 0 and fits_soon:
             message = f"{gang.needs}; {OTHERS_GAIN} the available slots"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
@@ -193,7 +193,7 @@ class Round:
                 limits.take(job.job_id, kind, count(slices))
             self._arrays.start(job.array)
             return Start(job.job_id, slices)
-        if limits is not None and self._claims_limits(gang):
+        if limits is not None and self._emptied.lets_claim(gang):
             limits.reserve(job.job_id, kind, most)
         if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
             _, lent_soon = self._lent(limits, gang, rank)
@@ -218,13 +218,16 @@ class Round:
             wait.reserved = self._reserve(job, gang, rank.is_overdue)
         return wait
 
-    def _claims_limits(self, gang: Gang) -> bool:
-        """Whether a job that can't start counts towards the limits of its queue. A job that waits
-        for more than the ends of running jobs, such as the end of a reservation, doesn't count,
-        unless it waits for new nodes: jobs behind it could otherwise use up the limit again and
-        again, so that no nodes would be added for it."""
-        waits_for_nodes = self._to_come and not gang.request.is_bound
-        return bool(waits_for_nodes) or self._emptied.can_hold(gang)
+    def _headroom(self, job: WaitingJob, gang: Gang, *, may_ever: bool = True) -> Headroom:
+        """Return how many workers the limits allow a waiting job, which counts towards the limits
+        if they allow too few. `may_ever` states whether it can ever start under other rules."""
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is None:
+            return UNLIMITED
+        headroom = limits.headroom(job.job_id, gang.kind, gang.least)
+        if headroom.workers < gang.least and may_ever and self._emptied.lets_claim(gang):
+            limits.reserve(job.job_id, gang.kind, gang.least, headroom)
+        return headroom
 
     def _lent(
         self, limits: AccountLimits | None, gang: Gang, rank: order.Rank | None = None
@@ -250,7 +253,7 @@ class Round:
         slices = offer.now.pack_most(kind, least, most) if offer.soon.has(kind, least) else None
         passes = slices is None and self._backfill.may_pass(job.ends_within_s)
         if passes:
-            slices = self._unreserved.pack_most(kind, least, most)
+            slices = self._unreserved.now.pack_most(kind, least, most)
         return slices, passes
 
     def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
@@ -304,8 +307,10 @@ class Round:
         if not is_soon or is_full or most < gang.least:
             self._backing_off.append((job, gang))
             return
-        if limits is not None:
+        if limits is not None and self._emptied.lets_claim(gang):
             limits.reserve(job.job_id, kind, most)
+        if not self._emptied.can_hold(gang):
+            return
         offer = self._passable if job.yields else self._open
         slices = offer.now.pack_most(kind, gang.least, most)
         if slices is None:
@@ -332,14 +337,18 @@ class Round:
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def end_queue(self) -> None:
-        """Set aside slots for jobs that back off. Called after the queue has been served and before
-        groups grow."""
+        """Set aside slots for jobs that back off and could then start. Called after the queue has
+        been served and before groups grow."""
         for job, gang in self._backing_off:
-            most = gang.request.num_workers
-            self._set_aside(job.job_id, gang, most)
+            headroom = self._headroom(job, gang)
+            if headroom.workers < gang.least or self._arrays.why_full(job.array) is not None:
+                continue
+            most = min(gang.request.num_workers, headroom.workers)
             limits = self._limits.of((job.queue, job.owner))
-            if limits is not None:
+            if limits is not None and self._emptied.lets_claim(gang):
                 limits.reserve(job.job_id, gang.kind, most)
+            if self._emptied.can_hold(gang):
+                self._set_aside(job.job_id, gang, most)
 
     def grow(self, group: Growing) -> Decision:
         """Give a training group additional slots that no job has reserved."""
@@ -435,6 +444,5 @@ class Round:
 
     def _set_aside(self, job_id: str, gang: Gang, most: int, is_overdue: bool = True) -> None:
         self._obstacles.block(job_id, gang.kind)
-        self._open.reserved.set_aside(gang.kind, most)
-        if is_overdue:
-            self._passable.reserved.set_aside(gang.kind, most)
+        for offer in (self._open, self._unreserved, *[self._passable] * is_overdue):
+            offer.reserved.set_aside(gang.kind, most)

@@ -162,12 +162,14 @@ class Windows:
         return job if fence is None else replace(job, request=self._fenced(job.request, fence))
 
     def _sized(self, job: RunningJob) -> RunningJob:
-        fence = self._fence(job, _stays_s(job))
+        fence = self._fence(job, _stays_s(job), yields=job.yields)  # as if it waited
         return job if fence is None else replace(job, request=self._fenced(job.request, fence))
 
     def _growing(self, group: Growing, running: Mapping[str, RunningJob]) -> Growing:
-        job = running.get(group.job_id)
-        fence = None if job is None else self._fence(job, _stays_s(job))
+        job, choice = running.get(group.job_id), self._snapshot.elastic.get(group.job_id)
+        # The group can release the new slots, without stopping, before a reservation begins.
+        yields = job is not None and job.yields and choice is not None and choice.in_place
+        fence = None if job is None else self._fence(job, _stays_s(job), yields=yields)
         return (
             group if fence is None else replace(group, request=self._fenced(group.request, fence))
         )

@@ -108,13 +108,15 @@ class Backfill:
         """Return the number of seconds until enough slots are free, and the jobs that have ended by
         then; None if too few slots are free even after all running jobs have ended. `end_in_s`
         returns the number of seconds until a running job ends."""
-        holding = [job for job in self._running if self._kept[job.job_id]]
-        if end_in_s is latest_end_in_s:
+
+        def order(job: RunningJob) -> tuple[bool, float]:
             # A job without a limit may run for any time, so wait for other jobs if that suffices.
-            holding.sort(key=lambda job: (job.ends_within_s is None, end_in_s(job)))
-        else:
-            holding.sort(key=end_in_s)
-        number = self._num_to_end(kind, least, holding, end_in_s, closed)
+            is_unsure = end_in_s is latest_end_in_s and job.ends_within_s is None
+            return is_unsure, end_in_s(job)
+
+        holding = [job for job in self._running if self._kept[job.job_id]]
+        holding.sort(key=order)
+        number = self._num_to_end(kind, least, holding, order, closed)
         if number is None:
             return None
         ending = [
@@ -128,12 +130,12 @@ class Backfill:
         kind: WorkerKind,
         least: int,
         holding: Sequence[RunningJob],
-        end_in_s: Callable[[RunningJob], float],
+        order: Callable[[RunningJob], tuple[bool, float]],
         closed: frozenset[str],
     ) -> int | None:
-        """Return how many of these jobs must end, in this order, until enough slots are free; None
-        if all of them are too few."""
-        sizes = (len([*together]) for _, together in groupby(holding, end_in_s))
+        """Return how many of these jobs, which are sorted by `order`, must end until enough slots
+        are free; None if all of them are too few."""
+        sizes = (len([*together]) for _, together in groupby(holding, order))
         moments = [*accumulate(sizes, initial=0)]
 
         def fits(before: int, number: int, trial: SlotCheck) -> bool:

@@ -4,8 +4,9 @@ A running job is asked to release its slots for a job with a higher priority, or
 slots are guaranteed by its queue's quota. In a tree of queues, the queues at which the paths of
 the two jobs part are compared: a queue takes back its quota from the queues with the same parent,
 and never from a queue within its quota. A job that saves its state on request and resumes from it
-is also asked to release its slots if its queue or user is far ahead of its share and the waiting
-job's ranks better, or for a job that clearly has less work left. No job is evicted before it has
+is also asked to release its slots if its queue is far ahead of its share, or its user compared to
+the waiting job's user in the same queue, and the waiting job's ranks better, or for a job that
+clearly has less work left. No job is evicted before it has
 held its slots for a minimum run time. A job is therefore evicted at most once in this time, which
 limits how often two jobs can alternately evict each other. Jobs that lose the least work are
 evicted first.
@@ -117,10 +118,17 @@ def leftover(holder: Holder) -> RunningJob:
 
 
 def may_evict(
-    coming: Rank, running: RunningJob, rank: Rank, ahead: FarAhead, min_run_s: float
+    coming: Rank,
+    running: RunningJob,
+    rank: Rank,
+    ahead: FarAhead,
+    min_run_s: float,
+    *,
+    of_any_queue: bool = False,
 ) -> bool:
     """Whether a job with the rank `coming` may evict a running job now. `rank` is the running job's
-    rank, and `ahead` states whether its queues and user are far ahead."""
+    rank, and `ahead` states whether its queues and user are far ahead. `of_any_queue` is set if the
+    job that comes might be of another queue than the rank states."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
     at = coming.level(rank)
@@ -130,11 +138,16 @@ def may_evict(
     ours, theirs = coming.tiers[at], rank.tiers[at]
     if ours is Tier.QUOTA and theirs is not Tier.QUOTA:
         return True
+    # Otherwise, the running job's queue would soon be within its share and take the slots back.
+    if ours is Tier.AHEAD and coming.far_ahead[at] and not (of_any_queue or ahead.queues[at]):
+        return False
     if ours == theirs and coming.priority > rank.priority:
         return True
     if not running.yields or not running.has_earned_start:
         return False
-    user_is_owed = ahead.user and coming.user < rank.user
+    # The standings of users in different queues are relative to different usages.
+    is_same_queue = of_any_queue or coming.path == rank.path
+    user_is_owed = is_same_queue and ahead.user and coming.user < rank.user
     is_owed = user_is_owed or (ahead.queues[at] and ours < theirs)
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
     has_less = has_less and coming.priority == rank.priority
@@ -165,7 +178,8 @@ def because(coming: Rank, rank: Rank) -> str:
         return f"because {queue} has used more than its share"
     if coming.priority > rank.priority:
         return "which has a higher priority"
-    if rank.user is UserStanding.AHEAD and coming.user < rank.user:
+    is_same_queue = coming.path == rank.path
+    if is_same_queue and rank.user is UserStanding.AHEAD and coming.user < rank.user:
         return "because this job's user has used more than their share"
     if coming.place:  # the coming job has the rank of a job that it passes
         return "which was moved to the front of its queue"
@@ -225,7 +239,9 @@ class Candidates:
             self._shrinking = [
                 job for job, rank, _ in every if may_shrink(coming, job, rank, least_s)
             ]
-            self._leaving = [each for each in every if may_evict(coming, *each, least_s)]
+            self._leaving = [
+                each for each in every if may_evict(coming, *each, least_s, of_any_queue=True)
+            ]
             if len(coming.tiers) > 1:  # the queues nearest in the tree release slots first
                 self._leaving.sort(key=lambda each: _distance(coming, each[1]))
         shrinking = [job for job in self._shrinking if job.job_id not in but]

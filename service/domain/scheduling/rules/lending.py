@@ -39,6 +39,8 @@ class Lending:
 
         self._found: dict[tuple[str, WorkerKind, bool], tuple[int, str] | None] = {}
         """The answers of `workers` since the uses have changed."""
+        self._at_most: dict[tuple[str, WorkerKind], tuple[int, str] | None] = {}
+        """Like `_found`, if no job held slots."""
         for each in holders:
             held = amounts(each.request.mean_bundle, self._inside(each.slices))
             for uses in (self._now, self._soon):
@@ -63,10 +65,19 @@ class Lending:
         """Count workers for which an overdue job waits, so that later jobs don't borrow again and
         again what it needs. A job for which too little would be left even if no job held slots
         claims nothing."""
-        most = self._workers(queue, kind, {})
-        if most is not None and most[0] >= num_workers:
+        if self.ever_allows(queue, kind, num_workers):
             self._count(self._now, queue, [(n, num_workers * each) for n, each in kind.counted])
             self.expect(queue, kind, num_workers)
+
+    def ever_allows(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
+        """Whether `num_workers` workers of a job of this queue fit if no job holds slots. A job
+        within its queue's quota can start in any case."""
+        if _runs_elsewhere(kind):
+            return True
+        if (queue, kind) not in self._at_most:
+            self._at_most[queue, kind] = self._workers(queue, kind, {})
+        most = self._at_most[queue, kind]
+        return most is None or most[0] >= num_workers
 
     def _inside(self, slices: Sequence[Slice]) -> int:
         return sum(part.num_workers for part in slices if part.node_id in self._nodes)
@@ -82,7 +93,7 @@ class Lending:
         """Return how many workers of a job of this queue fit without the resources that other
         queues keep for themselves, and a message that names these; None if no queue keeps any of
         the kind's resources, or if the job runs on other nodes."""
-        if kind.homes or (kind.fence is not None and kind.fence.own is not None):
+        if _runs_elsewhere(kind):
             return None
         key = queue, kind, soon
         if key not in self._found:
@@ -125,3 +136,8 @@ class Lending:
             for resource, amount in held:
                 if resource in self._total:
                     use[resource] = use.get(resource, 0.0) + amount
+
+
+def _runs_elsewhere(kind: WorkerKind) -> bool:
+    """Whether the workers run on nodes that only some jobs can use."""
+    return bool(kind.homes) or (kind.fence is not None and kind.fence.own is not None)

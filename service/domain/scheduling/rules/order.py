@@ -61,6 +61,9 @@ class Rank(NamedTuple):
     path: Path = ()
     """The path of the job's queue. Not compared, because no two jobs of different queues are equal
     in the other fields."""
+    far_ahead: tuple[bool, ...] = ()
+    """Whether each queue on the path is far ahead of its share (`shares.FarAhead`). Not compared,
+    for the same reason."""
 
     def level(self, other: Rank) -> int:
         """Return the index of the tiers that decide whether one of the jobs may take the slots of

@@ -216,14 +216,19 @@ class Standings:
         return UserStanding.EVEN if share is None else share.standing
 
     def far_ahead(self, queue: str, owner: str) -> FarAhead:
+        of_user = self.of_users.get((queue, owner))
+        is_far = of_user is not None and of_user.is_far_ahead
+        return FarAhead(self.queues_far_ahead(queue), is_far)
+
+    def queues_far_ahead(self, queue: str) -> tuple[bool, ...]:
+        """Return the field `queues` of `FarAhead`."""
         of_queues = self._far_ahead.get(queue)
         if of_queues is None:
             shares = [self.of_queues.get(name) for name in self._tree.path(queue)]
             found = [share is not None and share.is_far_ahead for share in shares]
             of_queues = (*found, *[False] * (self._tree.depth - len(found)))
             self._far_ahead[queue] = of_queues
-        of_user = self.of_users.get((queue, owner))
-        return FarAhead(of_queues, of_user is not None and of_user.is_far_ahead)
+        return of_queues
 
 
 def _shares(

@@ -126,7 +126,7 @@ def test_idle_nodes_of_a_reservation_are_kept() -> None:
 
 def test_sizes_are_chosen_without_the_reserved_nodes() -> None:
     """Without the check, a group on GPUs would be asked to leave in order to resume with a size
-    for which there are no slots."""
+    for which there are no slots. Before the reservation begins, it can use the node."""
     times = tuple(ReportedStep(n, -(-n // 2), 64, 1.0 / n) for n in (1, 2, 4))
     job = running("x", {"m": 2}, held_s=HOUR)
     choice = ElasticJob(1, 4, 64, 64, times, steps_left=9000.0)
@@ -134,8 +134,9 @@ def test_sizes_are_chosen_without_the_reserved_nodes() -> None:
     totals = {"n": 2.0, "m": 2.0}
     seen = snapshot([], [job], totals, elastic={"x": choice}, growing=(group,), leave_s=LEAVE_S)
     assert any(isinstance(decision, Preempt) for decision in plan(seen, NOW))
-    kept = replace(seen, reservations=(reserved(9, 10),))
-    assert not any(isinstance(decision, Preempt) for decision in plan(kept, NOW))
+    for begin_h, leaves in ((-1, False), (0.05, False), (9, True)):
+        kept = replace(seen, reservations=(reserved(begin_h, 10),))
+        assert any(isinstance(decision, Preempt) for decision in plan(kept, NOW)) is leaves
 
 
 def test_a_user_whose_jobs_wait_for_a_reservation_has_no_share() -> None:

@@ -101,10 +101,11 @@ class Oracle:
     def work(self, job: WaitingJob | RunningJob) -> float:
         if job.job_id in self.overdue:
             return -1.0
-        if job.left_s is None:
+        left_s = job.guess_s if job.left_s is None else job.left_s
+        if left_s is None:
             return 0.0
         share = slots.share_of(job.request, self.total)
-        return (job.left_s + order.SETTLING_S) * share**SIZE_POWER
+        return (left_s + order.SETTLING_S) * share**SIZE_POWER
 
     def key(self, job: WaitingJob | RunningJob) -> tuple[float, ...]:
         first = job.job_id not in self.guaranteed
@@ -121,15 +122,17 @@ class Oracle:
 
     def within_quota(self) -> set[str]:
         """Grant quotas by priority, starting with running jobs. Jobs that can't start do not use
-        quotas."""
+        quotas, even if running jobs end."""
         there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
         there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
         left = {name: dict(queue.quota) for name, queue in self.queues.items()}
-        arrays = Counter(self.snapshot.running_of_arrays)
+        arrays, emptied = Counter(self.snapshot.running_of_arrays), self.emptied()
         found = set()
         for job in there:
-            if isinstance(job, WaitingJob) and not self.could_start(job, arrays):
-                continue
+            if isinstance(job, WaitingJob):
+                fits_later = self.capacity(job.request, emptied) >= job.request.least
+                if not fits_later or not self.could_start(job, arrays):
+                    continue
             quota = left.get(job.queue, {})
             claim = amounts(job.request.bundle, job.request.least)
             main = "GPU" if claim.get("GPU") else "CPU"
@@ -198,24 +201,25 @@ class Oracle:
 
     def look_ahead(self, job: WaitingJob, reserved: Sequence[Slice]) -> None:
         """Determine when the first blocked job starts: when enough of the running jobs have ended,
-        as expected. A job that needs more than that reserves nothing."""
-        free = {name: dict(there) for name, there in self.soon_free.items()}
-        ends = {each.job_id: self.ends_in_s(each) for each in self.snapshot.running}
-        for at in sorted(set(ends.values())):
-            if self.capacity(job.request, free) >= job.request.least:
-                break
-            for each in self.snapshot.running:
-                if ends[each.job_id] == at and self.kept[each.job_id]:
-                    self.change(free, each.request, list(self.kept[each.job_id].elements()))
-                    self.ended.add(each.job_id)
-            self.later_s = at
-        if self.capacity(job.request, free) < job.request.least:
+        as expected or, for an overdue job, according to their limits. A job that needs more than
+        that reserves nothing."""
+        by_limits = self.waits_for(job, {j.job_id: self.limit(j) for j in self.snapshot.running})
+        if by_limits is None:
             assert not reserved
-            self.later_s, self.ended = 0.0, set()
             if self.capacity(job.request, self.emptied()) >= job.request.least:
                 self.blocked = job  # it waits for jobs that start now
                 self.set_aside(job.request, job.request.num_workers, both=self.is_impatient(job))
             return
+        found: tuple[Free, set[str]] | None = by_limits
+        if not self.is_impatient(job):
+            ends = {each.job_id: (0.0, self.ends_in_s(each)) for each in self.snapshot.running}
+            found = self.waits_for(job, ends)
+        assert found is not None
+        free, self.ended = found
+        last = [
+            self.limit(each)[1] for each in self.snapshot.running if each.job_id in by_limits[1]
+        ]
+        self.later_s = max(last, default=0.0)
         self.blocked = job
         assert count(reserved) == job.request.least
         self.is_within_its_level(job.request, reserved)
@@ -223,6 +227,28 @@ class Oracle:
             assert part.num_workers <= fits(job.request.bundle, free[part.node_id])
         self.change(free, job.request, reserved, -1)
         self.later_free = free
+
+    def waits_for(
+        self, job: WaitingJob, ends: Mapping[str, tuple[float, float]]
+    ) -> tuple[Free, set[str]] | None:
+        """Return what is free once enough running jobs have ended in the order of `ends`, and these
+        jobs; None if all of them are too few."""
+        free = {name: dict(there) for name, there in self.soon_free.items()}
+        ended: set[str] = set()
+        for at in sorted(set(ends.values())):
+            if self.capacity(job.request, free) >= job.request.least:
+                break
+            for each in self.snapshot.running:
+                if ends[each.job_id] == at and self.kept[each.job_id]:
+                    self.change(free, each.request, list(self.kept[each.job_id].elements()))
+                    ended.add(each.job_id)
+        has_enough = self.capacity(job.request, free) >= job.request.least
+        return (free, ended) if has_enough else None
+
+    def limit(self, running: RunningJob) -> tuple[bool, float]:
+        """Return the seconds until a job has surely ended, preceded by whether that is unsure."""
+        limit_s = running.ends_within_s
+        return limit_s is None, self.ends_in_s(running) if limit_s is None else limit_s
 
     def emptied(self) -> Free:
         """Return what is free after all running jobs have ended."""
@@ -237,7 +263,15 @@ class Oracle:
         return left_s if running.ends_within_s is None else min(left_s, running.ends_within_s)
 
     def is_impatient(self, job: WaitingJob) -> bool:
-        return job.job_id in self.overdue
+        """Whether the job is overdue, or was moved to the front of a job that is."""
+        *_, work, _, _ = self.key(job)
+        return work < 0
+
+    def awaited(self, job: WaitingJob) -> set[str]:
+        """Return the running jobs that the first blocked job waits for, if their slots are kept
+        from the job."""
+        is_lent = job.yields and not (self.blocked and self.is_impatient(self.blocked))
+        return set() if is_lent else self.ended
 
     def may_backfill(self, job: WaitingJob) -> bool:
         """Whether the job certainly ends before the first blocked job starts, with a margin."""
@@ -373,13 +407,27 @@ class Oracle:
         for each in of_jobs:
             self.decided(jobs[each.job_id], each, [d for d in asked if d.because_of == each.job_id])
         for job in self.backing_off:
-            self.set_aside(job.request, job.request.num_workers, both=True)
-            self.waiting_ahead.append((job, job.request.num_workers, ""))
+            self.backs_off(job)
         for decision in sorted(
             (d for d in of_groups if not groups[d.job_id].lacking),
             key=lambda d: (-groups[d.job_id].priority, groups[d.job_id].seq),
         ):
             self.grown(groups[decision.job_id], decision)
+
+    def backs_off(self, job: WaitingJob) -> None:
+        """Set aside slots for a job that could start on them after its backoff."""
+        request = job.request
+        limits = [self.left_under(job, of_user=of_user) for of_user in (True, False)]
+        can_start = self.capacity(request, self.emptied()) >= request.least
+        if min(limits) < request.least:
+            code = "user_limit" if limits[0] < request.least else "queue_limit"
+            queue = self.queues.get(job.queue, Queue(job.queue))
+            if can_start and why_never(queue, request) is None:
+                self.waiting_ahead.append((job, request.least, code))
+        elif can_start and not self.is_full(job):
+            most = min(request.num_workers, *limits)
+            self.set_aside(request, most, both=True)
+            self.waiting_ahead.append((job, most, ""))
 
     def is_full(self, job: WaitingJob) -> bool:
         return job.array is not None and self.in_arrays[job.array.array_id] >= job.array.max_running
@@ -442,9 +490,8 @@ class Oracle:
         assert self.capacity(request, soon) < request.least, (
             "slots that are being left are waited for"
         )
-        is_lent = job.yields and not (self.blocked and self.is_impatient(self.blocked))
         for each in self.snapshot.running:
-            if each.job_id in self.asked | (set() if is_lent else self.ended):
+            if each.job_id in self.asked | self.awaited(job):
                 continue
             if self.may_evict(job, each):
                 self.change(soon, each.request, each.slices)
@@ -522,8 +569,12 @@ class Oracle:
         for request, slices in parts:
             self.change(soon, request, slices)
             self.change(self.soon_free, request, slices)
-            if self.later_free is not None:
-                self.change(self.later_free, request, slices)
+        if self.later_free is not None:
+            for ask in asked:
+                if ask.job_id not in self.ended:  # else its slots are free later anyway
+                    there = running[ask.job_id]
+                    slices = there.slices if isinstance(ask, Preempt) else ask.slices
+                    self.change(self.later_free, there.request, slices)
         assert self.capacity(job.request, soon) >= job.request.least, "what is asked for is enough"
         for request, slices in parts:
             self.change(soon, request, slices, -1)
@@ -559,7 +610,9 @@ class Oracle:
         for request, slices in parts:
             self.change(soon, request, slices, -1)
         for each in self.snapshot.running:
-            if each.job_id not in self.asked and self.may_shrink(job, each):
+            if each.job_id in self.asked | self.awaited(job):
+                continue
+            if self.may_shrink(job, each):
                 self.change(soon, each.request, each.spare)
         assert self.capacity(job.request, soon) < job.request.least
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from ray_workers.shared.contracts import Slice
 from service.config.node_types import OPEN
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.placement.slots import count
 from service.domain.scheduling.policy import (
     Decision,
+    Grow,
+    Growing,
     Node,
     Preempt,
     Request,
     RunningJob,
+    Shrink,
     Snapshot,
     Start,
+    Stay,
     Wait,
     plan,
 )
+from service.domain.scheduling.rules.dependencies import ArrayLimit
 from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.scheduling.policy.test_reservations import reserved
 from tests.unit.service.domain.scheduling.snapshots import (
@@ -138,6 +145,16 @@ def test_resized_groups_resume_with_more_workers() -> None:
     assert resized > 50
 
 
+@pytest.mark.parametrize("quota", [0.0, 4.0])
+def test_a_group_does_not_leave_to_grow_if_others_would_take_its_slots(quota: float) -> None:
+    """If both left and y is within its quota, y would get all slots."""
+    there = [group("x", {"n": 1}, queue="b"), group("y", {"n": 1}, queue="a", seq=2)]
+    facts = {"elastic": {"x": sizes(), "y": sizes()}, "queues": (Queue("a", quota={"GPU": quota}),)}
+    found = decide([], there, **facts)
+    asked = {name for name, each in found.items() if isinstance(each, Preempt)}
+    assert asked == ({"y"} if quota else {"x", "y"})
+
+
 @pytest.mark.parametrize("names_it", [False, True])
 @pytest.mark.parametrize("parent", [None, "top"])
 def test_a_job_that_waits_for_a_window_leaves_the_limit_to_others(
@@ -167,7 +184,124 @@ def test_a_job_that_waits_for_running_jobs_keeps_the_limit() -> None:
     assert found["small"].reason.code == "queue_limit"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("parent", [None, "top"])
+def test_a_job_that_waits_for_a_window_leaves_the_quota_to_others(
+    waits: bool, parent: str | None
+) -> None:
+    """The small job is within the quota, and takes slots back, if the large one can't start."""
+    quota = {"GPU": 8.0}
+    queues = [Queue("b", quota=quota), Queue("c")]
+    if parent is not None:
+        queues = [Queue(parent, quota=quota), Queue("b", parent=parent), Queue("c")]
+    there = [running("x", {"n1": 4}, queue="c", yields=False)]
+    by = (reserved(-1, node_ids=frozenset({"n2"}), users=()),) if waits else ()
+    large, small = waiting("large", 8, queue="b", priority=60), waiting("small", 4, queue="b")
+    facts = {"totals": TWO_NODES, "queues": tuple(queues), "reservations": by}
+    asked = decide([large, small], there, **facts)["x"]
+    assert isinstance(asked, Preempt)
+    assert asked.because_of == ("small" if waits else "large")
+
+
+@pytest.mark.parametrize("why", ["retried soon", "retried later", "preparing"])
+@pytest.mark.parametrize("has_room", [False, True])
+def test_a_job_that_backs_off_keeps_slots_only_if_it_could_start_on_them(
+    why: str, has_room: bool
+) -> None:
+    """A maintenance window includes n2, so a job that needs 8 GPUs can't start before its end."""
+    large = waiting("large", 8, queue="b", priority=60)
+    if why == "preparing":
+        large = replace(large, preparing="its environment is being prepared")
+    else:
+        in_s = 5.0 if why == "retried soon" else 60.0
+        large = replace(large, not_before=NOW + timedelta(seconds=in_s))
+    small = waiting("small", queue="b", yields=False)
+    there = [running("x", {"n1": 1}, queue="b", held_s=0.0)]
+    growing = Growing("x", 1, 50, 1, Request(2, GPU, 1), there[0].slices, queue="b")
+    by = () if has_room else (reserved(-1, node_ids=frozenset({"n2"}), users=()),)
+    facts = {"totals": TWO_NODES, "reservations": by, "growing": (growing,)}
+    facts["queues"] = (Queue("b", limit={"GPU": 9.0}),)
+    found = decide([large, small], there, **facts)
+    assert isinstance(found["small"], Wait) is (has_room and why == "retried soon")
+    assert isinstance(found["x"], Stay) is has_room
+
+
+@pytest.mark.parametrize("blocks", ["nothing", "array", "limit"])
+def test_a_job_that_backs_off_and_is_blocked_by_a_limit_keeps_no_slots(blocks: str) -> None:
+    later = replace(waiting("later", 4, queue="b"), not_before=NOW + timedelta(seconds=60))
+    if blocks == "array":
+        later = replace(later, array=ArrayLimit("all", 1))
+    there = [running("x", {"n": 1}, held_s=0.0)]
+    growing = Growing("x", 1, 50, 1, Request(2, GPU, 1), there[0].slices)
+    queues = (Queue("b", limit={"GPU": 3.0 if blocks == "limit" else 4.0}),)
+    facts = {"queues": queues, "growing": (growing,), "running_of_arrays": {"all": 1}}
+    found = decide([later], there, **facts)
+    assert isinstance(found["x"], Stay) is (blocks == "nothing")
+
+
 KEEPS = (Queue("a", quota={"GPU": 4.0}, lending_limit={"GPU": 0.0}), Queue("b"))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("limit_s", [None, 99 * HOUR])
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_later_reservation_does_not_change_the_sizes(
+    in_place: bool, limit_s: float | None, scales: bool
+) -> None:
+    """A running and a waiting job with the same request are sized together."""
+    there = group("x", {"n1": 4, "n2": 4}, ends_within_s=limit_s)
+    there = replace(there, spare=(Slice("n2", 4),) if in_place else ())
+    new = waiting("new", 8, min_workers=1, ends_within_s=limit_s)
+    times = TIMES if scales else tuple(replace(each, seconds=1.0) for each in TIMES)
+    elastic = {"x": replace(sizes(), in_place=in_place, step_times=times), "new": sizes()}
+    facts = {"elastic": elastic, "totals": TWO_NODES}
+    without = plan(snapshot([new], [there], **facts), NOW)
+    later = (reserved(10, 20, node_ids=frozenset({"n2"}), users=()),)
+    assert any(isinstance(each, Shrink | Preempt) for each in without) is not scales
+    assert plan(snapshot([new], [there], reservations=later, **facts), NOW) == without
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_group_that_shrinks_in_place_grows_onto_nodes_that_are_reserved_later(
+    in_place: bool,
+) -> None:
+    there = group("x", {"n1": 4})
+    growing = Growing("x", 1, 50, 1, there.request, there.slices)
+    elastic = {"x": replace(sizes(), in_place=in_place)}
+    facts = {"elastic": elastic, "totals": TWO_NODES, "growing": (growing,)}
+    later = (reserved(10, 20, node_ids=frozenset({"n2"}), users=()),)
+    found = decide([], [there], reservations=later, **facts)
+    assert [type(each) for each in found.values()] == [Grow if in_place else Preempt]
+
+
+NINE_OF_TWELVE = waiting("nine", 9, queue="b", seq=1, yields=False, waited_s=99 * HOUR)
+"""A job that the queue a never lends enough."""
+
+
+def test_a_job_that_lending_limits_never_allow_is_not_the_overdue_one() -> None:
+    """The other overdue job claims the 8 GPUs that can be lent."""
+    eight = waiting("eight", 8, queue="b", seq=2, yields=False, waited_s=30 * HOUR)
+    small = waiting("small", 1, queue="c", seq=3, yields=False)
+    there = [running("x", {"n": 1}, queue="c", yields=False)]
+    facts = {"totals": {"n": 12.0}, "queues": (*KEEPS, Queue("c"))}
+    found = decide([NINE_OF_TWELVE, eight, small], there, **facts)
+    assert {each.job_id: each.reason.code for each in found.values()} == {
+        "nine": "lending_limit",
+        "eight": "lending_limit",
+        "small": "lending_limit",
+    }
+
+
+@pytest.mark.parametrize("has_limit", [False, True])
+def test_a_job_that_lending_limits_never_allow_reserves_nothing(has_limit: bool) -> None:
+    four = waiting("four", 4, queue="b", seq=2, yields=False)
+    there = [running("x", {"n": 4}, queue="c", yields=False)]
+    limits = {"limit": {"GPU": 9.0}} if has_limit else {}
+    facts = {"totals": {"n": 12.0}, "queues": (KEEPS[0], Queue("b", **limits), Queue("c"))}
+    found = decide([NINE_OF_TWELVE, four], there, **facts)
+    assert isinstance(found["nine"], Wait)
+    assert found["nine"].reason.code == "lending_limit"
+    assert isinstance(found["four"], Start)
 
 
 def closed(node: Node) -> Node:

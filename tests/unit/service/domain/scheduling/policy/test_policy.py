@@ -4,6 +4,7 @@ and the reasons."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -155,9 +156,13 @@ def test_a_job_that_is_retried_soon_keeps_its_position() -> None:
     assert started(decisions) == []
     decisions = decide(again, job("small", seq=2), nodes=[node("n", CPU=3.0)])
     assert started(decisions) == ["small"]
-    # A node was lost: the remaining slots are not enough for the job, but no other job gets them.
-    decisions = decide(again, job("small", seq=2), nodes=[node("n", 1, CPU=2.0)])
-    assert started(decisions) == []
+    # A node was lost: the remaining slots are not enough for the job, but no other job gets them,
+    # unless the job waits for more than the ends of running jobs.
+    nodes = [node("n", 1, CPU=2.0)]
+    for limit_s in (None, 60.0):
+        small = replace(job("small", seq=2), ends_within_s=limit_s)
+        assert started(decide(again, small, nodes=nodes, running=busy(nodes))) == []
+    assert started(decide(again, job("small", seq=2), nodes=nodes)) == ["small"]
 
 
 def test_a_job_that_backs_off_for_long_waits_without_blocking_those_behind() -> None:

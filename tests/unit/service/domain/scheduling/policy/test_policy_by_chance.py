@@ -76,12 +76,14 @@ SUBMITS = st.fixed_dictionaries(
         "bundle": st.sampled_from(BUNDLES),
         "priority": st.sampled_from([40, 50, 50, 60]),
         "hours": HOURS,
+        "guess_hours": HOURS,
+        "start_s": st.sampled_from([0.0, 0.0, 60.0]),
         "queue": st.sampled_from(QUEUES),
         "owner": st.sampled_from(["ann", "ben"]),
         "yields": st.booleans(),
         "array": st.sampled_from([None, None, None, ArrayLimit("array-1", 2)]),
         "after": st.sampled_from([None] * 19 + ["first"]),
-        "limit_s": st.sampled_from([None, None, 60.0, 1000.0]),
+        "limit_s": st.sampled_from([None, None, 60.0, 1000.0, 7200.0]),
         "waited": st.sampled_from([0.0, 0.0, 0.0, 6.0, 25.0]),
         "level": st.sampled_from([None, None, None, "zone", "rack", "node"]),
     }
@@ -98,6 +100,8 @@ class Modelled:
     is_leaving: bool = False
     recalled: tuple[Slice, ...] = ()
     lacking: int = 0
+    start_s: float = 0.0
+    """How long its starts take."""
 
 
 class Cluster(RuleBasedStateMachine):
@@ -124,7 +128,7 @@ class Cluster(RuleBasedStateMachine):
         after: tuple[Dependency, ...] = ()
         if submit["after"] and "job-0" in self.jobs:
             after = (Dependency("job-0", "end", "RUNNING"),)
-        hours = submit["hours"]
+        hours, guess = submit["hours"], submit["guess_hours"]
         self.jobs[name] = Modelled(
             WaitingJob(
                 name,
@@ -138,6 +142,7 @@ class Cluster(RuleBasedStateMachine):
                     submit["level"],
                 ),
                 left_s=None if hours is None else hours * 3600.0,
+                guess_s=None if guess is None or submit["yields"] else guess * 3600.0,
                 waited_s=submit["waited"] * 3600.0,
                 yields=submit["yields"],
                 ends_within_s=submit["limit_s"],
@@ -145,7 +150,8 @@ class Cluster(RuleBasedStateMachine):
                 owner=submit["owner"],
                 after=after,
                 array=submit["array"],
-            )
+            ),
+            start_s=submit["start_s"],
         )
         self.num_submitted += 1
 
@@ -321,17 +327,19 @@ class Cluster(RuleBasedStateMachine):
         )
 
     def as_running(self, job: Modelled) -> RunningJob:
-        one = job.waiting
+        one, held_s, limit_s = job.waiting, self.at_s - job.since_s, job.waiting.ends_within_s
         return RunningJob(
             one.job_id,
             one.priority,
             one.seq,
             one.request.of_size(count(job.slices)),
             job.slices,
-            held_s=self.at_s - job.since_s,
-            left_s=one.left_s,
+            held_s=held_s,
+            left_s=None if one.left_s is None else max(0.0, one.left_s - held_s),
+            guess_s=one.guess_s,
+            ends_within_s=None if limit_s is None else max(0.0, limit_s - held_s),
             waited_s=one.waited_s,
-            lost_s=0.0 if one.yields else self.at_s - job.since_s,
+            lost_s=0.0 if one.yields else held_s,
             yields=one.yields,
             is_leaving=job.is_leaving,
             place=one.place,
@@ -339,6 +347,7 @@ class Cluster(RuleBasedStateMachine):
             owner=one.owner,
             spare=self.spare(job),
             recalled=job.recalled,
+            start_s=job.start_s,
         )
 
     def spare(self, job: Modelled) -> tuple[Slice, ...]:

@@ -328,3 +328,18 @@ def test_jobs_that_wait_in_a_reservation_do_not_keep_others_from_reserving_slots
     for name in ("mine", "small", "short"):
         assert isinstance(found[name], Wait), "the slots are kept for the gang ahead"
     assert reason(found["small"])[0] == "behind_in_queue"
+
+
+@pytest.mark.parametrize("is_any_blocked", [False, True])
+def test_a_job_with_a_limit_does_not_overtake_in_a_reservation(is_any_blocked: bool) -> None:
+    """It could only overtake the job that reserves slots outside of the reservation."""
+    mine = {"owner": "ann", "reservation": "class"}
+    queue = [script("large", 2, priority=90, **mine), script("small", ends_within_s=600.0, **mine)]
+    queue += [script("outside", 2, priority=80)] * is_any_blocked
+    there = [
+        running("x", {"a": 1}, yields=False, left_s=9 * HOUR, **mine),
+        running("y", {"b": 1}, yields=False, left_s=9 * HOUR),
+    ]
+    found = decide(queue, there, by=[reserved(-1)], totals={"a": 2.0, "b": 2.0})
+    assert reason(found["small"])[0] == "behind_in_queue"
+    assert found["small"].blocked_by == ("large",)  # type: ignore[union-attr]

@@ -172,9 +172,13 @@ def test_jobs_that_the_large_one_waits_for_still_leave_for_a_recipe() -> None:
 
 def test_an_overdue_job_does_not_wait_for_a_job_without_a_limit() -> None:
     endless = RunningJob("endless", 50, 0, Request(4, GPU), (Slice("m", 4),), HOUR, left_s=1.0)
-    limited = replace(endless, job_id="limited", slices=(Slice("n", 4),), ends_within_s=HOUR)
-    limited = replace(limited, left_s=HOUR)
-    for waited_s, node in ((0.0, "m"), (LONGEST_WAIT_S + 1, "n")):
+    for waited_s, limit_s, node in (
+        (0.0, HOUR, "m"),
+        (LONGEST_WAIT_S + 1, HOUR, "n"),
+        (LONGEST_WAIT_S + 1, 1.0, "n"),
+    ):
+        limited = replace(endless, job_id="limited", slices=(Slice("n", 4),), left_s=limit_s)
+        limited = replace(limited, ends_within_s=limit_s)
         seen = snapshot(
             (replace(LARGE, waited_s=waited_s),), (endless, limited), {"m": 4.0, "n": 4.0}
         )

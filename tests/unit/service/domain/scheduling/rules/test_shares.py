@@ -323,3 +323,27 @@ def test_usage_is_forgiven_unless_earlier_forgiven_jobs_hold_a_twentieth(
     there = [dataclasses.replace(earlier, waited_s=waited_s)]
     decisions = plan(snapshot([old, new], there, [Queue("q")], used), NOW)
     assert [d.job_id for d in decisions if isinstance(d, Start)] == [first]
+
+
+@pytest.mark.parametrize("queue", ["a", "b"])
+def test_a_user_who_is_ahead_makes_room_only_for_users_of_the_same_queue(queue: str) -> None:
+    """The users of the other queue have their own shares."""
+    there = [running("x", "a"), running("y", "a", "bob", yields=False, gpus=3)]
+    there.append(running("z", "b", "dan", yields=False, gpus=4))
+    new = dataclasses.replace(waiting("new", queue, "bob" if queue == "a" else "cat"), left_s=HOUR)
+    used = {("a", "ann"): 10 * HOUR, ("b", "dan"): 10 * HOUR}
+    seen = snapshots.snapshot([new], there, {"n": GPUS}, used_s=used)
+    assert leaving(seen).keys() == ({"x"} if queue == "a" else set())
+
+
+@pytest.mark.parametrize(("hours_of_b", "leaves"), [(8.5, False), (9.5, True)])
+def test_a_queue_that_is_far_ahead_takes_slots_only_from_such_queues(
+    hours_of_b: float, leaves: bool
+) -> None:
+    """If b is ahead by less than twice the margin, it would soon take its slots back."""
+    there = [running("x", "b"), running("y", "c", yields=False, gpus=7)]
+    there[0] = dataclasses.replace(there[0], left_s=30 * HOUR)
+    new = dataclasses.replace(waiting("new", "a"), left_s=HOUR)
+    used = {("a", "ann"): 10 * HOUR, ("b", "ann"): hours_of_b * HOUR, ("c", "ann"): 2.5 * HOUR}
+    seen = snapshots.snapshot([new], there, {"n": GPUS}, used_s=used)
+    assert leaving(seen).keys() == ({"x"} if leaves else set())

@@ -300,11 +300,15 @@ class TreeOracle:
         ours, theirs = self.tier(coming, at), self.tier(running, at)
         if ours == 0 and theirs != 0:
             return True
+        path = list(reversed(self.line(running.queue)))
+        is_far = at < len(path) and self.excess(path[at]) > 2
+        if ours == 2 and self.excess(self.line(coming.queue)[-1 - at]) > 2 and not is_far:
+            return False
         if ours == theirs and coming.priority > running.priority:
             return True
-        path = list(reversed(self.line(running.queue)))
-        far = at < len(path) and self.excess(path[at]) > 2 and ours < theirs
+        far = is_far and ours < theirs
         user = self.standing(coming) < self.standing(running) and self.is_far(running)
+        user = user and coming.queue == running.queue
         less = coming.priority == running.priority
         less = less and self.rest(coming)[2] < 0.5 * self.rest(running)[2]
         return running.yields and (far or user or less)

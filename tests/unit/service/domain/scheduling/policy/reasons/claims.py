@@ -339,7 +339,7 @@ class Claims:
 
     def blocked_ahead(self, decision: Decision) -> tuple[set[str], set[str]]:
         """Return the jobs ahead of it for which slots are kept, if some node could run workers of
-        both, and the jobs that are backing off, of which only some keep their position."""
+        both, and the jobs that back off or are being prepared, of which only some keep slots."""
         mine = self.suitable(self.request(decision))
         found: set[str] = set()
         back_off: set[str] = set()
@@ -359,7 +359,8 @@ class Claims:
                 and each.position < position
                 and mine & self.suitable(self.waiting[name].request)
             ):
-                (back_off if each.reason.code == "backing_off" else found).add(name)
+                is_sure = each.reason.code not in ("backing_off", "preparing_environment")
+                (found if is_sure else back_off).add(name)
         for each in self.decisions:
             if not isinstance(each, Stay) or each.job_id == decision.job_id:
                 continue
