@@ -41,6 +41,12 @@ OnlyOwner = Annotated[
     str | None, typer.Option("--owner", help="Only this owner's jobs; @me means you.")
 ]
 OnlyProject = Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")]
+OnlySchedule = Annotated[
+    str | None, typer.Option("--schedule", help="Only jobs that this schedule submitted.")
+]
+OnlyReservation = Annotated[
+    str | None, typer.Option("--reservation", help="Only jobs that name this reservation.")
+]
 
 
 def arguments(
@@ -53,6 +59,8 @@ def arguments(
     owner: str | None,
     project: str | None,
     array: str | None,
+    schedule: str | None,
+    reservation: str | None,
 ) -> dict[str, Any]:
     """Return the arguments of the client's methods for these options."""
     is_glob = name is not None and any(sign in name for sign in "*?")
@@ -66,4 +74,6 @@ def arguments(
         "owner": owner,
         "project": project,
         "array": array,
+        "schedule": schedule,
+        "reservation": reservation,
     }

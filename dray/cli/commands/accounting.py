@@ -16,6 +16,8 @@ from dray.cli.filters import (
     OnlyOwner,
     OnlyProject,
     OnlyQueue,
+    OnlyReservation,
+    OnlySchedule,
     OnlyStates,
     OnlyText,
 )
@@ -32,7 +34,7 @@ _COLUMNS = (
     *("array_id", "array_index", "state", "is_deleted", "reason", "exit_code"),
     *("submitted_at", "eligible_at", "began_at", "started_at", "finished_at"),
     *("waited_s", "elapsed_s", "num_workers", "slot_seconds", "cpu_seconds", "gpu_seconds"),
-    "max_runtime_s",
+    *("max_runtime_s", "schedule_id", "reservation"),
 )
 """The fields that are columns of the CSV. Columns for `resources`, `nodes`, `labels` and `cost`
 follow."""
@@ -70,6 +72,8 @@ def accounting(
     ] = None,
     owner: OnlyOwner = None,
     project: OnlyProject = None,
+    schedule: OnlySchedule = None,
+    reservation: OnlyReservation = None,
     per_job: Annotated[
         bool, typer.Option("--per-job", help="Add up the attempts of each job.")
     ] = False,
@@ -102,6 +106,8 @@ def accounting(
         owner=owner,
         project=project,
         array=array,
+        schedule=schedule,
+        reservation=reservation,
     )
     with connect() as client:
         if sum_by is None:

@@ -14,6 +14,8 @@ from dray.cli.filters import (
     OnlyOwner,
     OnlyProject,
     OnlyQueue,
+    OnlyReservation,
+    OnlySchedule,
     OnlyStates,
     OnlyText,
 )
@@ -37,9 +39,8 @@ def list_jobs(
     array: Annotated[
         str | None, typer.Option(metavar="ARRAY", help="List the jobs of this array.")
     ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(metavar="SCHEDULE", help="Only jobs that this schedule submitted.")
-    ] = None,
+    schedule: OnlySchedule = None,
+    reservation: OnlyReservation = None,
     each: Annotated[
         bool, typer.Option("--each", help="List each job of an array on a separate line.")
     ] = False,
@@ -96,8 +97,9 @@ def list_jobs(
                 owner=owner,
                 project=project,
                 array=array,
+                schedule=schedule,
+                reservation=reservation,
             ),
-            schedule=schedule,
             collapse_arrays=not (each or as_json or array),
             created_after=moment(since, "--since"),
             created_before=moment(until, "--until"),
