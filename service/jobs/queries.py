@@ -345,9 +345,14 @@ class Queries:
         """Return the errors of recent forecasts of starts and ends."""
         return await self._database.read(answers.errors)
 
-    async def cluster(self) -> views.Cluster:
-        """Return the last snapshot of the cluster, and the jobs on each node."""
-        return await self._database.read(lambda s: cluster_view.cluster(s, self._settings))
+    async def cluster(self, *, user: str | None = None) -> views.Cluster:
+        """Return the last snapshot of the cluster, the jobs on each node, and the reservations of
+        each node that concern the user, or all of them if `user` is None."""
+        return await self._database.read(
+            lambda session: cluster_view.cluster(
+                session, self._settings, user=user, now=self._database.time(session)
+            )
+        )
 
     async def count_jobs(self) -> dict[JobState, int]:
         """Return the number of jobs in each state, including states without jobs."""
