@@ -27,7 +27,8 @@ from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
 from service.ingest import hangs, open_rounds, silent_processes
 from service.jobs import cluster_view, factors, serializers
-from service.jobs.service import found, not_found
+from service.jobs.deletions import not_found
+from service.jobs.service import found
 from service.lifecycle import resizing
 from service.outlook import answers, decisions, forecasts, shares
 from service.storage.storage import Storage, in_storage_thread
