@@ -11,6 +11,7 @@ import typer
 from dray.cli import filters
 from dray.cli.base import AsJsonLines, app, connect, moment
 from dray.cli.filters import (
+    OnlyArray,
     OnlyLabels,
     OnlyName,
     OnlyOwner,
@@ -67,9 +68,7 @@ def accounting(
     label: OnlyLabels = None,
     name: OnlyName = None,
     text: OnlyText = None,
-    array: Annotated[
-        str | None, typer.Option(metavar="ARRAY", help="Only the jobs of this array.")
-    ] = None,
+    array: OnlyArray = None,
     owner: OnlyOwner = None,
     project: OnlyProject = None,
     schedule: OnlySchedule = None,
@@ -97,19 +96,20 @@ def accounting(
     if per_job and sum_by:
         raise typer.BadParameter("--per-job and --sum-by can't be combined")
     first, last = moment(since, "--since"), moment(until, "--until")
-    given: dict[str, Any] = filters.arguments(
-        state=state,
-        queue=queue,
-        label=label,
-        name=name,
-        text=text,
-        owner=owner,
-        project=project,
-        array=array,
-        schedule=schedule,
-        reservation=reservation,
-    )
     with connect() as client:
+        given: dict[str, Any] = filters.arguments(
+            client,
+            state=state,
+            queue=queue,
+            label=label,
+            name=name,
+            text=text,
+            owner=owner,
+            project=project,
+            array=array,
+            schedule=schedule,
+            reservation=reservation,
+        )
         if sum_by is None:
             given["per"] = "job" if per_job else "attempt"
             rows = client.accounting(since=first, until=last, **given)

@@ -9,6 +9,7 @@ import typer
 from dray.cli import filters
 from dray.cli.base import AsJson, app, connect, moment
 from dray.cli.filters import (
+    OnlyArray,
     OnlyLabels,
     OnlyName,
     OnlyOwner,
@@ -36,9 +37,7 @@ def list_jobs(
     label: OnlyLabels = None,
     name: OnlyName = None,
     text: OnlyText = None,
-    array: Annotated[
-        str | None, typer.Option(metavar="ARRAY", help="List the jobs of this array.")
-    ] = None,
+    array: OnlyArray = None,
     schedule: OnlySchedule = None,
     reservation: OnlyReservation = None,
     each: Annotated[
@@ -89,6 +88,7 @@ def list_jobs(
     with connect() as client:
         found = client.jobs(
             **filters.arguments(
+                client,
                 state=state,
                 queue=queue,
                 label=label,
