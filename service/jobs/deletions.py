@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -84,7 +85,7 @@ class Deletions:
             parts = [some[number::AT_ONCE] for number in range(min(AT_ONCE, len(some)))]
             await asyncio.gather(*(in_storage_thread(delete_files, part) for part in parts))
             done = [job_id for job_id in some if job_id not in failed]
-            await self._database.write(lambda session, done=done: repository.erase(session, done))
+            await self._database.write(partial(repository.erase, job_ids=done))
         return failed
 
     async def finish(self, before: datetime | None = None) -> int:
