@@ -114,6 +114,16 @@ class BasicJobFilter(BaseModel):
         Field(max_length=255, description="Jobs of this owner; `@me` means the caller."),
     ] = None
     project: Annotated[str | None, Field(max_length=255)] = None
+    schedule: Annotated[
+        str | None,
+        Field(
+            max_length=64,
+            description="Jobs that this schedule submitted, given by its id, or by its name.",
+        ),
+    ] = None
+    reservation: Annotated[
+        str | None, Field(max_length=63, description="Jobs that name this reservation.")
+    ] = None
 
     @property
     def labels(self) -> list[tuple[str, str]]:
@@ -130,13 +140,6 @@ class JobFilter(BasicJobFilter):
         Field(
             pattern="^job-[0-9a-z]{0,60}$",
             description="Jobs whose id starts with this prefix.",
-        ),
-    ] = None
-    schedule: Annotated[
-        str | None,
-        Field(
-            max_length=64,
-            description="Jobs that this schedule submitted, given by its id, or by its name.",
         ),
     ] = None
     collapse_arrays: Annotated[

@@ -164,7 +164,7 @@ class Runtime:
                 await database.write(
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
                 )
-            await runtime.jobs.finish_deletions()
+            await runtime.jobs.deletions.finish()
             runtime._measuring = asyncio.create_task(runtime.metering.run(), name="metering")
             opened.callback(runtime._measuring.cancel)
             if loops:

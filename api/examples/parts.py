@@ -133,6 +133,17 @@ NODE: Mapping[str, Any] = {
     "held": {"CPU": 2.0, "GPU": 2.0},
     "accepted": True,
     "reason": None,
+    "reservations": [
+        {
+            "name": "course",
+            "begins_at": "2026-11-22T08:00:00Z",
+            "ends_at": "2026-11-22T12:00:00Z",
+            "maintenance": False,
+            "users": ["ann"],
+            "queues": ["night"],
+            "projects": [],
+        }
+    ],
     "jobs": [JOB_ID],
 }
 

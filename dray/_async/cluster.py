@@ -73,6 +73,8 @@ class ClusterCalls(Calls):
         text: str | None = None,
         array: str | None = None,
         array_index: int | None = None,
+        schedule: str | None = None,
+        reservation: str | None = None,
         page_size: int = 500,
     ) -> AsyncGenerator[views.AccountingRow, None]:
         """Yield the attempts that began before `until` and had not ended before `since`, with the
@@ -98,6 +100,8 @@ class ClusterCalls(Calls):
             text=text,
             array=array,
             array_index=array_index,
+            schedule=schedule,
+            reservation=reservation,
         )
         query = references.query_of(chosen)
         return self._items(views.AccountingPage, "/v1/accounting", query, page_size=page_size)

@@ -51,6 +51,7 @@ class JobCalls(Calls):
         array: str | None = None,
         array_index: int | None = None,
         schedule: str | None = None,
+        reservation: str | None = None,
         collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
@@ -65,12 +66,12 @@ class JobCalls(Calls):
         a job must have. name_glob: a pattern for the complete name, in which `*` matches any text
         and `?` matches one character. text: a part of the name, ignoring case. array: the id of an
         array. array_index: the index of a job in its array. schedule: the id or name of a schedule.
-        collapse_arrays: yield only one job for each array; with `state`, only for arrays with a job
-        in one of the states. created_after, created_before: times with a time zone; a job must have
-        been submitted at or after `created_after` and before `created_before`. where: a search
-        expression such as `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch
-        with the column of the error. brief: omit each job's `spec`, which makes up most of a
-        response.
+        reservation: the name of the reservation that a job names. collapse_arrays: yield only one
+        job for each array; with `state`, only for arrays with a job in one of the states.
+        created_after, created_before: times with a time zone; a job must have been submitted at or
+        after `created_after` and before `created_before`. where: a search expression such as
+        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column of
+        the error. brief: omit each job's `spec`, which makes up most of a response.
         """
         chosen = JobFilter.model_construct(
             state=states_of(state),
@@ -84,6 +85,7 @@ class JobCalls(Calls):
             array=array,
             array_index=array_index,
             schedule=schedule,
+            reservation=reservation,
             collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,

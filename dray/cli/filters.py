@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dray.cli import completion
-from dray.cli.choosing import label_pairs, state_names
+from dray.cli.choosing import is_array, label_pairs, read_job, state_names
+
+if TYPE_CHECKING:
+    from dray.client import Client
 
 OnlyStates = Annotated[
     list[str] | None,
@@ -41,9 +44,32 @@ OnlyOwner = Annotated[
     str | None, typer.Option("--owner", help="Only this owner's jobs; @me means you.")
 ]
 OnlyProject = Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")]
+OnlySchedule = Annotated[
+    str | None, typer.Option("--schedule", help="Only jobs that this schedule submitted.")
+]
+OnlyReservation = Annotated[
+    str | None, typer.Option("--reservation", help="Only jobs that name this reservation.")
+]
+
+
+OnlyArray = Annotated[
+    str | None,
+    typer.Option("--array", metavar="ARRAY", help="Only the jobs of this array: its id or name."),
+]
+
+
+def array_of(client: Client, given: str | None) -> str | None:
+    """Return the id, or the prefix of an id, of the array that `--array` names."""
+    if given is None or is_array(given):
+        return given
+    found = read_job(client, given, arrays=True)
+    if not is_array(found):
+        raise typer.BadParameter(f"{given!r} is not an array", param_hint="--array")
+    return found
 
 
 def arguments(
+    client: Client,
     *,
     state: Sequence[str] | None,
     queue: str | None,
@@ -53,6 +79,8 @@ def arguments(
     owner: str | None,
     project: str | None,
     array: str | None,
+    schedule: str | None,
+    reservation: str | None,
 ) -> dict[str, Any]:
     """Return the arguments of the client's methods for these options."""
     is_glob = name is not None and any(sign in name for sign in "*?")
@@ -65,5 +93,7 @@ def arguments(
         "text": text,
         "owner": owner,
         "project": project,
-        "array": array,
+        "array": array_of(client, array),
+        "schedule": schedule,
+        "reservation": reservation,
     }

@@ -59,6 +59,10 @@ class AccountingRow(View):
     cpu_seconds: float
     gpu_seconds: float
     max_runtime_s: int | None = None
+    schedule_id: str | None = None
+    """The schedule that submitted the job."""
+    reservation: str | None = None
+    """The reservation that the job names."""
     """The job's current limit."""
     nodes: list[str]
     """Host names of the nodes on which the attempt has held slots, or ids of nodes that dray no

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from dray.views.base import View
+from dray.views.reservations import NodeReservation
 
 
 class QuarantinedSlots(View):
@@ -33,6 +34,10 @@ class NodeSlots(View):
     quarantined: list[QuarantinedSlots] = []
     """Quarantined slots, which are checked every few seconds, and released once no processes or
     files of the previous job exist."""
+    reservations: list[NodeReservation] = []
+    """The reservations and maintenance windows that include the node and are active or begin within
+    a week, in the order in which they begin. Callers see the reservations that `GET
+    /v1/reservations` lists for them."""
     jobs: list[str]
 
 

@@ -14,6 +14,20 @@ class ReservedNode(View):
     hostname: str
 
 
+class NodeReservation(View):
+    """A reservation, or a maintenance window, that includes a node."""
+
+    name: str
+    begins_at: datetime
+    ends_at: datetime
+    maintenance: bool
+    users: list[str]
+    """The users whose jobs can use the node in this time; in addition to the jobs of `queues` and
+    of `projects`."""
+    queues: list[str]
+    projects: list[str]
+
+
 class Reservation(View):
     """A reservation, or a maintenance window. `ReservationRequest` describes the fields that are
     not described here."""

@@ -155,6 +155,8 @@ def _item(row: Row[Any], period: Period, hosts: Mapping[str, str]) -> views.Acco
         cpu_seconds=request.mean_bundle.get("CPU", 0.0) * slot_seconds,
         gpu_seconds=request.mean_bundle.get("GPU", 0.0) * slot_seconds,
         max_runtime_s=row.max_runtime_s,
+        schedule_id=row.schedule_id,
+        reservation=row.reservation,
         nodes=list(dict.fromkeys(hosts.get(each, each) for each in row.held or ())),
         cost=_cost(row, period),
     )

@@ -18,21 +18,20 @@ from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories import events as events_repository
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.catalog import document_values
 from service.db.repositories.submission import arrays as repository
 from service.db.repositories.submission import sweeps as sweeps_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.documents import MAX_SEED
-from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive, StorageUnavailable
+from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_array_id, new_job_id
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.domain.tracking.document_values import SharedValues, defaults, searchable
+from service.jobs.deletions import Deletions, files_remain
 from service.lifecycle import dependencies, moves
 from service.lifecycle.transitions import move
-from service.storage.storage import Storage, in_storage_thread
 from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
@@ -144,9 +143,11 @@ def _seeded(document: dict[str, Any], spec: JobSpec, index: int) -> dict[str, An
 class Arrays:
     """The use cases. Each raises ArrayNotFound if the array does not exist."""
 
-    def __init__(self, database: Database, storage: Storage, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, database: Database, deletions: Deletions, clock: Callable[[], datetime]
+    ) -> None:
         self._database = database
-        self._storage = storage
+        self._deletions = deletions
         self._clock = clock
 
     async def get(self, array_id: str) -> views.JobArray:
@@ -168,7 +169,7 @@ class Arrays:
         """Delete all jobs of the array and all their files, on behalf of `actor`.
 
         Raises JobLive unless all jobs of the array have ended, and CheckpointInUse if a live job
-        starts from a checkpoint of one of these jobs. Takes the same steps as `Jobs.delete`.
+        starts from a checkpoint of one of these jobs. Takes the same steps as `Deletions.delete`.
         """
         hidden: list[str] = []
 
@@ -188,37 +189,12 @@ class Arrays:
 
         await self._database.write(hide)
         logger.info("the array %s was deleted by %s", array_id, actor)
-        failed: dict[str, StorageUnavailable] = {}
-        for some in in_chunks(hidden, CHUNK):
-            failed |= await self._erase(some)
+        failed = await self._deletions.erase(hidden)
         if failed:
             job_id, error = next(iter(failed.items()))
             jobs = f"job {job_id}" if len(failed) == 1 else f"{len(failed)} jobs, such as {job_id}"
             what = f"the array {array_id} is deleted, but the files of {jobs}"
             raise files_remain(what, error) from error
-
-    async def _erase(self, job_ids: Sequence[str]) -> dict[str, StorageUnavailable]:
-        """Delete the files of these jobs, and the rows of the jobs whose files were deleted. Return
-        the errors of the other jobs."""
-        failed: dict[str, StorageUnavailable] = {}
-
-        def delete_files() -> None:
-            for job_id in job_ids:
-                try:
-                    self._storage.delete_tree(f"jobs/{job_id}")
-                except StorageUnavailable as error:
-                    failed[job_id] = error
-
-        await in_storage_thread(delete_files)
-        done = [job_id for job_id in job_ids if job_id not in failed]
-        await self._database.write(lambda session: jobs_repository.erase(session, done))
-        return failed
-
-
-def files_remain(what: str, error: StorageUnavailable) -> StorageUnavailable:
-    """Return the error for a deletion whose files could not all be deleted."""
-    message = f"{what} can't be deleted yet: {error.message}"
-    return StorageUnavailable(message, hint="the service tries again until the files are deleted")
 
 
 def cancel_jobs(session: Session, array_id: str, *, actor: str, now: datetime) -> None:

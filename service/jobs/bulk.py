@@ -1,18 +1,17 @@
 """Applies an action to all jobs that a filter selects.
 
-Each job is changed in a transaction of its own, by the function that changes a single job. Only a
-few of these transactions are requested at a time, so that other writes, such as the scheduler's,
-don't wait for all of them. A dry run applies the same function to several jobs in one transaction,
-each within a savepoint, and rolls everything back.
+Jobs are changed by the function that changes a single job, `TOGETHER` jobs in one transaction, so
+that other writes, such as the scheduler's, don't wait for all jobs. The events of the changes, and
+their effects on other jobs, are stored with a few statements per transaction. A dry run does the
+same, and rolls each transaction back.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
@@ -22,16 +21,18 @@ from dray.filters import JobFilter
 from dray.requests import AnnotationRequest
 from service.config.settings import Settings
 from service.db.models import JobRow
+from service.db.repositories import events as events_repository
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.bulk import in_chunks
 from service.db.repositories.catalog import listing as listing_repository
 from service.db.session import Database
-from service.domain.errors import DomainError, NotConfirmed, StorageUnavailable, Unavailable
+from service.domain.errors import DomainError, NotConfirmed, Unavailable
 from service.domain.events import ANONYMOUS
-from service.jobs import listing
+from service.jobs import deletions, listing
 from service.jobs.changes import change_row
+from service.jobs.deletions import not_found
 from service.jobs.faults import preempt_row
-from service.jobs.service import Jobs, cancel_row, found, not_found, refuse_to_delete
+from service.jobs.service import Jobs, cancel_row
 from service.lifecycle.transitions import Ends
 
 logger = logging.getLogger(__name__)
@@ -43,16 +44,25 @@ NUM_COMPARED = 1000
 selected jobs is confirmed."""
 MAX_NAMED = 20
 """Maximum number of ids in each list of a result."""
-AT_ONCE_ON_POSTGRES = 4
-"""Number of concurrent transactions on PostgreSQL: half of the threads that write."""
-AT_ONCE_ON_SQLITE = 10
-"""Number of writes on SQLite that can share a commit. Other writes wait for all of them."""
+TOGETHER = 50
+"""Number of jobs in each transaction. Other writes wait for the transaction."""
 
-TRIED_TOGETHER = 50
-"""Number of jobs in each transaction of a dry run. Other writes wait for the transaction."""
 
-RowChange = Callable[[Session, JobRow, datetime], bool]
-"""Changes a locked job, and returns whether anything differs."""
+class _Together:
+    """The events of the changes in one transaction, and the jobs that they end."""
+
+    def __init__(self) -> None:
+        self.events: list[Mapping[str, Any]] = []
+        self.ends = Ends()
+
+    def store(self, session: Session, now: datetime) -> None:
+        events_repository.add_events(session, self.events)
+        self.ends.settle(session, now)
+
+
+RowChange = Callable[[Session, JobRow, datetime, _Together], bool]
+"""Changes a locked job, and returns whether anything differs. Errors are raised before anything is
+changed."""
 
 
 class Annotate(Protocol):
@@ -122,67 +132,66 @@ class BulkChanges:
         if not wanted.dry_run:
             _refuse_more(len(own), wanted.max)
         outcome = _Outcome()
-        run = self._tried if wanted.dry_run else self._changed
-        of_row = self._of_row(wanted, queues, actor, is_admin)
-        for some in in_chunks(own, self._num_together(wanted)):
+        for some in in_chunks(own, TOGETHER):
             if is_stopping():
                 problem = Unavailable("the server was stopped before it reached the job")
                 outcome.add(some, [problem] * len(some))
                 continue
-            outcome.add(some, await run(some, wanted, of_row, actor))
+            if wanted.action is BulkAction.DELETE:
+                done = await self._deleted(some, actor, dry_run=wanted.dry_run)
+            else:
+                of_row = self._of_row(wanted, queues, actor, is_admin)
+                done = await self._changed(some, wanted, of_row)
+            outcome.add(some, done)
         if not wanted.dry_run:
             logger.info("%d jobs: %s by %s", outcome.num_changed, wanted.action, actor)
         return outcome.view(wanted, num_matched=len(matched), num_own=len(own))
 
-    def _num_together(self, wanted: BulkRequest) -> int:
-        if wanted.dry_run:
-            return TRIED_TOGETHER
-        if wanted.parameters.first:
-            return 1  # the order in which jobs are moved to the front matters
-        return AT_ONCE_ON_SQLITE if self._database.is_sqlite else AT_ONCE_ON_POSTGRES
+    async def _deleted(
+        self, some: Sequence[str], actor: str, *, dry_run: bool
+    ) -> list[bool | BaseException]:
+        """Delete each of these jobs. Return True, or the error."""
+
+        def refused(session: Session) -> dict[str, DomainError]:
+            return deletions.refusals(session, some, jobs_repository.several(session, some))
+
+        if dry_run:
+            problems = await self._database.read(refused)
+        else:
+            problems = await self._jobs.delete_all(some, actor=actor)
+        return [problems.get(job_id, True) for job_id in some]
 
     async def _changed(
-        self, some: Sequence[str], wanted: BulkRequest, of_row: RowChange, actor: str
+        self, some: Sequence[str], wanted: BulkRequest, of_row: RowChange
     ) -> list[bool | BaseException]:
-        """Change each of these jobs. Return whether it differs, or the error."""
+        """Change each of these jobs in one transaction, which a dry run rolls back. Return whether
+        each job differs, or the error."""
 
-        async def change(job_id: str) -> bool:
-            return await self._database.write(
-                lambda session: of_row(session, found(session, job_id, lock=True), self._clock())
-            )
-
-        async def delete(job_id: str) -> bool:
-            await self._jobs.delete(job_id, actor=actor)
-            return True
-
-        one = delete if wanted.action is BulkAction.DELETE else change
-        return await asyncio.gather(*map(one, some), return_exceptions=True)
-
-    async def _tried(
-        self, some: Sequence[str], wanted: BulkRequest, of_row: RowChange, actor: str
-    ) -> list[bool | BaseException]:
-        """Return what `_changed` would return, and change nothing."""
-
-        def attempt(session: Session, job_id: str, row: JobRow | None) -> bool | BaseException:
+        def attempt(
+            session: Session, job_id: str, row: JobRow | None, together: _Together
+        ) -> bool | BaseException:
             if row is None or row.deleted_at is not None:
                 return not_found(job_id)
-            savepoint = session.begin_nested()
             try:
-                return of_row(session, row, self._clock())
+                return of_row(session, row, self._clock(), together)
             except DomainError as error:
                 return error
-            finally:
-                savepoint.rollback()
 
-        def work(session: Session) -> None:
+        def work(session: Session) -> list[bool | BaseException]:
             rows = jobs_repository.lock_all(session, some)
-            raise _OnlyTried([attempt(session, job_id, rows.get(job_id)) for job_id in some])
+            together = _Together()
+            results = [attempt(session, job_id, rows.get(job_id), together) for job_id in some]
+            if wanted.dry_run:
+                raise _OnlyTried(results)
+            together.store(session, self._clock())
+            return results
 
         try:
-            await self._database.write(work)
+            return await self._database.write(work)
         except _OnlyTried as tried:
             return tried.results
-        raise AssertionError("the transaction is rolled back")
+        except DomainError as error:
+            return [error] * len(some)
 
     def _of_row(
         self, wanted: BulkRequest, queues: Sequence[str], actor: str, is_admin: bool
@@ -192,9 +201,9 @@ class BulkChanges:
         states = wanted.filter.state
         apply = self._action(wanted, actor, is_admin)
 
-        def of_row(session: Session, row: JobRow, now: datetime) -> bool:
+        def of_row(session: Session, row: JobRow, now: datetime, together: _Together) -> bool:
             is_still = (not states or row.state in states) and (not queues or row.queue in queues)
-            return is_still and apply(session, row, now)
+            return is_still and apply(session, row, now, together)
 
         return of_row
 
@@ -202,30 +211,25 @@ class BulkChanges:
         given = wanted.parameters
         change = wanted.job_change
         if change is not None:
-            return lambda session, row, now: change_row(
-                session, row, change, actor=actor, is_admin=is_admin, now=now
+            return lambda session, row, now, together: change_row(
+                *(session, row, change),
+                actor=actor,
+                is_admin=is_admin,
+                now=now,
+                events=together.events,
             )
         if wanted.action is BulkAction.CANCEL:
-            # A dry run doesn't need the effects on other jobs, so it never settles them.
-            return lambda session, row, now: cancel_row(
-                session, row, actor=actor, now=now, ends=Ends() if wanted.dry_run else None
+            return lambda session, row, now, together: cancel_row(
+                session, row, actor=actor, now=now, ends=together.ends
             )
         if wanted.action is BulkAction.PREEMPT:
             grace_s = self._settings.preempt_grace_s if given.grace_s is None else given.grace_s
-            return lambda session, row, now: preempt_row(
+            return lambda session, row, now, _: preempt_row(
                 session, row, grace_s, held=bool(given.held), actor=actor, now=now
             )
-        if wanted.action is BulkAction.TAG:
-            tags = AnnotationRequest(add_tags=given.add_tags, remove_tags=given.remove_tags)
-            return lambda session, row, now: self._annotate(
-                session, row, tags, actor=actor, now=now
-            )
-        return _would_delete
-
-
-def _would_delete(session: Session, row: JobRow, _: datetime) -> bool:
-    refuse_to_delete(session, row)
-    return True
+        assert wanted.action is BulkAction.TAG
+        tags = AnnotationRequest(add_tags=given.add_tags, remove_tags=given.remove_tags)
+        return lambda session, row, now, _: self._annotate(session, row, tags, actor=actor, now=now)
 
 
 def _confirmed(session: Session, wanted: BulkRequest, caller: str) -> dict[str, str]:
@@ -281,8 +285,6 @@ class _Outcome:
     def add(self, job_ids: Sequence[str], done: Sequence[bool | BaseException]) -> None:
         """Record jobs, each with whether it was changed, or with the problem."""
         for job_id, result in zip(job_ids, done, strict=True):
-            if isinstance(result, OSError):
-                result = StorageUnavailable(f"the storage failed: {result}")
             if isinstance(result, DomainError):
                 _, of_code = self._problems.setdefault(result.code, (result.message, []))
                 of_code.append(job_id)

@@ -147,12 +147,13 @@ def change_row(
     actor: str,
     is_admin: bool,
     now: datetime,
+    events: list[Mapping[str, Any]],
 ) -> bool:
-    """Change the position of a locked job, and return whether anything differs. Raises the errors
-    of `JobChanges.change`."""
+    """Change the position of a locked job, and return whether anything differs. The events of the
+    change are added to `events`. Raises the errors of `JobChanges.change`."""
     refuse_state(session, row, wanted)
     queue = check_rules(session, row, wanted, now, is_admin=is_admin)
-    change = JobChange(session, row, actor, now)
+    change = JobChange(session, row, actor, now, events=events)
     change.position(wanted, queue)
     return change.is_any
 

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
 from sqlalchemy.orm import Session
 
 from dray import views
 from service.config.node_types import without_labels
 from service.config.settings import Settings
+from service.db.models import NodeRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import storage as storage_repository
 from service.db.repositories.scheduling import cluster as repository
+from service.db.repositories.scheduling import reservations as reservations_repository
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.lifecycle import resizing
 from service.nodes import quarantine
+from service.queues import reservations
+
+SOON = timedelta(weeks=1)
+"""Reservations that begin later are not shown."""
 
 
-def cluster(session: Session, settings: Settings) -> views.Cluster:
+def cluster(
+    session: Session, settings: Settings, *, user: str | None, now: datetime
+) -> views.Cluster:
+    """Return the cluster, with the reservations that concern the user, or all reservations if
+    `user` is None."""
     row = repository.get(session)
     storage, autoscaling = _storage_state(session, settings), _autoscaling(session, settings)
     if row is None:
@@ -32,7 +45,7 @@ def cluster(session: Session, settings: Settings) -> views.Cluster:
         reason=row.reason,
         ray_address=row.ray_address,
         ray_dashboard=row.ray_dashboard,
-        nodes=_nodes(session),
+        nodes=_nodes(session, user, now),
         storage=storage,
         autoscaling=autoscaling,
         updated_at=row.updated_at,
@@ -62,7 +75,9 @@ def _storage_state(session: Session, settings: Settings) -> views.StorageState:
     )
 
 
-def _nodes(session: Session) -> list[views.NodeSlots]:
+def _nodes(session: Session, user: str | None, now: datetime) -> list[views.NodeSlots]:
+    rows = repository.nodes(session)
+    reserved = _reserved(session, rows, user, now)
     live = attempts_repository.live(session)
     holders = [
         policy.Holder(
@@ -89,7 +104,33 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             accepted=node.accepted,
             reason=node.reason,
             quarantined=quarantine.as_viewed(node.quarantined),
+            reservations=reserved[node.node_id],
             jobs=list(jobs.get(node.node_id, ())),
         )
-        for node in repository.nodes(session)
+        for node in rows
     ]
+
+
+def _reserved(
+    session: Session, rows: Sequence[NodeRow], user: str | None, now: datetime
+) -> dict[str, list[views.NodeReservation]]:
+    """Return the reservations of each node that the user can see, by the node's id."""
+    ids_of, nodes = reservations.by_name(rows), reservations.as_nodes(rows)
+    found: dict[str, list[views.NodeReservation]] = {node.id: [] for node in nodes}
+    for rules in reservations_repository.unfinished(session, now):
+        if rules.begins_at > now + SOON or not reservations.concerns(rules, user):
+            continue
+        reservation = rules.reservation(ids_of)
+        view = views.NodeReservation(
+            name=rules.name,
+            begins_at=rules.begins_at,
+            ends_at=rules.ends_at,
+            maintenance=reservation.is_maintenance,
+            users=list(rules.users),
+            queues=list(rules.queues),
+            projects=list(rules.projects),
+        )
+        for node in nodes:
+            if reservation.holds(node):
+                found[node.id].append(view)
+    return found

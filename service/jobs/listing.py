@@ -47,8 +47,7 @@ def can_match(wanted: BasicJobFilter) -> bool:
     if len(dict(wanted.labels)) < len(wanted.labels):
         return False
     words = (wanted.queue, wanted.owner, wanted.project, wanted.name, wanted.name_glob, wanted.text)
-    schedule = wanted.schedule if isinstance(wanted, JobFilter) else None
-    others = (schedule, *wanted.label)
+    others = (wanted.schedule, wanted.reservation, *wanted.label)
     return all(storable(word) for word in (*words, *others) if word is not None)
 
 

@@ -27,7 +27,8 @@ from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.events import SYNC_PLAN
 from service.ingest import hangs, open_rounds, silent_processes
 from service.jobs import cluster_view, factors, serializers
-from service.jobs.service import found, not_found
+from service.jobs.deletions import not_found
+from service.jobs.service import found
 from service.lifecycle import resizing
 from service.outlook import answers, decisions, forecasts, shares
 from service.storage.storage import Storage, in_storage_thread
@@ -345,9 +346,14 @@ class Queries:
         """Return the errors of recent forecasts of starts and ends."""
         return await self._database.read(answers.errors)
 
-    async def cluster(self) -> views.Cluster:
-        """Return the last snapshot of the cluster, and the jobs on each node."""
-        return await self._database.read(lambda s: cluster_view.cluster(s, self._settings))
+    async def cluster(self, *, user: str | None = None) -> views.Cluster:
+        """Return the last snapshot of the cluster, the jobs on each node, and the reservations of
+        each node that concern the user, or all of them if `user` is None."""
+        return await self._database.read(
+            lambda session: cluster_view.cluster(
+                session, self._settings, user=user, now=self._database.time(session)
+            )
+        )
 
     async def count_jobs(self) -> dict[JobState, int]:
         """Return the number of jobs in each state, including states without jobs."""

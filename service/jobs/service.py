@@ -23,21 +23,19 @@ from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.notifications import LOOK_AGAIN_S, QUEUE, Signals, events_of
 from service.db.repositories import jobs as repository
-from service.db.repositories.submission import arrays as arrays_repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain.errors import (
     CodeUnfit,
+    DomainError,
     JobFinished,
-    JobLive,
-    NotFound,
-    StorageUnavailable,
 )
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling.rules.dependencies import Prerequisite
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
 from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
+from service.jobs.deletions import Deletions, not_found
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
 from service.lifecycle.transitions import Ends, move
@@ -45,7 +43,7 @@ from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
 from service.queues import reservations
 from service.storage.quota import StorageWatch, refuse_if_full
-from service.storage.storage import Storage, in_storage_thread
+from service.storage.storage import Storage
 from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
@@ -116,7 +114,8 @@ class Jobs:
         self._answers = Answers()
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)
-        self.arrays = arrays.Arrays(database, storage, self._clock)
+        self.deletions = Deletions(database, storage)
+        self.arrays = arrays.Arrays(database, self.deletions, self._clock)
         self.sweeps = sweeps.Sweeps(database)
 
     async def submit(
@@ -314,61 +313,18 @@ class Jobs:
     async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
         """Delete a finished job and all its files on behalf of `actor`, whose name is logged.
 
-        Raises JobLive if the job has not ended, and CheckpointInUse if a live job starts from one
-        of its checkpoints.
-
-        Takes three idempotent steps: hide the job, delete its files, delete its rows. If the
-        service dies between two steps, `finish_deletions` completes the deletion.
+        Raises JobLive if the job has not ended, CheckpointInUse if a live job starts from one of
+        its checkpoints, and StorageUnavailable if the job is deleted, but its files remain for now.
         """
-        begun = False
+        for problem in (await self.delete_all([job_id], actor=actor)).values():
+            raise problem
 
-        def hide(session: Session) -> None:
-            nonlocal begun
-            try:
-                row = found(session, job_id, lock=True)
-            except NotFound:
-                if begun:
-                    return  # an earlier try committed, but its answer was lost
-                raise
-            begun = True
-            refuse_to_delete(session, row)
-            # Use the database's clock, because another process may have to finish the deletion.
-            row.deleted_at = self._database.time(session)
-            if row.array_head is not None:
-                arrays_repository.hand_head_on(session, row)
-
-        await self._database.write(hide)
-        logger.info("the job %s was deleted by %s", job_id, actor)
-        try:
-            await self._erase(job_id)
-        except StorageUnavailable as error:
-            what = f"the job {job_id} is deleted, but its files"
-            raise arrays.files_remain(what, error) from error
+    async def delete_all(self, job_ids: Sequence[str], *, actor: str) -> dict[str, DomainError]:
+        """Delete several jobs. Return the errors that `delete` would raise, by job."""
+        problems = await self.deletions.delete(job_ids, actor=actor)
         if self.storage_watch.is_limited:
             await self.storage_watch.look(self._clock())
-
-    async def finish_deletions(self, before: datetime | None = None) -> int:
-        """Complete interrupted deletions, and return their number.
-
-        With `before`, only deletions that began before this time are completed, because another
-        process may still be deleting. A job whose files can't be deleted now is skipped, and its
-        deletion is retried later.
-        """
-        hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
-        erased = 0
-        for job_id in hidden:
-            try:
-                await self._erase(job_id)
-                erased += 1
-            except (OSError, StorageUnavailable) as error:
-                logger.warning(
-                    "can't delete the files of the deleted job %s yet: %s", job_id, error
-                )
-        return erased
-
-    async def _erase(self, job_id: str) -> None:
-        await in_storage_thread(self._storage.delete_tree, f"jobs/{job_id}")
-        await self._database.write(lambda session: repository.erase(session, [job_id]))
+        return problems
 
 
 def cancel_row(
@@ -396,17 +352,6 @@ def cancel_row(
     )
 
 
-def refuse_to_delete(session: Session, row: JobRow) -> None:
-    """Raise JobLive if the job has not ended, and CheckpointInUse if a live job starts from one of
-    its checkpoints."""
-    if not row.state.is_terminal:
-        raise JobLive(
-            f"the job {row.id} is {row.state}, and only a finished job can be deleted",
-            hint="cancel the job first, and wait until it has ended",
-        )
-    init_from.refuse_if_needed(session, row.id)
-
-
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
     """Return the job's row. Raises NotFound if the job does not exist, or is being deleted."""
     look = repository.lock if lock else repository.get
@@ -414,7 +359,3 @@ def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
     if row is None or row.deleted_at is not None:
         raise not_found(job_id)
     return row
-
-
-def not_found(job_id: str) -> NotFound:
-    return NotFound(f"there is no job {job_id}", hint="`dray ls` lists the existing jobs")

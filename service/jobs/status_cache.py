@@ -17,7 +17,7 @@ from service.db.repositories import jobs as repository
 from service.db.session import Database
 from service.db.types import storable
 from service.jobs import serializers
-from service.jobs.service import not_found
+from service.jobs.deletions import not_found
 
 MAX_ANSWERS = 4096
 """Maximum number of cached responses; the oldest is dropped first."""

@@ -76,7 +76,7 @@ class Retention:
         loop = asyncio.get_running_loop()
         if loop.time() >= self._expiry_at:
             before = await self._now() - self._timings.deletion_grace
-            await self._jobs.finish_deletions(before=before)
+            await self._jobs.deletions.finish(before)
             deleted = await self.delete_expired()
             await self._jobs.code.sweep(await self._now())
             if self._accounting_days:

@@ -44,7 +44,7 @@ class Resubmission:
             request=request,
             left_s=forecast.seconds_left(None, 0.0, self.earlier.get(kind, ())),
             waited_s=0.0,
-            ends_within_s=self.row.max_runtime_s,
+            ends_within_s=change.max_runtime_s or self.row.max_runtime_s,
             place=0,
         )
 
@@ -58,6 +58,8 @@ class Resubmission:
         if change.anywhere:
             resources["required_topology"] = None
         spec = {**self.row.spec, "resources": resources}
+        if change.max_runtime_s is not None:
+            spec["max_runtime_s"] = change.max_runtime_s
         if change.min_workers is not None:
             spec["elastic"] = {**spec["elastic"], "min_workers": change.min_workers}
         try:

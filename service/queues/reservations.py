@@ -136,7 +136,7 @@ class Reservations:
         def work(session: Session) -> views.ReservationPage:
             now = self._now(session)
             found = repository.every(session) if ended else repository.unfinished(session, now)
-            shown_ = [rules for rules in found if _concerns(rules, user)]
+            shown_ = [rules for rules in found if concerns(rules, user)]
             return views.ReservationPage(items=_views(session, shown_, now))
 
         return await self._database.read(work)
@@ -147,7 +147,7 @@ class Reservations:
 
         def work(session: Session) -> views.Reservation:
             rules = _found(session, name)
-            if not _concerns(rules, user):
+            if not concerns(rules, user):
                 raise not_found(name)
             return _views(session, [rules], self._now(session))[0]
 
@@ -269,7 +269,7 @@ def _found(session: Session, name: str) -> ReservationRules:
     return rules
 
 
-def _concerns(rules: ReservationRules, user: str | None) -> bool:
+def concerns(rules: ReservationRules, user: str | None) -> bool:
     """Whether a user can see the reservation: maintenance windows, reservations for the user, and
     reservations for queues or projects, to which any user can submit jobs. `user` is None for an
     admin."""

@@ -23,6 +23,7 @@ from PIL import Image
 from sqlalchemy import update
 
 from dray.requests import AnnotationRequest
+from dray.reservations import ReservationRequest
 from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, Phase, Slice
 from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.quarantine import Quarantined
@@ -31,6 +32,7 @@ from service.db.models import ForecastRow, JobRow
 from service.db.repositories import jobs
 from service.lifecycle import claims
 from service.nodes import node_table
+from service.queues.reservations import Reservations
 from service.tracking.service import Tracking
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import (
@@ -144,6 +146,13 @@ class Site:
         self.hands.database.write_sync(
             lambda session: node_table.store(session, seen, None, self.hands.now)
         )
+
+    def reserve(self, name: str, node: str, in_hours: float, **whose: Any) -> None:
+        """Reserve the node for two hours."""
+        begin_at = (datetime.now(UTC) + timedelta(hours=in_hours)).isoformat()
+        document = {"name": name, "nodes": [f"{node}.example"], "begin_at": begin_at, **whose}
+        wanted = ReservationRequest.model_validate({**document, "duration_s": 7200})
+        run(Reservations(self.hands.database).create(wanted))
 
     def submit(self, name: str, workers: int = 2, owner: str = "ann", **fields: Any) -> str:
         resources = {"num_workers": workers, **fields.pop("resources", {})}
@@ -370,6 +379,8 @@ class Site:
         self.hands.now = datetime.now(UTC) - timedelta(minutes=25)
         self.cluster()
         run(self.hands.queue("nightly", weight=2.0, max_running=4))
+        self.reserve("course", "gpu-a", 30, users=["ann", "bert"], queues=["nightly"])
+        self.reserve("disks", "cpu-a", 0, maintenance=True)
         self.many(count)
         rates: list[str] = []
         for number, owner in enumerate(OWNERS):

@@ -443,8 +443,11 @@ def test_the_cluster_shows_who_holds_what_and_what_is_refused(job_id: str, tab: 
     uses = node.locator(".uses tbody tr")
     uses.nth(4).wait_for()
     assert re.fullmatch(r"3\t[89]\d\.\d%\t21\.0 GiB\t\d{3} W\t\d\d °C", uses.nth(4).inner_text())
+    course, disks = sorted(page.locator(".reserved").all_inner_texts(), reverse=True)
+    assert re.fullmatch("Reserved for ann, bert, queue nightly: course, .+ to .+", course)
+    assert re.fullmatch("Maintenance: disks, until .+", disks)
     gone = page.get_by_role("region", name="gpu-d.example").inner_text()
-    assert "gone, L40S" in gone
+    assert "lost, L40S" in gone
     assert "Ray has lost this node" in gone
     page.locator(".forecast .waits").nth(4).wait_for()
     is_shown(page, "nightly")

@@ -69,7 +69,7 @@ class Process:
     async def _open(self) -> None:
         while True:
             try:
-                await self.runtime.jobs.finish_deletions()
+                await self.runtime.jobs.deletions.finish()
                 await self.runtime.start_loops(Network(self), alone=False)
                 return
             except DatabaseUnavailable:

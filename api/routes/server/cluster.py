@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheQueries
+from api.context import NoParameters, TheQueries, Whose
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
@@ -19,6 +19,7 @@ router = APIRouter(prefix="/v1", tags=["cluster"])
     dependencies=[NoParameters],
     responses=declare("invalid_parameter"),
 )
-async def cluster(request: Request, queries: TheQueries, _: Caller) -> Response:
-    """Show the cluster as the service last saw it."""
-    return answer(request, await queries.cluster())
+async def cluster(request: Request, queries: TheQueries, user: Whose) -> Response:
+    """Show the cluster as the service last saw it. Each node has the reservations that `GET
+    /v1/reservations` lists for the caller and that are active or begin within a week."""
+    return answer(request, await queries.cluster(user=user))

@@ -11,11 +11,14 @@ import typer
 from dray.cli import filters
 from dray.cli.base import AsJsonLines, app, connect, moment
 from dray.cli.filters import (
+    OnlyArray,
     OnlyLabels,
     OnlyName,
     OnlyOwner,
     OnlyProject,
     OnlyQueue,
+    OnlyReservation,
+    OnlySchedule,
     OnlyStates,
     OnlyText,
 )
@@ -32,7 +35,7 @@ _COLUMNS = (
     *("array_id", "array_index", "state", "is_deleted", "reason", "exit_code"),
     *("submitted_at", "eligible_at", "began_at", "started_at", "finished_at"),
     *("waited_s", "elapsed_s", "num_workers", "slot_seconds", "cpu_seconds", "gpu_seconds"),
-    "max_runtime_s",
+    *("max_runtime_s", "schedule_id", "reservation"),
 )
 """The fields that are columns of the CSV. Columns for `resources`, `nodes`, `labels` and `cost`
 follow."""
@@ -65,11 +68,11 @@ def accounting(
     label: OnlyLabels = None,
     name: OnlyName = None,
     text: OnlyText = None,
-    array: Annotated[
-        str | None, typer.Option(metavar="ARRAY", help="Only the jobs of this array.")
-    ] = None,
+    array: OnlyArray = None,
     owner: OnlyOwner = None,
     project: OnlyProject = None,
+    schedule: OnlySchedule = None,
+    reservation: OnlyReservation = None,
     per_job: Annotated[
         bool, typer.Option("--per-job", help="Add up the attempts of each job.")
     ] = False,
@@ -93,17 +96,20 @@ def accounting(
     if per_job and sum_by:
         raise typer.BadParameter("--per-job and --sum-by can't be combined")
     first, last = moment(since, "--since"), moment(until, "--until")
-    given: dict[str, Any] = filters.arguments(
-        state=state,
-        queue=queue,
-        label=label,
-        name=name,
-        text=text,
-        owner=owner,
-        project=project,
-        array=array,
-    )
     with connect() as client:
+        given: dict[str, Any] = filters.arguments(
+            client,
+            state=state,
+            queue=queue,
+            label=label,
+            name=name,
+            text=text,
+            owner=owner,
+            project=project,
+            array=array,
+            schedule=schedule,
+            reservation=reservation,
+        )
         if sum_by is None:
             given["per"] = "job" if per_job else "attempt"
             rows = client.accounting(since=first, until=last, **given)

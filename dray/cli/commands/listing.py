@@ -9,11 +9,14 @@ import typer
 from dray.cli import filters
 from dray.cli.base import AsJson, app, connect, moment
 from dray.cli.filters import (
+    OnlyArray,
     OnlyLabels,
     OnlyName,
     OnlyOwner,
     OnlyProject,
     OnlyQueue,
+    OnlyReservation,
+    OnlySchedule,
     OnlyStates,
     OnlyText,
 )
@@ -34,12 +37,9 @@ def list_jobs(
     label: OnlyLabels = None,
     name: OnlyName = None,
     text: OnlyText = None,
-    array: Annotated[
-        str | None, typer.Option(metavar="ARRAY", help="List the jobs of this array.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(metavar="SCHEDULE", help="Only jobs that this schedule submitted.")
-    ] = None,
+    array: OnlyArray = None,
+    schedule: OnlySchedule = None,
+    reservation: OnlyReservation = None,
     each: Annotated[
         bool, typer.Option("--each", help="List each job of an array on a separate line.")
     ] = False,
@@ -88,6 +88,7 @@ def list_jobs(
     with connect() as client:
         found = client.jobs(
             **filters.arguments(
+                client,
                 state=state,
                 queue=queue,
                 label=label,
@@ -96,8 +97,9 @@ def list_jobs(
                 owner=owner,
                 project=project,
                 array=array,
+                schedule=schedule,
+                reservation=reservation,
             ),
-            schedule=schedule,
             collapse_arrays=not (each or as_json or array),
             created_after=moment(since, "--since"),
             created_before=moment(until, "--until"),

@@ -19,6 +19,7 @@ from dray.cli.base import (
     interruptible,
 )
 from dray.cli.choosing import read_job
+from dray.cli.commands.reservations import whose
 from dray.cli.commands.shares import show_factors
 
 if TYPE_CHECKING:
@@ -253,7 +254,8 @@ def _took(attempt: Attempt) -> str | None:
 
 @app.command()
 def cluster(as_json: AsJson = False) -> None:
-    """Show the nodes and the jobs running on them."""
+    """Show the nodes, the jobs running on them, and the reservations of the nodes that are active
+    or begin within a week."""
     from dray.cli.display.output import write_json, write_text
     from dray.cli.display.tables import table
 
@@ -276,12 +278,27 @@ def cluster(as_json: AsJson = False) -> None:
             _health(node),
             *(f"{node.held.get(kind, 0):g}/{node.resources.get(kind, 0):g}" for kind in _KINDS),
             ", ".join(node.jobs) or None,
+            ", ".join(one.name for one in node.reservations) or None,
         )
         for node in answer.nodes
     )
     table(
-        ("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS"), rows, flexible=("STATE",)
+        ("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS", "RESERVATIONS"),
+        rows,
+        flexible=("STATE", "RESERVATIONS"),
+        optional=("RESERVATIONS",),
     )
+    reserved = {one.name: one for node in answer.nodes for one in node.reservations}
+    if reserved:
+        write_text("")
+        table(
+            ("RESERVATION", "BEGINS", "ENDS", "FOR"),
+            (
+                (one.name, one.begins_at, one.ends_at, whose(one))
+                for one in sorted(reserved.values(), key=lambda one: (one.begins_at, one.name))
+            ),
+            flexible=("FOR",),
+        )
     for node in answer.nodes:
         for kept in node.quarantined:
             slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"

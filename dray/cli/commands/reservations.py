@@ -9,7 +9,7 @@ import typer
 from dray.cli.base import AsJson, app, connect, future
 
 if TYPE_CHECKING:
-    from dray.views import Reservation
+    from dray.views import NodeReservation, Reservation
 
 group = typer.Typer(name="reservation", help="Set nodes aside for users, or for maintenance.")
 app.add_typer(group)
@@ -193,7 +193,7 @@ def list_reservations(
         ("NAME", "STATE", "BEGINS", "ENDS", "NODES", "FOR", "COMMENT"),
         lambda one: (
             *(one.name, one.state, one.begins_at, one.ends_at, len(one.includes)),
-            *(_whose(one), one.comment or None),
+            *(whose(one), one.comment or None),
         ),
         flexible=("FOR", "COMMENT"),
         optional=("COMMENT",),
@@ -248,7 +248,7 @@ def _report(found: Reservation, as_json: bool) -> None:
         ("state", found.state),
         ("begins", found.begins_at),
         ("ends", found.ends_at),
-        ("for", _whose(found)),
+        ("for", whose(found)),
         ("nodes", _nodes(found)),
         ("includes", there),
         ("at begin", f"other jobs: {found.at_begin}"),
@@ -264,7 +264,7 @@ def _report(found: Reservation, as_json: bool) -> None:
         write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
 
 
-def _whose(found: Reservation) -> str:
+def whose(found: Reservation | NodeReservation) -> str:
     """Return a string such as `ann, bob, queue night`."""
     if found.maintenance:
         return "maintenance"

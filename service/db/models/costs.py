@@ -75,6 +75,8 @@ class DeletedAttemptRow(Base):
     array_index: Mapped[int | None]
     state: Mapped[JobState | None]
     max_runtime_s: Mapped[int | None]
+    schedule_id: Mapped[str | None] = mapped_column(String(64))
+    reservation: Mapped[str | None] = mapped_column(String(64))
     submitted_at: Mapped[datetime | None]
     """`JobRow.created_at`."""
     eligible_at: Mapped[datetime | None]

@@ -82,6 +82,7 @@ class JobRow(Base):
             )
             for name, columns, condition in (
                 ("ix_jobs_schedule_id_id", ("schedule_id", "id"), "schedule_id IS NOT NULL"),
+                ("ix_jobs_reservation_id", ("reservation", "id"), "reservation IS NOT NULL"),
                 ("ix_jobs_unfinished_runs", ("schedule_id",), UNFINISHED_RUN),
             )
         ),

@@ -250,6 +250,20 @@ def starting_from(session: Session, job_id: str) -> list[str]:
     return list(session.scalars(query.order_by(JobRow.number)))
 
 
+def needed(session: Session, job_ids: Sequence[str]) -> set[str]:
+    """Return the given jobs from whose checkpoints unfinished jobs start."""
+    query = select(JobRow.init_from_job).where(
+        JobRow.init_from_job.in_(job_ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
+    )
+    return {job_id for job_id in session.scalars(query.distinct()) if job_id is not None}
+
+
+def several(session: Session, job_ids: Sequence[str]) -> dict[str, JobRow]:
+    """Return the rows of these jobs, keyed by id."""
+    query = select(JobRow).where(JobRow.id.in_(job_ids))
+    return {row.id: row for row in session.scalars(query)}
+
+
 def marked_deleted(session: Session, before: datetime | None = None) -> list[str]:
     """Return the ids of jobs whose deletion has begun, or began before `before` if it is given."""
     query = select(JobRow.id).where(JobRow.deleted_at.is_not(None))

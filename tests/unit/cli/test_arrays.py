@@ -32,7 +32,13 @@ def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: s
     assert line.split()[:4] == [array_id, "sweep-1", "3", "QUEUED"]
     assert line.endswith("3 jobs, 2 at a time")
     assert len(cli("ls", "--name", "sweep-1", "--each").splitlines()) == 4
-    assert len(cli("ls", "--array", array_id).splitlines()) == 4
+    for reference in (array_id, array_id[:20], "sweep-1"):
+        assert len(cli("ls", "--array", reference).splitlines()) == 4
+    assert len(cli("accounting", "--array", "sweep-1").splitlines()) == 2
+    (alone,) = cli("submit", document, "--name", "alone").splitlines()
+    cli("ls", "--array", "alone", exits=Exit.USAGE)
+    assert "'alone' is not an array" in cli.err
+    cli("cancel", alone.split()[0])
     found = cli.json("ls", "--name", "sweep-1")
     assert [job["array_index"] for job in found] == [2, 1, 0]
     assert f"array      {array_id}, index 2" in cli("get", f"{array_id}/2").splitlines()

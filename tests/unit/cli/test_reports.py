@@ -57,10 +57,35 @@ def test_each_node_has_its_state_its_slots_and_its_jobs(answered: Any) -> None:
     lines = answered(cluster, "cluster")
     assert lines[:2] == ["connected", "dashboard: http://x:8265"]
     assert [line.split() for line in lines[3:]] == [
-        ["one", "ready", "0/8", "1/2", "job-a,", "job-b"],
-        ["two", "refused:", "it", "has", "dray", "0.2", "0/8", "1/2", "-"],
-        ["three", "lost", "0/0", "0/0", "-"],
-        ["four", "ready,", "but", "its", "disk", "is", "full", "0/8", "1/2", "-"],
+        ["one", "ready", "0/8", "1/2", "job-a,", "job-b", "-"],
+        ["two", "refused:", "it", "has", "dray", "0.2", "0/8", "1/2", "-", "-"],
+        ["three", "lost", "0/0", "0/0", "-", "-"],
+        ["four", "ready,", "but", "its", "disk", "is", "full", "0/8", "1/2", "-", "-"],
+    ]
+
+
+def test_reservations_are_named_per_node_and_listed_once(answered: Any) -> None:
+    times = {"begins_at": "2026-12-01T08:00:00Z", "ends_at": "2026-12-01T12:00:00Z"}
+    whose = {"maintenance": False, "users": ["ann"], "queues": ["night"], "projects": ["p"]}
+    course = {"name": "course", **times, **whose}
+    disks = {**course, "name": "disks", "maintenance": True, "begins_at": "2026-11-30T08:00:00Z"}
+    nodes = [node("one", reservations=[disks, course]), node("two", reservations=[course])]
+    lines = answered({"connected": True, "nodes": [*nodes, node("three")]}, "cluster")
+    assert [line.split()[-2:] for line in lines[1:5]] == [
+        ["JOBS", "RESERVATIONS"],
+        ["disks,", "course"],
+        ["-", "course"],
+        ["-", "-"],
+    ]
+    assert [line.split() for line in lines[6:]] == [
+        ["RESERVATION", "BEGINS", "ENDS", "FOR"],
+        *(
+            [name, begins, "08:00:00Z", "2026-12-01", "12:00:00Z", *of]
+            for name, begins, of in (
+                ("disks", "2026-11-30", ["maintenance"]),
+                ("course", "2026-12-01", ["ann,", "queue", "night,", "project", "p"]),
+            )
+        ),
     ]
 
 

@@ -75,11 +75,16 @@ function Node({ node, jobs, spread, now, dashboard }) {
       <span class="meter"><span style=${{ width: `${Math.min(100, (100 * (held[name] ?? 0)) / total)}%` }}></span></span><span class="num">${amount(name, held[name] ?? 0)} / ${amount(name, total)}</span></div>`)}
     ${node.reason && html`<p class="note">${node.reason}</p>`}
     ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>their job</a>)</p>`)}
+    ${node.reservations.map((one) => html`<p key=${one.name} class="reserved">${one.maintenance ? 'Maintenance' : html`Reserved for ${whoseOf(one)}`}: <strong>${one.name}</strong>,${' '}
+      ${new Date(one.begins_at) <= now ? 'until' : html`<span title=${exactly(one.begins_at)}>${clock(one.begins_at)}</span> to`} <span title=${exactly(one.ends_at)}>${clock(one.ends_at)}</span></p>`)}
     ${node.jobs.length > 0 && html`<p>${node.jobs.map((id) => html`<a key=${id} class="label" href=${toJob(id)}>${jobs[id] ? nameOf(jobs[id]) : id}</a> `)}</p>`}
     ${!out && kind === 'GPU' && node.jobs.length > 0 && html`<${Gpus} node=${node} jobs=${jobs} spread=${spread} />`}
     ${Object.keys(node.labels).length > 0 && html`<details><summary class="soft">labels</summary>${Object.entries(node.labels).map(([key, value]) => html`<div key=${key}><code>${key}=${value}</code></div>`)}</details>`}
   </section>`;
 }
+
+// The users, queues and projects of a reservation: `ann, queue night`.
+const whoseOf = ({ users, queues, projects }) => [...users, ...queues.map((name) => `queue ${name}`), ...projects.map((name) => `project ${name}`)].join(', ');
 
 // Current usage of a node's GPUs, from the newest samples of its jobs.
 function Gpus({ node, jobs, spread }) {

@@ -79,12 +79,6 @@ def _queries(
     query = query.where(*conditions(session, wanted, JobRow))
     if wanted.id_prefix is not None:
         query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
-    if wanted.schedule is not None:
-        ids = [wanted.schedule]
-        if not re.fullmatch(SCHEDULE_ID, wanted.schedule):
-            named = select(ScheduleRow.id).where(ScheduleRow.name == wanted.schedule)
-            ids = list(session.scalars(named))
-        query = query.where(JobRow.schedule_id.in_(ids))
     if wanted.created_after is not None:
         query = query.where(
             order >= ids_since(wanted.created_after), JobRow.created_at >= wanted.created_after
@@ -126,6 +120,7 @@ def conditions(session: Session, wanted: BasicJobFilter, c: Any) -> list[ColumnE
         (c.project, wanted.project),
         (c.name, wanted.name),
         (c.array_index, wanted.array_index),
+        (c.reservation, wanted.reservation),
     ]
     found = [column == value for column, value in given if value is not None]
     if wanted.name_glob is not None:
@@ -135,6 +130,12 @@ def conditions(session: Session, wanted: BasicJobFilter, c: Any) -> list[ColumnE
         found.append(c.name.icontains(wanted.text, autoescape=True))
     if wanted.array is not None:
         found += [c.array_id >= wanted.array, c.array_id <= last_id(wanted.array)]
+    if wanted.schedule is not None:
+        ids = [wanted.schedule]
+        if not re.fullmatch(SCHEDULE_ID, wanted.schedule):
+            named = select(ScheduleRow.id).where(ScheduleRow.name == wanted.schedule)
+            ids = list(session.scalars(named))
+        found.append(c.schedule_id.in_(ids))
     return found
 
 

@@ -35,7 +35,7 @@ from service.db.repositories.catalog.listing import conditions, queues_of
 
 _OF_JOB = (
     *("owner", "project", "name", "array_id", "array_index", "state", "max_runtime_s"),
-    *("submitted_at", "labels"),
+    *("schedule_id", "reservation", "submitted_at", "labels"),
 )
 _OF_ATTEMPT = (
     *("job_id", "attempt", "queue", "slices", "bundle", "roles"),

@@ -47,20 +47,25 @@ def get(session: Session, name: str) -> Queue | None:
     return _found(session, _named(), name)
 
 
+_LOCKED = "locked_queues"
+
+
 def lock(session: Session, name: str) -> tuple[Queue, bool] | None:
     """Lock the queue and return it, and whether it has children; None if it does not exist.
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
     the queue limits the number of waiting jobs, no other transaction can add waiting jobs either. A
     queue without such a limit is locked in shared mode, so that submissions to it do not wait for
-    each other.
+    each other. A queue that this transaction has already locked is not read again.
     """
-    for shared in (True, False):
+    locked: dict[str, tuple[Queue, bool]] = session.info.setdefault(_LOCKED, {})
+    for shared in (True, False) if name not in locked else ():
         query = _locking(shared=shared).add_columns(QueueRow.is_parent)
         row = session.connection().execute(query, {"queue": name}).one_or_none()
         if row is not None:
-            return Queue(*row[:-1]), row[-1]
-    return None
+            locked[name] = Queue(*row[:-1]), row[-1]
+            break
+    return locked.get(name)
 
 
 def lock_alone(session: Session, name: str) -> Queue | None:

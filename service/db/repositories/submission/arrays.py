@@ -215,7 +215,8 @@ def hand_head_on(session: Session, row: JobRow) -> None:
             .where(JobRow.id == next_id, JobRow.deleted_at.is_(None))
             .values(array_head=row.array_id)
             .returning(JobRow.id)
-            .execution_options(synchronize_session=False)
+            # The next job can be deleted in the same transaction.
+            .execution_options(synchronize_session="fetch")
         ).one_or_none()
         if took is not None:
             return  # otherwise, the job has been deleted in the meantime

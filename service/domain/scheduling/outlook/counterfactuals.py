@@ -1,5 +1,5 @@
 """Finds changes that would let a waiting job start: fewer workers, less of a resource, another
-queue, a higher priority, or no required topology.
+queue, a higher priority, no required topology, or a limit of the running time.
 
 A change is tried out before it is suggested: the policy is called with the changed job and all
 other jobs unchanged. If the job would not start immediately, a simulation predicts its start.
@@ -41,6 +41,9 @@ MAX_SIZES = 2
 MAX_CHECKED = 16
 """Maximum number of smaller sizes to check when searching for the largest size with a valid
 document."""
+RUN_TIMES_S = (7 * 86400, 86400, 4 * 3600, 3600, 600)
+"""The limits of the running time that are tried for a job that would not leave reserved nodes in
+time."""
 GIB = 2.0**30
 UNITS = {"CPU": 1.0, "GPU": 1.0, "memory": GIB}
 """The amounts that are tried for a worker's resources are multiples of these units."""
@@ -69,6 +72,7 @@ class Change:
     """The name of a resource, and its new amount per worker."""
     anywhere: bool = False
     """Whether to remove `required_topology`."""
+    max_runtime_s: int | None = None
 
     @property
     def words(self) -> str:
@@ -78,6 +82,8 @@ class Change:
             return f"with elastic.min_workers {self.min_workers}"
         if self.num_workers is not None:
             return f"with {workers(self.num_workers)}"
+        if self.max_runtime_s is not None:
+            return f"with max_runtime_s {self.max_runtime_s}"
         return "without required_topology"
 
 
@@ -192,6 +198,8 @@ class JobQuestions:
             not_now = Counterfactual(f"never on the current cluster: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
+        if why.code == RESERVED:
+            found += self._with_limit(choices)
         # Another queue helps only if it has different limits or different rules about which jobs
         # come first, or if its jobs can use reserved nodes.
         if why.code in (*LIMITS, RESERVED) or self._situation.favoured(
@@ -236,6 +244,15 @@ class JobQuestions:
                     yield Counterfactual(message, self._now, change)
                     break
                 size //= 2
+
+    def _with_limit(self, choices: Choices) -> Iterator[Counterfactual]:
+        own_s = math.inf if self.job.ends_within_s is None else self.job.ends_within_s
+        for limit_s in RUN_TIMES_S:
+            change = Change(max_runtime_s=limit_s)
+            limited = choices.resubmit(self.job, change) if limit_s < own_s else None
+            if limited is not None and isinstance(self._decide(limited), policy.Start):
+                yield Counterfactual(f"starts now {change.words}", self._now, change)
+                return
 
     def _largest(
         self, choices: Choices, most: int, to_size: Callable[[int], Change]

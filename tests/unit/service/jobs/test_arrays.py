@@ -190,7 +190,7 @@ async def test_files_that_cannot_be_deleted_do_not_stop_the_deletion_of_others(
     with pytest.raises(ArrayNotFound):
         await service.jobs.arrays.get(array_id)
     works = True
-    assert await service.jobs.finish_deletions() == 1
+    assert await service.jobs.deletions.finish() == 1
     assert service.database.read_sync(repository.marked_deleted) == []
 
 

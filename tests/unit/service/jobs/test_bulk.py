@@ -76,20 +76,55 @@ async def test_a_deletion_goes_on_after_an_error_of_the_storage(
     assert "broken" in done.problems[0].message
 
 
-async def test_a_dry_run_reads_the_jobs_in_batches(service: Service) -> None:
-    await service.submit(name="a", array={"size": 120})
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("action", "parameters"),
+    [
+        ("hold", {}),
+        ("cancel", {}),
+        ("priority", {"priority": 30}),
+        ("move", {"queue": "night"}),
+        ("delete", {}),
+    ],
+)
+async def test_many_jobs_take_few_statements(
+    service: Service, action: str, parameters: dict[str, Any], dry_run: bool
+) -> None:
+    await service.queue("night")
+    await service.submit()
+    first = await service.submit(name="a", array={"size": 120})
+    if action == "delete":
+        await service.jobs.arrays.cancel((await service.jobs.get(first)).array_id or "")
     statements: list[str] = []
 
     def count(*args: Any) -> None:
         statements.append(args[2])
 
+    before = await service.jobs.get(first)
     event.listen(service.database.engine, "before_cursor_execute", count)
-    tried = await bulk(service, "cancel", filter={"name": "a"}, dry_run=True)
+    chosen = {"action": action, "parameters": parameters, "filter": {"name": "a"}}
+    done = await bulk(service, **chosen, dry_run=dry_run)
     event.remove(service.database.engine, "before_cursor_execute", count)
-    assert (tried.changed, tried.refused) == (120, 0)
+    assert counts(done) == (120, 0, {})
     assert len(statements) < 60
-    states = {(await service.jobs.get(job_id)).state for job_id in tried.jobs}
-    assert states == {JobState.QUEUED}
+    if dry_run:
+        assert await service.jobs.get(first) == before
+
+
+async def test_jobs_that_wait_for_each_other_are_cancelled_together(service: Service) -> None:
+    await service.submit()
+    first = await service.submit(name="a")
+    others = [
+        await service.submit(name=name, after=[{"job": first, "on": on}])
+        for name in "ab"
+        for on in ("success", "failure", "end")
+    ]
+    done = await bulk(service, "cancel", filter={"name": "a"})
+    assert counts(done) == (4, 0, {})
+    jobs = [await service.jobs.get(job_id) for job_id in (first, *others)]
+    assert [job.reason.code for job in jobs[:4]] == ["cancelled_by_user"] * 4
+    assert jobs[4].reason.code == "dependency_never_satisfied"
+    assert [job.state for job in jobs[5:]] == [JobState.QUEUED] * 2
 
 
 async def test_a_job_that_starts_before_its_turn_is_not_cancelled(

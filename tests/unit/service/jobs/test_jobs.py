@@ -24,6 +24,7 @@ from service.domain.errors import (
     JobFinished,
     JobLive,
     NotFound,
+    StorageUnavailable,
     Unsatisfiable,
 )
 from service.jobs.idempotency import IdempotencyKey
@@ -344,11 +345,11 @@ async def test_a_deletion_that_was_cut_off_is_finished_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(service.storage, "delete_tree", fail)
-        with pytest.raises(OSError, match="power"):
+        with pytest.raises(StorageUnavailable, match="power"):
             await service.jobs.delete(job_id)
     assert (await service.jobs.list()).items == []
-    assert await service.jobs.finish_deletions() == 1
-    assert await service.jobs.finish_deletions() == 0
+    assert await service.jobs.deletions.finish() == 1
+    assert await service.jobs.deletions.finish() == 0
 
 
 async def test_a_job_that_cannot_be_erased_does_not_keep_others_or_the_service_from_it(
@@ -366,12 +367,12 @@ async def test_a_job_that_cannot_be_erased_does_not_keep_others_or_the_service_f
     monkeypatch.setattr(service.storage, "delete_tree", fail)
     for job_id in jobs:
         await service.jobs.cancel(job_id)
-        with pytest.raises(OSError, match="permitted"):
+        with pytest.raises(StorageUnavailable, match="permitted"):
             await service.jobs.delete(job_id)
     is_down = False
-    assert await service.jobs.finish_deletions() == 2
+    assert await service.jobs.deletions.finish() == 2
     monkeypatch.undo()
-    assert await service.jobs.finish_deletions() == 1
+    assert await service.jobs.deletions.finish() == 1
 
 
 @pytest.fixture

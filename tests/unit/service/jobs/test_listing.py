@@ -134,6 +134,7 @@ def test_ids_of_one_moment_rise_and_lie_between_its_bounds() -> None:
         (JobFilter(owner="a"), "ix_jobs_owner_id"),
         (JobFilter(project="a"), "ix_jobs_project_id"),
         (JobFilter(name="a"), "ix_jobs_name_id"),
+        (JobFilter(reservation="a"), "ix_jobs_reservation_id"),
         (JobFilter(id_prefix="job-01k"), "sqlite_autoindex_jobs_1"),
         (JobFilter(label=("a=b",)), "ix_job_labels_key_value_job_id"),
         (JobFilter(label=("a=b", "c=d")), "ix_job_labels_key_value_job_id"),

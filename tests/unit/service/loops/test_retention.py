@@ -245,7 +245,7 @@ async def test_a_deletion_that_was_cut_off_is_taken_up_after_a_while(
     here = kept(service, tmp_path)
     job_id = await here.finished()
     with monkeypatch.context() as patch:
-        patch.setattr(here.jobs, "_erase", raises(RuntimeError("the process dies")))
+        patch.setattr(here.jobs.deletions, "erase", raises(RuntimeError("the process dies")))
         with pytest.raises(RuntimeError):
             await here.jobs.delete(job_id)
 

@@ -178,7 +178,7 @@ async def test_they_go_with_their_job(service: Service) -> None:
     sample(service, job_id, count=2)
     service.end(job_id, 1)
     await service.jobs.delete(job_id)
-    await service.jobs.finish_deletions(before=service.now + timedelta(days=1))
+    await service.jobs.deletions.finish(before=service.now + timedelta(days=1))
     assert num_rows(service) == 0
 
 

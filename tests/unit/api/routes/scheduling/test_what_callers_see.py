@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from service.cluster.port import ClusterSnapshot
+from service.nodes import node_table
 from service.outlook import decisions
 from service.outlook.decisions import SeenRound
 from tests.unit.api.matrix import TOKEN
 from tests.unit.api.routes.scheduling.test_queues import as_, hashed, submit
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.outlook.test_decisions import seen
+from tests.wire import cluster_node
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +79,22 @@ def test_reports_of_usage_show_the_callers_own_rows(server: LiveServer, job_id: 
     for queue in get(server, "/v1/shares")["queues"]:
         assert {user["owner"] for user in queue["users"]} <= {"bob"}
     assert get(server, "/v1/webhooks")["items"] == []
+
+
+def test_nodes_show_the_reservations_that_the_caller_can_list(server: LiveServer) -> None:
+    node = cluster_node("node-a", {"CPU": 4.0})
+    seen = ClusterSnapshot("session-1", "ray://x", None, False, (node,))
+    server.hands.database.write_sync(
+        lambda session: node_table.store(session, seen, None, server.hands.now)
+    )
+    with server.client(headers=as_("root")) as client:
+        for name, whose in (("anns", {"users": ["ann"]}), ("disks", {"maintenance": True})):
+            body = {"name": name, "duration_s": 60, "nodes": ["node-a"]}
+            response = client.post("/v1/reservations", json={**body, **whose})
+            assert response.status_code == 201, response.text
+    both = {"anns", "disks"}
+    for name, expected in (("root", both), (TOKEN, both), ("bob", {"disks"})):
+        (shown,) = get(server, "/v1/cluster", name)["nodes"]
+        assert {one["name"] for one in shown["reservations"]} == expected
+        listed = get(server, "/v1/reservations", name)["items"]
+        assert {one["name"] for one in listed} == expected

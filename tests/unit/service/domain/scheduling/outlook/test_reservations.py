@@ -12,6 +12,7 @@ from service.config.node_types import NodeType
 from service.domain.scheduling import autoscaling
 from service.domain.scheduling.autoscaling import Demand
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
+from service.domain.scheduling.outlook.counterfactuals import Change, Choices, JobQuestions
 from service.domain.scheduling.outlook.simulation import Expected, Simulation
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.policy import (
@@ -21,6 +22,8 @@ from service.domain.scheduling.policy import (
     Request,
     RunningJob,
     Snapshot,
+    Start,
+    Wait,
     WaitingJob,
     plan,
 )
@@ -146,3 +149,30 @@ def test_a_user_whose_jobs_wait_for_a_reservation_has_no_share() -> None:
         assert {owner for _, owner in there.active_accounts()} == active
         stored = codec.decode(codec.encode(there.first_jobs()))
         assert {owner for _, owner in stored.active_accounts()} == active
+
+
+@pytest.mark.parametrize(
+    ("begin_h", "own_s", "limit_s"),
+    [(24 * 30, None, 7 * 86400), (5, None, 14400), (5, 14400.0, None), (1, 86400.0, 600)],
+)
+def test_the_longest_limit_with_which_the_job_starts_before_a_reservation_is_found(
+    begin_h: float, own_s: float | None, limit_s: int | None
+) -> None:
+    """With 5 minutes for its start, and the time in which the node must be left."""
+    seen = replace(snapshot([], []), reservations=(reserved(begin_h, 9999),), leave_s=LEAVE_S)
+    job = script("mine", ends_within_s=own_s)
+
+    def resubmit(_: WaitingJob, change: Change) -> WaitingJob | None:
+        limit = change.max_runtime_s
+        return None if limit is None else replace(job, ends_within_s=float(limit))
+
+    asked = JobQuestions(Situation(seen), job, NOW)
+    decision = asked.decision
+    if own_s == 14400.0:
+        assert isinstance(decision, Start)
+        return
+    assert isinstance(decision, Wait)
+    found = asked.answers(Choices(resubmit), decision.reason)
+    assert [(each.message, each.at) for each in found if each.change] == [
+        (f"starts now with max_runtime_s {limit_s}", NOW)
+    ]
