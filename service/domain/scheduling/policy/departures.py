@@ -227,13 +227,13 @@ class Departures:
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets
-        lent = None
-        if self._lending is not None:
-            lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
-        key = gang.kind, job.yields, is_sized, job.queue if lent else None
+        key = gang.kind, job.yields, is_sized, job.queue if self._lending is not None else None
         tried = self._unevictable.get(key)
         if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
             return False
+        lent = None
+        if self._lending is not None:
+            lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
         kept = self._grown | self._leaving.keys()
         kept |= self._stock.ended if offer.keeps_for_later else set()
         kept |= self.targets.keys() if is_sized else set()
