@@ -6,6 +6,7 @@ groups, because there are few kinds of nodes, and most nodes are either empty or
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
-from service.config.node_types import OPEN
+from service.config.node_types import CELL, OPEN
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.pinned_nodes import place_pinned
@@ -80,6 +81,30 @@ class NodeGroup:
         """Free resources of each node; negative if more resources are promised than the node
         has."""
         self.nodes: set[str] = set()
+
+
+class ByCell:
+    """The number of workers that fit in each cell (`Fence`)."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._cells: dict[int, int] = {}
+        """The cells with each number of workers."""
+
+    def add(self, cell: int, number: int) -> None:
+        before, bit = self._numbers.get(cell, 0), 1 << cell
+        after = self._numbers[cell] = before + number
+        self._cells[before] = self._cells.get(before, 0) & ~bit
+        self._cells[after] = self._cells.get(after, 0) | bit
+
+    def within(self, cells: int) -> int:
+        """Return how many workers fit in a set of cells."""
+        return sum([number * (at & cells).bit_count() for number, at in self._cells.items()])
+
+    @property
+    def cells(self) -> int:
+        """The cells with room for at least one worker."""
+        return functools.reduce(operator.or_, (at for n, at in self._cells.items() if n), 0)
 
 
 class Free:
@@ -151,6 +176,8 @@ class Stock:
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
         self._largest: dict[WorkerKind, int] = {}
         self._whole: dict[WorkerKind, int] = {}
+        self._whole_by_cell: dict[WorkerKind, ByCell] = {}
+        self._kinds_in: dict[int, int] = {}
         self._sort(nodes, gangs)
         free = [(n.id, self.kind_of[n.id], self._free_on(n, gangs)) for n in nodes]
         self.by_when = {w: Free(free, self.totals) for w in (When.FREE, When.NOW, When.SOON)}
@@ -227,6 +254,10 @@ class Stock:
             self.counts[number] += 1
             self.kind_of[node.id] = number
         self._capacity.update(capacity)
+        if (at := self._index_of_name.get(CELL)) is not None:
+            self._cells = [int(total[at]) for total in self.totals]
+        else:
+            self._cells = [0] * len(self.totals)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
         """Return the spots in the domains that, when empty, could hold the whole gang; an empty set
@@ -256,12 +287,40 @@ class Stock:
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
 
+    def cell_of(self, node_kind: int) -> int:
+        """Return the cell of the nodes of a kind."""
+        return self._cells[node_kind]
+
+    def kinds_in(self, cells: int) -> int:
+        """Return the kinds of nodes in a set of cells, as bits."""
+        found = self._kinds_in.get(cells)
+        if found is None:
+            there = (1 << at for at in range(len(self.totals)) if cells >> self.cell_of(at) & 1)
+            found = self._kinds_in[cells] = sum(there)
+        return found
+
+    def suitable(self, kind: WorkerKind) -> int:
+        """Return the kinds of nodes on which `capacity` is not 0, as bits."""
+        if kind.fence is not None and kind.required is None:
+            return self.suitable(kind.anywhere) & self.kinds_in(~kind.fence.closed)
+        return sum(1 << at for at, number in enumerate(self.capacity(kind)) if number)
+
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """Return how many such workers fit on an empty node, by kind of node. For a gang that must
         be in one domain, the number is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
             found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
+        return found
+
+    def whole_by_cell(self, kind: WorkerKind) -> ByCell:
+        """Return how many such workers fit in each cell of an empty cluster, for gangs that need
+        not be in one domain."""
+        found = self._whole_by_cell.get(kind)
+        if found is None:
+            found = self._whole_by_cell[kind] = ByCell()
+            for at, number in enumerate(self.capacity(kind)):
+                found.add(self.cell_of(at), number * self.counts[at])
         return found
 
     def largest(self, kind: WorkerKind) -> int:
@@ -277,6 +336,9 @@ class Stock:
         if found is None and kind.is_whole:
             amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
             found = self._whole[kind] = count(self.place_whole(kind, amounts))
+        elif found is None and kind.fence is not None:
+            found = self.whole_by_cell(kind.anywhere).within(~kind.fence.closed)
+            self._whole[kind] = found
         elif found is None:
             of_nodes = zip(self.capacity(kind), self.counts, strict=True)
             found = self._whole[kind] = sum([each * number for each, number in of_nodes])
@@ -302,6 +364,11 @@ class Stock:
     def _is_open(self, node_id: str) -> bool:
         at = self._index_of_name.get(OPEN)
         return at is None or self.totals[self.kind_of[node_id]][at] > 0
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether some nodes accept only ranks of silos."""
+        return OPEN in self._index_of_name
 
     def as_open(self, amounts: Amounts) -> Amounts | None:
         """Return the resources of a closed node as if it were open; None if it is open."""

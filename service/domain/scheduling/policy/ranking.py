@@ -156,9 +156,9 @@ def _within_quota(
     claims = _claims(snapshot, gangs, tree, now)
     if tree.depth == 1:
         return dict.fromkeys(_granted(claims, tree.quotas, 0, standings, gangs), 1)
-    claims = list(claims)
-    by_rank = sorted(claims, key=lambda each: _rank_in_queue(*each, standings))
-    paths = {job.queue: standings.path(job.queue) for job, _ in claims}
+    all_claims = list(claims)
+    by_rank = sorted(all_claims, key=lambda each: _rank_in_queue(each[0], each[1], standings))
+    paths = {job.queue: standings.path(job.queue) for job, _ in all_claims}
     claimed: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
     found: dict[str, int] = {}
     for level in reversed(range(tree.depth)):
@@ -169,14 +169,14 @@ def _within_quota(
             for queue, path in paths.items()
             if path[level + 1 :] and path[level] in left
         }
-        own = [each for each in claims if each[0].queue in left]
+        own = [each for each in all_claims if each[0].queue in left]
         others = [
             each for each in by_rank if each[0].queue in under and each[0].job_id not in found
         ]
         # Running jobs come first, so that the queue does not take back more than its quota.
         others.sort(key=lambda each: (isinstance(each[0], WaitingJob), under[each[0].queue]))
         granted = set(_granted([*own, *others], left, level, standings, gangs))
-        for job, gang in claims:
+        for job, gang in all_claims:
             if job.job_id in granted:
                 _count_claim(claimed, paths[job.queue][: level + 1], gang)
         found |= dict.fromkeys(granted, level + 1)

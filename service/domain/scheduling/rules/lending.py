@@ -56,7 +56,8 @@ class _Held:
         for resource, amount in held:
             if resource in self._kept:
                 self._add(path, resource, amount)
-                self._keep((name for name in reversed(path) if name in self._tree.lenders), resource)
+                upwards = (name for name in reversed(path) if name in self._tree.lenders)
+                self._keep(upwards, resource)
 
     def _add(self, path: Path, resource: str, amount: float) -> None:
         for name in (None, *path):

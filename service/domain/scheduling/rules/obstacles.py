@@ -7,15 +7,18 @@ recorded when the job is considered.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
-from service.domain.scheduling.placement.slots import Fence, Holder, Node, fits
+from service.domain.scheduling.placement.slots import Fence, Holder, Node, count, fits
 from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 from service.domain.scheduling.rules.reservations import RESERVED
@@ -43,8 +46,9 @@ class _Reach:
     """A set of nodes on which certain kinds of workers could run, the jobs that hold slots on these
     nodes, and the blocked jobs that could also use these nodes."""
 
-    def __init__(self, node_kinds: frozenset[int]) -> None:
+    def __init__(self, node_kinds: int) -> None:
         self.node_kinds = node_kinds
+        """The kinds of these nodes, as bits."""
         self.num_holders = 0
         """Number of holders whose slots on these nodes have been counted."""
         self.held_by: dict[str, int] = {}
@@ -54,6 +58,16 @@ class _Reach:
         self.num_blocked = 0
         self.rivals: list[_Reach] = []
         """Instances that share nodes with this instance, including itself."""
+
+
+class _Holding(NamedTuple):
+    """The slots that a job holds."""
+
+    job_id: str
+    slices: tuple[Slice, ...]
+    node_kinds: int
+    """The kinds of the nodes, as bits."""
+    num_workers: int
 
 
 Ahead = tuple[tuple[str, ...], int]
@@ -82,25 +96,37 @@ class Obstacles:
         holders: Sequence[Holder],
         free: Pool,
         nodes: Sequence[Node],
-        reserved_by: Callable[[Fence, Collection[str]], str],
+        reserved_by: Callable[[Fence, int], str],
     ) -> None:
         """`reserved_by` returns a phrase with the reservations of a fence that include some of the
-        given nodes."""
+        given cells."""
         self._reserved_by = reserved_by
         self._nodes = nodes
         self._stock = stock
-        self._stuck = {stock.kind_of[node.id] for node in nodes if any(node.quarantined.values())}
-        """The kinds of nodes on which processes are stuck."""
+        stuck = (node.id for node in nodes if any(node.quarantined.values()))
+        self._stuck = self._kinds_of(stuck)
+        """The kinds of nodes on which processes are stuck, as bits."""
         self._free = free
-        self._holders = [(holder.job_id, holder.slices) for holder in holders]
+        self._holders: list[_Holding] = []
+        self._names: set[str] = set()
+        """The jobs that hold slots."""
+        for holder in holders:
+            self.hold(holder.job_id, holder.slices)
         self._num_blocked = 0
-        self._reaches: dict[frozenset[int], _Reach] = {}
+        self._reaches: dict[int, _Reach] = {}
         self._reach_of: dict[WorkerKind, _Reach] = {}
         self._first_ahead: dict[_Reach, tuple[str, ...]] = {}
         self._seen: dict[Gang, _Seen] = {}
 
     def hold(self, job_id: str, slices: tuple[Slice, ...]) -> None:
-        self._holders.append((job_id, slices))
+        kind_of = self._stock.kind_of
+        there = tuple([part for part in slices if part.node_id in kind_of])
+        kinds = self._kinds_of(part.node_id for part in there)
+        self._holders.append(_Holding(job_id, there, kinds, count(there)))
+        self._names.add(job_id)
+
+    def _kinds_of(self, nodes: Iterable[str]) -> int:
+        return functools.reduce(operator.or_, (1 << self._stock.kind_of[n] for n in nodes), 0)
 
     def block(self, job_id: str, kind: WorkerKind) -> None:
         """Record that the job has reserved slots."""
@@ -124,7 +150,7 @@ class Obstacles:
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
-        if job_id in self._counted(gang.kind).held_by:
+        if job_id in self._names and job_id in self._counted(gang.kind).held_by:
             return self.why(gang.needs, job_id, gang.kind, gang.least, ahead, seen.free)
         if seen.explanation is None:
             seen.explanation = self.why(gang.needs, job_id, gang.kind, gang.least, None, seen.free)
@@ -188,19 +214,18 @@ class Obstacles:
         fence = kind.fence
         if fence is None:
             return None
-        nodes, whole = self._free.reserved(kind), self._stock.whole(kind)
-        more, there = sum(nodes.values()), f"{sentence}; {free} {_is(free)} free"
+        more, cells = self._free.reserved(kind)
+        whole, there = self._stock.whole(kind), f"{sentence}; {free} {_is(free)} free"
         if fence.own is None:
             would_fit = self._free.capacity(kind.anywhere) >= least
         else:
             would_fit = free + more >= least
-            of_kinds, kind_of = self._stock.capacity(kind.anywhere), self._stock.kind_of
-            total = whole + sum(of_kinds[kind_of[n]] for n in fence.reserved if n in kind_of)
+            total = whole + self._stock.whole_by_cell(kind.anywhere).within(fence.reserved)
             if total < least:
                 why = f"the reservation's nodes have room for {total}"
                 return Reason("waiting_for_slots", f"{sentence}; {why}")
         if would_fit and not kind.is_whole:
-            by = self._reserved_by(fence, nodes)
+            by = self._reserved_by(fence, cells)
             return Reason(RESERVED, f"{there}, and {more} more {_is(more)} reserved: {by}")
         if would_fit or whole < least:
             by = self._reserved_by(fence, fence.reserved)
@@ -232,21 +257,22 @@ class Obstacles:
         if reach.num_holders == len(self._holders):
             return reach
         kind_of = self._stock.kind_of
-        for name, slices in itertools.islice(self._holders, reach.num_holders, None):
-            there = 0
-            for part in slices:
-                if kind_of.get(part.node_id) in reach.node_kinds:
-                    there += part.num_workers
-            if there:
-                reach.held_by[name] = reach.held_by.get(name, 0) + there
-                reach.held += there
+        for name, slices, kinds, number in itertools.islice(self._holders, reach.num_holders, None):
+            within = kinds & reach.node_kinds
+            if not within:
+                continue
+            if within != kinds:
+                there = [part for part in slices if within >> kind_of[part.node_id] & 1]
+                number = count(there)
+            reach.held_by[name] = reach.held_by.get(name, 0) + number
+            reach.held += number
         reach.num_holders = len(self._holders)
         return reach
 
     def _reach(self, kind: WorkerKind) -> _Reach:
         reach = self._reach_of.get(kind)
         if reach is None:
-            node_kinds = frozenset(self._suitable(kind))
+            node_kinds = self._suitable(kind)
             reach = self._reaches.get(node_kinds)
             if reach is None:
                 reach = self._reaches[node_kinds] = _Reach(node_kinds)
@@ -254,13 +280,13 @@ class Obstacles:
             self._reach_of[kind] = reach
         return reach
 
-    def _suitable(self, kind: WorkerKind) -> set[int]:
-        """Return the kinds of nodes on which a worker could run if they were empty."""
+    def _suitable(self, kind: WorkerKind) -> int:
+        """Return the kinds of nodes on which a worker could run if they were empty, as bits."""
         if kind.heterogeneous is None:
-            return {at for at, number in enumerate(self._stock.capacity(kind)) if number}
+            return self._stock.suitable(kind)
         bundles = [bundle for _, bundle in kind.heterogeneous.runs]
         could = (n for n in self._nodes if any(fits(bundle, n.total) for bundle in bundles))
-        return {self._stock.kind_of[node.id] for node in could}
+        return self._kinds_of(node.id for node in could)
 
     def _meet(self, new: _Reach) -> None:
         for reach in self._reaches.values():
