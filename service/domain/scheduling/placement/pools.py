@@ -54,10 +54,14 @@ class Reserved:
         self._workers[kind] = before + num_workers
         if before + num_workers >= self._stock.largest(kind):
             self._whole.add(kind)
+        sums: dict[tuple[Amounts, int], Amounts] = {}
         for at, most in enumerate(self._stock.capacity(kind)):
             if most > before:
                 number = min(most, before + num_workers) - before
-                self.on[at] = plus(self.on[at], kind.vector, number)
+                key = self.on[at], number
+                if key not in sums:
+                    sums[key] = plus(self.on[at], kind.vector, number)
+                self.on[at] = sums[key]
                 self.version += 1
 
     def _set_aside_heterogeneous(self, kind: WorkerKind, request: Request) -> None:
@@ -231,6 +235,7 @@ class _Capacity:
         fence."""
         self._kind = kind
         self._anywhere = anywhere
+        self._closed = 0 if kind.fence is None else kind.fence.closed
         self._stock = stock
         self._free = free
         self._reserved = reserved
@@ -266,8 +271,8 @@ class _Capacity:
             return
         elif self._anywhere is None:
             self.total += self._gained(free.moves[self._num_moves :])
-        if self._anywhere is not None and self._kind.fence is not None:
-            self.total = self._anywhere.within(~self._kind.fence.closed)
+        if self._anywhere is not None:
+            self.total = self._anywhere.within(~self._closed)
         self._is_exact = self._kind.required is None and not self._kind.is_whole
         is_anew = self._is_exact or is_first or self.num_grown != free.num_grown
         self.bound = self.total if is_anew else min(self.bound, self.total)
@@ -317,8 +322,12 @@ class _Capacity:
         """How many workers currently fit on each node and in each domain."""
         moves = self._free.moves
         if self._placement is None:
-            of_groups = self._size_of if self._anywhere is None else self._anywhere._size_of
-            sizes = [(size, group.nodes) for group in of_groups if (size := self._size(group))]
+            bare, closed = self._anywhere or self, self._closed
+            sizes = [
+                (size, group.nodes)
+                for group, size in bare._size_of.items()
+                if size and not closed >> self._stock.cells[group.kind] & 1
+            ]
             there = {name: size for size, nodes in sizes for name in nodes}
             self._placement = Placement(self._stock.topology, there)
         elif self._num_placed < len(moves):
@@ -338,7 +347,7 @@ class _Capacity:
                 more = self._size(joined) - self._size(left)
             gained += more
             if by_cell is not None and more:
-                by_cell.add(self._stock.cell_of(joined.kind), more)
+                by_cell.add(self._stock.cells[joined.kind], more)
         return gained
 
     def within(self, cells: int) -> int:
@@ -355,13 +364,13 @@ class _Capacity:
             self._by_cell = ByCell()
             for group in self._free.groups.values():
                 if size := self._size(group):
-                    cell = self._stock.cell_of(group.kind)
+                    cell = self._stock.cells[group.kind]
                     self._by_cell.add(cell, size * len(group.nodes))
         return self._by_cell
 
     def _size(self, group: NodeGroup) -> int:
-        if self._anywhere is not None and self._kind.fence is not None:
-            is_closed = self._kind.fence.closed >> self._stock.cell_of(group.kind) & 1
+        if self._anywhere is not None:
+            is_closed = self._closed >> self._stock.cells[group.kind] & 1
             return 0 if is_closed else self._anywhere._size(group)
         size = self._size_of.get(group)
         if size is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dray.spec import Elastic, JobSpec, Resources
@@ -63,7 +63,7 @@ class Fence:
     """The subset of `closed` that is reserved for other jobs."""
     windows: int
     """The reservations for other jobs, as bits in the order of `Windows`."""
-    cells: Sequence[Collection[str]]
+    cells: Sequence[Sequence[str]]
     """The nodes of each cell."""
     own: str | None = None
     """The reservation outside of which the gang can't run. `reserved` contains only its nodes."""

@@ -172,12 +172,14 @@ class Stock:
         self.totals: list[Amounts] = []
         """Resources of an empty node of each kind."""
         self.counts: list[int] = []
+        self.cells: list[int] = []
+        """The cell (`Fence`) of the nodes of each kind."""
         self._index_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
         self._largest: dict[WorkerKind, int] = {}
         self._whole: dict[WorkerKind, int] = {}
         self._whole_by_cell: dict[WorkerKind, ByCell] = {}
-        self._kinds_in: dict[int, int] = {}
+        self._suitable: dict[WorkerKind, int] = {}
         self._sort(nodes, gangs)
         free = [(n.id, self.kind_of[n.id], self._free_on(n, gangs)) for n in nodes]
         self.by_when = {w: Free(free, self.totals) for w in (When.FREE, When.NOW, When.SOON)}
@@ -254,10 +256,16 @@ class Stock:
             self.counts[number] += 1
             self.kind_of[node.id] = number
         self._capacity.update(capacity)
-        if (at := self._index_of_name.get(CELL)) is not None:
-            self._cells = [int(total[at]) for total in self.totals]
-        else:
-            self._cells = [0] * len(self.totals)
+        at = self._index_of_name.get(CELL)
+        self.cells = [0 if at is None else int(total[at]) for total in self.totals]
+        self._num_cells = max(self.cells, default=0) + 1
+        without_cells: dict[object, int] = {}
+        self._bits: list[int] = []
+        for (total, could), cell in zip(kinds, self.cells, strict=True):
+            rest = total if at is None else (*total[:at], *total[at + 1 :])
+            number = without_cells.setdefault((rest, could), len(without_cells))
+            self._bits.append(1 << number * self._num_cells + cell)
+        self._num_kinds_in_cells = len(without_cells)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
         """Return the spots in the domains that, when empty, could hold the whole gang; an empty set
@@ -287,30 +295,36 @@ class Stock:
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
 
-    def cell_of(self, node_kind: int) -> int:
-        """Return the cell of the nodes of a kind."""
-        return self._cells[node_kind]
-
-    def kinds_in(self, cells: int) -> int:
-        """Return the kinds of nodes in a set of cells, as bits."""
-        found = self._kinds_in.get(cells)
-        if found is None:
-            there = (1 << at for at in range(len(self.totals)) if cells >> self.cell_of(at) & 1)
-            found = self._kinds_in[cells] = sum(there)
-        return found
+    def bit_of(self, node_id: str) -> int:
+        """Return the kind of the node as a bit. In the bits of a set of kinds of nodes, the kinds
+        that differ only in their cells are next to each other, in the order of the cells."""
+        return self._bits[self.kind_of[node_id]]
 
     def suitable(self, kind: WorkerKind) -> int:
         """Return the kinds of nodes on which `capacity` is not 0, as bits."""
-        if kind.fence is not None and kind.required is None:
-            return self.suitable(kind.anywhere) & self.kinds_in(~kind.fence.closed)
-        return sum(1 << at for at, number in enumerate(self.capacity(kind)) if number)
+        found = self._suitable.get(kind)
+        if found is None and kind.fence is not None and kind.required is None:
+            cells, found = ~kind.fence.closed & ((1 << self._num_cells) - 1), 0
+            for _ in range(self._num_kinds_in_cells):
+                found = found << self._num_cells | cells
+            found = self._suitable[kind] = found & self.suitable(kind.anywhere)
+        elif found is None:
+            numbers = zip(self.capacity(kind), self._bits, strict=True)
+            found = self._suitable[kind] = sum(bit for number, bit in numbers if number)
+        return found
 
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """Return how many such workers fit on an empty node, by kind of node. For a gang that must
         be in one domain, the number is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
-            found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
+            if kind.fence is None:
+                found = tuple([kind.fits(total) for total in self.totals])
+            else:
+                closed, numbers = kind.fence.closed, self.capacity(kind.anywhere)
+                of_cells = zip(numbers, self.cells, strict=True)
+                found = tuple([0 if closed >> cell & 1 else number for number, cell in of_cells])
+            self._capacity[kind] = found
         return found
 
     def whole_by_cell(self, kind: WorkerKind) -> ByCell:
@@ -320,7 +334,7 @@ class Stock:
         if found is None:
             found = self._whole_by_cell[kind] = ByCell()
             for at, number in enumerate(self.capacity(kind)):
-                found.add(self.cell_of(at), number * self.counts[at])
+                found.add(self.cells[at], number * self.counts[at])
         return found
 
     def largest(self, kind: WorkerKind) -> int:

@@ -61,6 +61,9 @@ class Cells:
     def all(self) -> int:
         return (1 << len(self.nodes)) - 1
 
+    def nodes_in(self, cells: int) -> frozenset[str]:
+        return frozenset(name for cell in bits(cells) for name in self.nodes[cell])
+
     def first(self, soft: int, hard: int) -> int:
         """Return the first `soft` soft reservations and the first `hard` other reservations."""
         return (1 << soft) - 1 | ((1 << hard) - 1) << self._num_soft

@@ -227,21 +227,28 @@ class Departures:
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets
-        key = gang.kind, job.yields, is_sized, job.queue if self._lending is not None else None
-        tried = self._unevictable.get(key)
-        if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
-            return False
-        lent = None
-        if self._lending is not None:
-            lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
+        is_lent = self._lending is not None and not gang.request.is_bound
+        # If too few slots can be freed on all nodes, then also on the nodes outside of a fence.
+        kinds = [gang.kind]
+        if gang.kind.fence is not None and not offer.soon.has(gang.kind.anywhere, gang.least):
+            kinds.insert(0, gang.kind.anywhere)
+        keys = [(kind, job.yields, is_sized, job.queue if is_lent else None) for kind in kinds]
+        for key in keys:
+            tried = self._unevictable.get(key)
+            if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
+                return False
         kept = self._grown | self._leaving.keys()
         kept |= self._stock.ended if offer.keeps_for_later else set()
         kept |= self.targets.keys() if is_sized else set()
-        candidates = self._candidates.of(rank, kept)
-        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs, lent)
-        if not found.asks:
-            self._unevictable[key] = rank, found.capacity
-            return False
+        for key in keys:
+            lent = None
+            if self._lending is not None:
+                lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
+            candidates = self._candidates.of(rank, kept)
+            found = eviction.victims(key[0], gang.least, offer.soon, candidates, self._gangs, lent)
+            if not found.asks:
+                self._unevictable[key] = rank, found.capacity
+                return False
         self._unevictable.clear()
         of_jobs: dict[str, list[eviction.Ask]] = {}
         for ask in found.asks:

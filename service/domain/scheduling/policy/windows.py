@@ -219,16 +219,20 @@ class Windows:
     def closed_in(self, job: WaitingJob, in_s: float) -> frozenset[str]:
         """Return the nodes that the job can use now, but not if it started after `in_s` seconds."""
         soft_s, hard_s = self._needed_s(_would_stay_s(job), yields=job.yields)
-        closed = frozenset[str]()
-        for each in self._all:
-            needed_s = soft_s if each.at_begin == "preempt" else hard_s
-            begins_in_s, ends_in_s = (
-                (moment - self._now) / timedelta(seconds=1)
-                for moment in (each.begins_at, each.ends_at)
-            )
-            if begins_in_s < in_s + needed_s and in_s < ends_in_s and not each.admits(job):
-                closed |= self._nodes_of[each.name]
-        return closed if job.request.fence is None else closed - job.request.fence.nodes
+        soft = bisect_left(self._soft_in_s, in_s + soft_s)
+        hard = bisect_left(self._hard_in_s, in_s + hard_s)
+        ends_in_s, ended = self._ends
+        not_for_it = ended[bisect_right(ends_in_s, in_s)] | self._claims.admitting(job)
+        cells = self._cells.of_first(soft, hard, not_for_it)
+        return self._cells.nodes_in(cells & ~(job.request.fence.closed if job.request.fence else 0))
+
+    @cached_property
+    def _ends(self) -> tuple[list[float], list[int]]:
+        """Return the seconds until each reservation ends, sorted, and for each N, the first N
+        reservations to end."""
+        ends = sorted((seconds_left(each, self._now), at) for at, each in enumerate(self._windows))
+        first = accumulate((1 << at for _, at in ends), operator.or_, initial=0)
+        return [left_s for left_s, _ in ends], [*first]
 
     def _new_fence(self, admitting: int, own: str | None, soft: int, hard: int) -> Fence | None:
         """Return the fence of a job that can use the reservations in `admitting`, and that may

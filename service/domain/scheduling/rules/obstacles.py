@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
-from service.domain.scheduling.placement.slots import Fence, Holder, Node, count, fits
+from service.domain.scheduling.placement.slots import Fence, Holder, Node, fits
 from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 from service.domain.scheduling.rules.reservations import RESERVED
@@ -56,17 +56,16 @@ class _Reach:
         self.blocked: list[tuple[int, str]] = []
         """(position, job) of the first blocked jobs, in the order of the queue."""
         self.num_blocked = 0
-        self.rivals: list[_Reach] = []
-        """Instances that share nodes with this instance, including itself."""
 
 
 class _Holding(NamedTuple):
     """The slots that a job holds."""
 
     job_id: str
-    slices: tuple[Slice, ...]
+    slices: Sequence[tuple[int, int]]
+    """For each slice, the kind of the node as a bit, and the number of workers."""
     node_kinds: int
-    """The kinds of the nodes, as bits."""
+    """The kinds of all these nodes, as bits."""
     num_workers: int
 
 
@@ -114,23 +113,31 @@ class Obstacles:
             self.hold(holder.job_id, holder.slices)
         self._num_blocked = 0
         self._reaches: dict[int, _Reach] = {}
+        self._blocked: list[_Reach] = []
+        """The instances with blocked jobs."""
         self._reach_of: dict[WorkerKind, _Reach] = {}
-        self._first_ahead: dict[_Reach, tuple[str, ...]] = {}
+        self._first_ahead: dict[_Reach, tuple[int, tuple[str, ...]]] = {}
+        """The number of jobs ahead, and the first of them."""
         self._seen: dict[Gang, _Seen] = {}
 
     def hold(self, job_id: str, slices: tuple[Slice, ...]) -> None:
-        kind_of = self._stock.kind_of
-        there = tuple([part for part in slices if part.node_id in kind_of])
-        kinds = self._kinds_of(part.node_id for part in there)
-        self._holders.append(_Holding(job_id, there, kinds, count(there)))
+        there = [
+            (self._stock.bit_of(part.node_id), part.num_workers)
+            for part in slices
+            if part.node_id in self._stock.kind_of
+        ]
+        kinds = functools.reduce(operator.or_, (bit for bit, _ in there), 0)
+        self._holders.append(_Holding(job_id, there, kinds, sum(number for _, number in there)))
         self._names.add(job_id)
 
     def _kinds_of(self, nodes: Iterable[str]) -> int:
-        return functools.reduce(operator.or_, (1 << self._stock.kind_of[n] for n in nodes), 0)
+        return functools.reduce(operator.or_, map(self._stock.bit_of, nodes), 0)
 
     def block(self, job_id: str, kind: WorkerKind) -> None:
         """Record that the job has reserved slots."""
         reach = self._reach_of.get(kind) or self._reach(kind)
+        if not reach.num_blocked:
+            self._blocked.append(reach)
         reach.num_blocked += 1
         if len(reach.blocked) < MAX_NAMED:
             reach.blocked.append((self._num_blocked, job_id))
@@ -256,14 +263,12 @@ class Obstacles:
         reach = self._reach(kind)
         if reach.num_holders == len(self._holders):
             return reach
-        kind_of = self._stock.kind_of
         for name, slices, kinds, number in itertools.islice(self._holders, reach.num_holders, None):
             within = kinds & reach.node_kinds
             if not within:
                 continue
             if within != kinds:
-                there = [part for part in slices if within >> kind_of[part.node_id] & 1]
-                number = count(there)
+                number = sum([more for bit, more in slices if bit & within])
             reach.held_by[name] = reach.held_by.get(name, 0) + number
             reach.held += number
         reach.num_holders = len(self._holders)
@@ -276,7 +281,6 @@ class Obstacles:
             reach = self._reaches.get(node_kinds)
             if reach is None:
                 reach = self._reaches[node_kinds] = _Reach(node_kinds)
-                self._meet(reach)
             self._reach_of[kind] = reach
         return reach
 
@@ -288,23 +292,16 @@ class Obstacles:
         could = (n for n in self._nodes if any(fits(bundle, n.total) for bundle in bundles))
         return self._kinds_of(node.id for node in could)
 
-    def _meet(self, new: _Reach) -> None:
-        for reach in self._reaches.values():
-            if reach.node_kinds & new.node_kinds:
-                new.rivals.append(reach)
-                if reach is not new:
-                    reach.rivals.append(new)
-
     def _ahead(self, reach: _Reach) -> Ahead:
         """Return the first blocked jobs that have reserved slots on these nodes, and their total
         number."""
-        number = sum([rival.num_blocked for rival in reach.rivals])
-        first = self._first_ahead.get(reach)
-        if first is None:
-            named = heapq.merge(*(rival.blocked for rival in reach.rivals))
+        rivals = [each for each in self._blocked if each.node_kinds & reach.node_kinds]
+        number = sum([rival.num_blocked for rival in rivals])
+        before, first = self._first_ahead.get(reach, (-1, ()))
+        if number != before and len(first) < MAX_NAMED:
+            named = heapq.merge(*(rival.blocked for rival in rivals))
             first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
-            if len(first) == MAX_NAMED:  # jobs that are blocked later can't be among the first
-                self._first_ahead[reach] = first
+            self._first_ahead[reach] = number, first
         return first, number
 
 
