@@ -116,7 +116,7 @@ def active_accounts(snapshot: Snapshot, gangs: Gangs | None = None) -> set[share
         account = job.queue, job.owner
         if account in active or is_kept_back(job, used_up):
             continue
-        gang = gangs.of(job.request)
+        gang = gangs.of(job.request).anywhere
         if gang not in fits:
             fits[gang] = can_ever_fit(gang.request, nodes, topology) is None
         if fits[gang]:

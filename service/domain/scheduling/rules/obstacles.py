@@ -8,7 +8,6 @@ recorded when the job is considered.
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -299,8 +298,8 @@ class Obstacles:
         number = sum([rival.num_blocked for rival in rivals])
         before, first = self._first_ahead.get(reach, (-1, ()))
         if number != before and len(first) < MAX_NAMED:
-            named = heapq.merge(*(rival.blocked for rival in rivals))
-            first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
+            named = sorted(itertools.chain.from_iterable(rival.blocked for rival in rivals))
+            first = tuple([job_id for _, job_id in named[:MAX_NAMED]])
             self._first_ahead[reach] = number, first
         return first, number
 
