@@ -124,8 +124,8 @@ def reserved(snapshot: policy.Snapshot, number: int) -> policy.Snapshot:
 
 
 def in_tree(snapshot: policy.Snapshot, num_queues: int) -> policy.Snapshot:
-    """Return the snapshot with its jobs in the leaves of a tree of queues with three levels. Half
-    of the queues have quotas, and half of these keep some of their quota for themselves."""
+    """Return the snapshot with its jobs in the leaves of a tree of queues with up to four levels.
+    Half of the queues have quotas, and half of these keep some of their quota for themselves."""
     chance = random.Random(0)
     queues: list[Queue] = []
     gpus = len(snapshot.nodes) * GPUS_PER_NODE
@@ -145,8 +145,8 @@ def in_tree(snapshot: policy.Snapshot, num_queues: int) -> policy.Snapshot:
         )
     parents = {queue.parent for queue in queues}
     leaves = [queue.name for queue in queues if queue.name not in parents]
-    of_job = {job.job_id: chance.choice(leaves) for job in (*snapshot.queue, *snapshot.running)}
-
+    names = [*(job.job_id for job in snapshot.queue), *(job.job_id for job in snapshot.running)]
+    of_job = {name: chance.choice(leaves) for name in names}
     return replace(
         snapshot,
         queue=tuple(replace(job, queue=of_job[job.job_id]) for job in snapshot.queue),

@@ -148,6 +148,7 @@ class Gangs:
         """The requested fractions of GPUs."""
         self.names: tuple[str, ...] = ()
         """Names of the resources, in the order of the vectors."""
+        self._has_pseudo_resources = False
 
     def of(self, request: Request) -> Gang:
         known = self._known.get(id(request))
@@ -210,12 +211,15 @@ class Gangs:
         if any(kind.fence is not None for kind in self._kinds.values()):
             names[CELL] = None
         self.names = tuple(names)
+        self._has_pseudo_resources = OPEN in names or NUM_GPUS in names
         for kind in self._kinds.values():
             self._measure(kind)
 
     def vector(self, resources: Mapping[str, float]) -> tuple[float, ...]:
         """Return a node's resources as a vector."""
-        return tuple([_amount(resources, name) for name in self.names])
+        if self._has_pseudo_resources:
+            return tuple([_amount(resources, name) for name in self.names])
+        return tuple([resources.get(name) or 0.0 for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
         """Compute the vectors of a worker kind. Workers of the same job never share a GPU: each

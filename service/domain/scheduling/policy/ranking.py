@@ -37,16 +37,12 @@ class Ranking:
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
         tiers, user = self._standing(job)
-        left_s = job.guess_s if job.left_s is None else job.left_s
-        return order.Rank(
-            tiers,
-            -job.priority,
-            user,
-            order.OVERDUE if job.job_id in self._overdue else order.work_left(left_s, gang.weight),
-            job.seq,
-            job.place,
-            self._standings.path(job.queue),
-        )
+        if job.job_id in self._overdue:
+            work = order.OVERDUE
+        else:
+            work = order.work_left(job.guess_s if job.left_s is None else job.left_s, gang.weight)
+        path = self._standings.path(job.queue)
+        return order.Rank(tiers, -job.priority, user, work, job.seq, job.place, path)
 
     def far_ahead(self, job: RunningJob) -> shares.FarAhead:
         return self._standings.far_ahead(job.queue, job.owner)

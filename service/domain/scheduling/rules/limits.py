@@ -103,10 +103,15 @@ class _Scope:
     height: Height
     borrowing: Mapping[str, float]
     """The borrowing limit, where it is what limits the queue."""
+    _counted: dict[WorkerKind, _Counted] = field(default_factory=dict, compare=False, repr=False)
 
     def counted(self, kind: WorkerKind) -> _Counted:
         """Return the limited resources of a worker."""
-        return [(name, each) for name, each in kind.counted if each and name in self.amounts]
+        found = self._counted.get(kind)
+        if found is None:
+            found = [(name, each) for name, each in kind.counted if each and name in self.amounts]
+            self._counted[kind] = found
+        return found
 
 
 class AccountLimits:
