@@ -39,7 +39,7 @@ def can_ever_fit(
 ) -> Reason | None:
     """Return why the accepted nodes could not run the gang even if they were empty; None if they
     could run it. `topology` can contain additional nodes."""
-    if _has_room(request, nodes):
+    if _surely_fits(request, nodes):
         return None
     accepted = [node for node in nodes if node.accepted]
     reason = _why_not_on(request, accepted, topology)
@@ -50,7 +50,7 @@ def can_ever_fit(
     return _unsatisfiable(f"{reason.message} ({number_of_nodes(kept)} that {verbs} count)")
 
 
-def _has_room(request: Request, nodes: Sequence[Node]) -> bool:
+def _surely_fits(request: Request, nodes: Sequence[Node]) -> bool:
     """Whether it is certain after a look at few nodes that the gang fits."""
     if request.homes or request.roles or request.required_level is not None:
         return False

@@ -22,7 +22,7 @@ from service.domain.scheduling.rules.tree import Path, QueueTree
 
 
 class _Held:
-    """What the jobs of the queues hold, and what the queues keep for themselves."""
+    """The resources that the jobs of the queues hold, and that the queues keep for themselves."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Lending:
         held = ((e.queue, amounts(e.request.mean_bundle, self._inside(e.slices))) for e in holders)
         self._now = _Held(tree, self._total, held)
         self._soon = self._now.copy()
-        """What the queues hold, and what they will hold once the jobs that were asked to release
+        """The resources that the queues hold now, and once the jobs that were asked to release
         slots have released them."""
         self._found: dict[tuple[str, WorkerKind, bool], tuple[int, str] | None] = {}
         """The answers of `workers` since the uses have changed."""
