@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.by_cell import ByCell
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.placement import Placement
 from service.domain.scheduling.placement.slots import Request, count
 from service.domain.scheduling.placement.stock import (
     Amounts,
-    ByCell,
     Free,
     NodeGroup,
     Stock,

@@ -6,7 +6,6 @@ groups, because there are few kinds of nodes, and most nodes are either empty or
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections import Counter
@@ -15,6 +14,7 @@ from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import CELL, OPEN
+from service.domain.scheduling.placement.by_cell import ByCell
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.pinned_nodes import place_pinned
@@ -81,30 +81,6 @@ class NodeGroup:
         """Free resources of each node; negative if more resources are promised than the node
         has."""
         self.nodes: set[str] = set()
-
-
-class ByCell:
-    """The number of workers that fit in each cell (`Fence`)."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._cells: dict[int, int] = {}
-        """The cells with each number of workers."""
-
-    def add(self, cell: int, number: int) -> None:
-        before, bit = self._numbers.get(cell, 0), 1 << cell
-        after = self._numbers[cell] = before + number
-        self._cells[before] = self._cells.get(before, 0) & ~bit
-        self._cells[after] = self._cells.get(after, 0) | bit
-
-    def within(self, cells: int) -> int:
-        """Return how many workers fit in a set of cells."""
-        return sum([number * (at & cells).bit_count() for number, at in self._cells.items()])
-
-    @property
-    def cells(self) -> int:
-        """The cells with room for at least one worker."""
-        return functools.reduce(operator.or_, (at for n, at in self._cells.items() if n), 0)
 
 
 class Free:
