@@ -11,6 +11,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
 from service.domain.scheduling.rules.queues import DEFAULT, Queue
+from service.domain.scheduling.rules.reservations import Reservation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NUM_NODES, GPUS_PER_NODE = 1000, 8
@@ -86,6 +87,79 @@ def racked(snapshot: policy.Snapshot, share_required: float) -> policy.Snapshot:
     ]
     levels = ("zone", "rack", "nvlink")
     return replace(snapshot, nodes=tuple(nodes), queue=tuple(queue), topology=levels)
+
+
+def reserved(snapshot: policy.Snapshot, number: int) -> policy.Snapshot:
+    """Return the snapshot with reservations of 1 to 8 nodes in the next four weeks. Half of the
+    jobs have a limit, and each limit is different."""
+    chance = random.Random(0)
+    reservations = []
+    for at in range(number):
+        begins_at = NOW + timedelta(seconds=chance.uniform(-3600, 28 * 86400))
+        is_maintenance = chance.random() < 0.1
+        reservations.append(
+            Reservation(
+                f"reservation-{at}",
+                begins_at,
+                begins_at + timedelta(hours=chance.choice((1, 4, 8, 24))),
+                frozenset(node.id for node in chance.sample(snapshot.nodes, chance.randint(1, 8))),
+                users=() if is_maintenance else (_owner(chance), _owner(chance)),
+                accepts_unnamed=not is_maintenance and chance.random() < 0.3,
+                at_begin=chance.choice(("preempt", "wait", "cancel")),
+            )
+        )
+
+    def limit_s() -> float | None:
+        return chance.choice((None, chance.expovariate(1 / 86400)))
+
+    queue = tuple(replace(job, ends_within_s=limit_s()) for job in snapshot.queue)
+    running = tuple(replace(job, ends_within_s=limit_s()) for job in snapshot.running)
+    return replace(
+        snapshot,
+        queue=queue,
+        running=running,
+        reservations=tuple(reservations),
+        leave_s=45.0,
+    )
+
+
+def in_tree(snapshot: policy.Snapshot, num_queues: int) -> policy.Snapshot:
+    """Return the snapshot with its jobs in the leaves of a tree of queues with up to four levels.
+    Half of the queues have quotas, and half of these keep some of their quota for themselves."""
+    chance = random.Random(0)
+    queues: list[Queue] = []
+    gpus = len(snapshot.nodes) * GPUS_PER_NODE
+    for at in range(num_queues):
+        parent = None if at < 4 else queues[(at - 4) // 4].name
+        quota = {"GPU": float(gpus // num_queues)} if chance.random() < 0.5 else {}
+        queues.append(
+            Queue(
+                f"queue-{at}",
+                weight=chance.choice((0.5, 1.0, 2.0)),
+                parent=parent,
+                quota=quota,
+                lending_limit={"GPU": quota["GPU"] / 2} if quota and at % 2 else {},
+                limit={"GPU": gpus / 4} if chance.random() < 0.2 else {},
+                user_limit={"GPU": 64.0} if chance.random() < 0.1 else {},
+            )
+        )
+    parents = {queue.parent for queue in queues}
+    leaves = [queue.name for queue in queues if queue.name not in parents]
+    names = [*(job.job_id for job in snapshot.queue), *(job.job_id for job in snapshot.running)]
+    of_job = {name: chance.choice(leaves) for name in names}
+    return replace(
+        snapshot,
+        queue=tuple(replace(job, queue=of_job[job.job_id]) for job in snapshot.queue),
+        running=tuple(replace(job, queue=of_job[job.job_id]) for job in snapshot.running),
+        holders=tuple(replace(each, queue=of_job[each.job_id]) for each in snapshot.holders),
+        growing=tuple(replace(each, queue=of_job[each.job_id]) for each in snapshot.growing),
+        queues=tuple(queues),
+        used_s={
+            (leaf, f"user-{user}"): chance.expovariate(1 / 3600.0)
+            for leaf in leaves
+            for user in range(NUM_USERS)
+        },
+    )
 
 
 def _running(

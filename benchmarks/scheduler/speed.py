@@ -17,6 +17,8 @@ Progress = Callable[[str], None]
 SIZES = (1_000, 10_000, 100_000)
 TOPOLOGY_SIZE = 10_000
 TOPOLOGIES = {"none requires a level": 0.0, "5% of the gangs require a rack": 0.05}
+RULES_SIZE = 10_000
+NUM_RESERVATIONS, NUM_QUEUES = 1_000, 100
 METHOD = (
     f"{snapshots.FULL:.0%} of the GPUs of {snapshots.NUM_NODES:,} nodes with "
     f"{snapshots.GPUS_PER_NODE} GPUs are in use. Jobs of different sizes wait in four queues "
@@ -26,6 +28,11 @@ METHOD = (
     "service: one decision and one sentence for each job. Python's garbage collector has its "
     "default settings.",
     "With a topology, the nodes are in 2 zones, racks of 16 nodes, and NVLink domains of 4 nodes.",
+    f"The {NUM_RESERVATIONS:,} reservations are for 1 to 8 nodes each, and begin in the next four "
+    "weeks. In the snapshots with and without them, half of the jobs have a limit, and each limit "
+    "is different.",
+    f"The tree of {NUM_QUEUES} queues has up to four levels. Half of its queues have a quota, and "
+    "a quarter of them also keep part of their quota for themselves.",
     "Growth is the time relative to n log n growth from the previous size: 1 means n log n.",
 )
 
@@ -39,8 +46,16 @@ def measure(num_rounds: int, progress: Progress) -> Result:
         name: _times(num_rounds, progress, name, partial(_racked, share))
         for name, share in TOPOLOGIES.items()
     }
+    with_rules = {
+        name: _times(num_rounds, progress, name, drawn)
+        for name, drawn in (
+            ("limits", partial(_reserved, 0)),
+            (f"limits and {NUM_RESERVATIONS:,} reservations", partial(_reserved, NUM_RESERVATIONS)),
+            (f"a tree of {NUM_QUEUES} queues", _in_tree),
+        )
+    }
     rows = [Row(f"{size:,} waiting jobs", times) for size, times in samples.items()]
-    rows += [Row(name, times) for name, times in with_topology.items()]
+    rows += [Row(name, times) for name, times in (with_topology | with_rules).items()]
     cells = []
     for before, size in zip((None, *SIZES), SIZES, strict=False):
         took = median(samples[size])
@@ -59,7 +74,14 @@ def measure(num_rounds: int, progress: Progress) -> Result:
         comparisons=[],
         tables=[
             Table("By the length of the queue", columns, cells),
-            _of_topologies(samples[TOPOLOGY_SIZE], with_topology),
+            _compared(
+                f"With a topology, {TOPOLOGY_SIZE:,} waiting jobs",
+                samples[TOPOLOGY_SIZE],
+                with_topology,
+            ),
+            _compared(
+                f"With other rules, {RULES_SIZE:,} waiting jobs", samples[RULES_SIZE], with_rules
+            ),
         ],
     )
 
@@ -68,17 +90,26 @@ def _scaled(before: int, size: int) -> float:
     return size * math.log(size) / (before * math.log(before))
 
 
-def _of_topologies(without: Sequence[float], with_topology: Mapping[str, Sequence[float]]) -> Table:
+def _compared(
+    title: str, without: Sequence[float], samples: Mapping[str, Sequence[float]]
+) -> Table:
     cells = [
         [name, f"{median(times) * 1e3:.1f} ms", f"{median(times) / median(without):.2f}"]
-        for name, times in with_topology.items()
+        for name, times in samples.items()
     ]
-    title = f"With a topology, {TOPOLOGY_SIZE:,} waiting jobs"
     return Table(title, ["jobs", "median", "over none"], cells)
 
 
 def _racked(share_required: float, seed: int) -> policy.Snapshot:
     return snapshots.racked(snapshots.drawn(TOPOLOGY_SIZE, seed), share_required)
+
+
+def _reserved(number: int, seed: int) -> policy.Snapshot:
+    return snapshots.reserved(snapshots.drawn(RULES_SIZE, seed), number)
+
+
+def _in_tree(seed: int) -> policy.Snapshot:
+    return snapshots.in_tree(snapshots.drawn(RULES_SIZE, seed), NUM_QUEUES)
 
 
 def _times(

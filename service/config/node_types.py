@@ -22,9 +22,10 @@ OPEN = "open to all jobs"
 """A resource whose amount is 0 on nodes with a silo's data. On other nodes, which don't define the
 resource, its amount is unlimited. All workers except ranks of silos require the resource, but don't
 use any of it."""
-FENCE = "outside reservations "
-"""Prefix of the names of pseudo-resources that nodes lack while they are reserved for other jobs.
-They exist only while a plan is made."""
+CELL = "set of reservations"
+"""A pseudo-resource that exists only while a plan is made, and that no worker uses: the number of
+the node's cell. Nodes that are in the same reservations are in the same cell. Nodes that don't
+define the resource are in cell 0."""
 NODE_LEVEL = "node"
 """The topology level at which each node is a separate domain."""
 MAX_NODES = 1000

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ray_workers.shared.contracts import Slice, by_role
-from service.config.node_types import FENCE, OPEN
+from service.config.node_types import CELL, OPEN
 from service.domain.scheduling.placement.pinned_nodes import PinnedNodes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
@@ -71,6 +71,8 @@ class WorkerKind:
         self.demand: tuple[tuple[int, float], ...] = ()
         """Pairs (index in the vector, amount) for the resources that a worker needs; with roles,
         each amount is the minimum over all roles."""
+        self.cell_at = 0
+        """Index of the node's cell in the vector, if there are fences."""
 
     @property
     def is_whole(self) -> bool:
@@ -91,6 +93,8 @@ class WorkerKind:
         """Like `slots.fits`, but for vectors. `free` contains the free resources, and `aside` the
         amounts of these resources that are set aside. For heterogeneous workers, the result is an
         upper bound."""
+        if self.fence is not None and self.fence.closed >> int(free[self.cell_at]) & 1:
+            return 0
         most = math.inf if self.demand else 0.0
         for at, each in self.demand:
             left = free[at] if aside is None else free[at] - aside[at]
@@ -104,10 +108,14 @@ class WorkerKind:
 class Gang:
     """Jobs with equal requests."""
 
-    def __init__(self, request: Request, kind: WorkerKind, share: float) -> None:
+    def __init__(
+        self, request: Request, kind: WorkerKind, share: float, anywhere: Gang | None = None
+    ) -> None:
+        """`anywhere` is the gang with the same request without the fence."""
         self.request = request
         self.kind = kind
         self.least = request.least
+        self.anywhere = anywhere or self
         self.share = share
         """Largest fraction of any of the cluster's resources that the gang needs."""
         self.weight: float = share**SIZE_POWER
@@ -115,6 +123,8 @@ class Gang:
 
     @functools.cached_property
     def needs(self) -> str:
+        if self.anywhere is not self and not self.request.is_bound:
+            return self.anywhere.needs
         return needs(self.request)
 
     @functools.cached_property
@@ -138,33 +148,37 @@ class Gangs:
         """The requested fractions of GPUs."""
         self.names: tuple[str, ...] = ()
         """Names of the resources, in the order of the vectors."""
+        self._has_pseudo_resources = False
 
     def of(self, request: Request) -> Gang:
         known = self._known.get(id(request))
         if known is None:
-            known = self._known[id(request)] = self._equal_to(request)
+            known = self._known[id(request)] = self._equal_to(request, request.fence)
             self._requests.append(request)
         return known
 
-    def _equal_to(self, request: Request) -> Gang:
+    def _equal_to(self, request: Request, fence: Fence | None) -> Gang:
+        """Return the gang of the request with this fence."""
         level = request.required_level
         size = request.num_workers, request.min_workers
         heterogeneous = (request.num_workers, request.role_kinds) if request.roles else None
-        key = (*size, level, request.homes, heterogeneous, request.fence, *request.bundle.items())
+        key = (*size, level, request.homes, heterogeneous, fence, *request.bundle.items())
         gang = self._gangs.get(key)
         if gang is None:
+            bare = None if fence is None else self._equal_to(request, None)
+            if request.fence is not fence:
+                request = replace(request, fence=fence)
             required = None if level is None else Requirement(level, request.least)
-            named = request.kind, required, request.homes, heterogeneous, request.fence
+            named = request.kind, required, request.homes, heterogeneous, fence
             kind = self._kinds.get(named)
             if kind is None:
                 whole = request if request.roles else None
-                bare = None if request.fence is None else self.of(replace(request, fence=None)).kind
-                kind = WorkerKind(
-                    request.bundle, required, request.homes, whole, request.fence, bare
-                )
+                anywhere = None if bare is None else bare.kind
+                kind = WorkerKind(request.bundle, required, request.homes, whole, fence, anywhere)
                 self._kinds[named] = kind
                 self._measure(kind)
-            gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
+            share = share_of(request, self._total) if bare is None else bare.share
+            gang = self._gangs[key] = Gang(request, kind, share, bare)
         return gang
 
     @property
@@ -194,14 +208,18 @@ class Gangs:
             names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS, *map(gpus_fitting, self.parts)))
         if has_closed:
             names[OPEN] = None
-        names |= dict.fromkeys(k.fence.resource for k in self._kinds.values() if k.fence)
+        if any(kind.fence is not None for kind in self._kinds.values()):
+            names[CELL] = None
         self.names = tuple(names)
+        self._has_pseudo_resources = OPEN in names or NUM_GPUS in names
         for kind in self._kinds.values():
             self._measure(kind)
 
     def vector(self, resources: Mapping[str, float]) -> tuple[float, ...]:
         """Return a node's resources as a vector."""
-        return tuple([_amount(resources, name) for name in self.names])
+        if self._has_pseudo_resources:
+            return tuple([_amount(resources, name) for name in self.names])
+        return tuple([resources.get(name) or 0.0 for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
         """Compute the vectors of a worker kind. Workers of the same job never share a GPU: each
@@ -209,6 +227,15 @@ class Gangs:
         need GPUs on which no job has a fraction. Each fraction is assumed to be the only fraction
         on its GPU. A second fraction fits on the GPU if the sum of the two fractions is at most
         1."""
+        if kind.fence is not None:
+            bare = kind.anywhere
+            kind.vector, kind.role_vectors, kind.demand = (
+                bare.vector,
+                bare.role_vectors,
+                bare.demand,
+            )
+            kind.cell_at = self.names.index(CELL) if CELL in self.names else 0
+            return
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         capacities = {
@@ -230,8 +257,6 @@ class Gangs:
             needed = {name: min(n, role.bundle.get(name, 0.0)) for name, n in needed.items()}
         if not kind.homes and any(needed.get(name) for name in self.names):
             needed = {**needed, OPEN: 1.0}
-        if kind.fence is not None:
-            needed = {**needed, kind.fence.resource: 1.0}
         kind.demand = tuple(
             (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0
         )
@@ -239,7 +264,7 @@ class Gangs:
 
 def _amount(resources: Mapping[str, float], name: str) -> float:
     amount = resources.get(name)
-    if amount is None and (name == OPEN or name.startswith(FENCE)):
+    if amount is None and name == OPEN:
         return math.inf
     if amount is None and (name in (NUM_GPUS, WHOLE_GPUS) or name.startswith(GPUS_FITTING)):
         gpus = resources.get("GPU", 0.0)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.by_cell import ByCell
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.placement import Placement
 from service.domain.scheduling.placement.slots import Request, count
@@ -53,10 +54,14 @@ class Reserved:
         self._workers[kind] = before + num_workers
         if before + num_workers >= self._stock.largest(kind):
             self._whole.add(kind)
+        sums: dict[tuple[Amounts, int], Amounts] = {}
         for at, most in enumerate(self._stock.capacity(kind)):
             if most > before:
                 number = min(most, before + num_workers) - before
-                self.on[at] = plus(self.on[at], kind.vector, number)
+                key = self.on[at], number
+                if key not in sums:
+                    sums[key] = plus(self.on[at], kind.vector, number)
+                self.on[at] = sums[key]
                 self.version += 1
 
     def _set_aside_heterogeneous(self, kind: WorkerKind, request: Request) -> None:
@@ -108,17 +113,19 @@ class Pool:
     def closed(self, kind: WorkerKind) -> int:
         """Return how many workers of this kind would fit on nodes with silos' data if these nodes
         accepted them."""
+        if not self.stock.has_closed:
+            return 0
         groups = self._free.groups.values()
         as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
-    def reserved(self, kind: WorkerKind) -> dict[str, int]:
-        """Return how many workers of this kind fit on each node with free capacity that they can't
-        use because it is reserved."""
-        nodes = frozenset[str]() if kind.fence is None else kind.fence.reserved
-        group_of, fits = self._free.group_of, kind.anywhere.fits
-        found = {node: fits(group_of[node].amounts) for node in nodes if node in group_of}
-        return {node: number for node, number in found.items() if number}
+    def reserved(self, kind: WorkerKind) -> tuple[int, int]:
+        """Return how many workers of this kind fit on nodes that they can't use because they are
+        reserved, and the cells in which they fit (`Fence`)."""
+        if kind.fence is None:
+            return 0, 0
+        anywhere = self._exact(kind.anywhere)
+        return anywhere.within(kind.fence.reserved), anywhere.cells
 
     def capacities(self, kind: WorkerKind) -> dict[Place, int]:
         """Return how many such workers fit in each part of the cluster that can hold a gang of
@@ -132,6 +139,9 @@ class Pool:
         is_bound = capacity is not None and capacity.num_grown == self._free.num_grown
         if capacity is not None and is_bound and capacity.bound < num_workers:
             return False
+        bare = kind.anywhere
+        if bare is not kind and not kind.is_whole and not self.has(bare, num_workers):
+            return False  # this check is fast, because many fences have the same `anywhere`
         capacity = self._exact(kind)
         return capacity.bound >= num_workers and capacity.most() >= num_workers
 
@@ -202,8 +212,9 @@ class Pool:
     def _exact(self, kind: WorkerKind) -> _Capacity:
         capacity = self._capacities.get(kind)
         if capacity is None:
+            anywhere = None if kind.anywhere is kind else self._exact(kind.anywhere)
             capacity = self._capacities[kind] = _Capacity(
-                kind, self.stock, self._free, self._reserved
+                kind, self.stock, self._free, self._reserved, anywhere
             )
         capacity.catch_up()
         return capacity
@@ -212,8 +223,19 @@ class Pool:
 class _Capacity:
     """The free capacity for workers of one kind, updated incrementally."""
 
-    def __init__(self, kind: WorkerKind, stock: Stock, free: Free, reserved: Reserved) -> None:
+    def __init__(
+        self,
+        kind: WorkerKind,
+        stock: Stock,
+        free: Free,
+        reserved: Reserved,
+        anywhere: _Capacity | None,
+    ) -> None:
+        """`anywhere` is the capacity for the same workers without their fence; None if they have no
+        fence."""
         self._kind = kind
+        self._anywhere = anywhere
+        self._closed = 0 if kind.fence is None else kind.fence.closed
         self._stock = stock
         self._free = free
         self._reserved = reserved
@@ -231,6 +253,7 @@ class _Capacity:
         """Whether `bound` equals `most()`."""
         self._is_closed = False
         """Whether too little is left for a worker, even on an empty node."""
+        self._by_cell: ByCell | None = None
         self._placement: Placement | None = None
         self._num_placed = 0
         """Number of moves (`Free.moves`) that have been applied to the placement."""
@@ -240,19 +263,25 @@ class _Capacity:
         if self._is_closed and not free.exceeds_total:
             self.num_grown = free.num_grown
             return
+        if self._anywhere is not None:
+            self._anywhere.catch_up()
         if self._version != self._reserved.version:
             self._count()
         elif self._num_moves == len(free.moves):
             return
-        else:
+        elif self._anywhere is None:
             self.total += self._gained(free.moves[self._num_moves :])
+        if self._anywhere is not None:
+            self.total = self._anywhere.within(~self._closed)
         self._is_exact = self._kind.required is None and not self._kind.is_whole
         is_anew = self._is_exact or is_first or self.num_grown != free.num_grown
         self.bound = self.total if is_anew else min(self.bound, self.total)
         self._num_moves, self.num_grown = len(free.moves), free.num_grown
 
     def _count(self) -> None:
-        self._version, self._placement = self._reserved.version, None
+        self._version, self._placement, self._by_cell = self._reserved.version, None, None
+        if self._anywhere is not None:
+            return
         self._is_closed = not self._reserved.leaves(self._kind)
         if self._is_closed and not self._free.exceeds_total:
             self._size_of, self.total = {}, 0
@@ -293,7 +322,12 @@ class _Capacity:
         """How many workers currently fit on each node and in each domain."""
         moves = self._free.moves
         if self._placement is None:
-            sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]
+            bare, closed = self._anywhere or self, self._closed
+            sizes = [
+                (size, group.nodes)
+                for group, size in bare._size_of.items()
+                if size and not closed >> self._stock.cells[group.kind] & 1
+            ]
             there = {name: size for size, nodes in sizes for name in nodes}
             self._placement = Placement(self._stock.topology, there)
         elif self._num_placed < len(moves):
@@ -305,15 +339,39 @@ class _Capacity:
 
     def _gained(self, moves: Sequence[tuple[str, NodeGroup, NodeGroup]]) -> int:
         """Return how many more workers fit after these moves."""
-        sizes, gained = self._size_of, 0
+        sizes, gained, by_cell = self._size_of, 0, self._by_cell
         for _, left, joined in moves:
             try:
-                gained += sizes[joined] - sizes[left]
+                more = sizes[joined] - sizes[left]
             except KeyError:  # a group that was not counted before
-                gained += self._size(joined) - self._size(left)
+                more = self._size(joined) - self._size(left)
+            gained += more
+            if by_cell is not None and more:
+                by_cell.add(self._stock.cells[joined.kind], more)
         return gained
 
+    def within(self, cells: int) -> int:
+        """Return how many workers fit in a set of cells (`Fence`)."""
+        return self._of_cells().within(cells) if self.total else 0
+
+    @property
+    def cells(self) -> int:
+        """The cells in which a worker fits."""
+        return self._of_cells().cells if self.total else 0
+
+    def _of_cells(self) -> ByCell:
+        if self._by_cell is None:
+            self._by_cell = ByCell()
+            for group in self._free.groups.values():
+                if size := self._size(group):
+                    cell = self._stock.cells[group.kind]
+                    self._by_cell.add(cell, size * len(group.nodes))
+        return self._by_cell
+
     def _size(self, group: NodeGroup) -> int:
+        if self._anywhere is not None:
+            is_closed = self._closed >> self._stock.cells[group.kind] & 1
+            return 0 if is_closed else self._anywhere._size(group)
         size = self._size_of.get(group)
         if size is None:
             aside = self._reserved.on[group.kind]

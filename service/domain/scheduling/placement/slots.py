@@ -52,16 +52,28 @@ that accelerator."""
 @dataclass(frozen=True, eq=False)
 class Fence:
     """The nodes that a gang can't use in one plan, because of reservations. Instances are compared
-    by identity."""
+    by identity.
 
-    resource: str
-    """A pseudo-resource of nodes that the gang's workers require, but don't use: its amount is 0 on
-    `nodes`, and unlimited on other nodes, which don't define it."""
-    nodes: frozenset[str]
-    reserved: frozenset[str]
-    """The subset of `nodes` that is reserved for other jobs."""
+    Nodes that are in the same reservations form a cell (`CELL`). An integer stands for a set of
+    cells: its bit N is set if the set contains cell N."""
+
+    closed: int
+    """The cells that the gang can't use."""
+    reserved: int
+    """The subset of `closed` that is reserved for other jobs."""
+    windows: int
+    """The reservations for other jobs, as bits in the order of `Windows`."""
+    cells: Sequence[Sequence[str]]
+    """The nodes of each cell."""
     own: str | None = None
     """The reservation outside of which the gang can't run. `reserved` contains only its nodes."""
+
+    @functools.cached_property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that the gang can't use."""
+        return frozenset(
+            name for at, names in enumerate(self.cells) if self.closed >> at & 1 for name in names
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
-from service.config.node_types import OPEN
+from service.config.node_types import CELL, OPEN
+from service.domain.scheduling.placement.by_cell import ByCell
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
 from service.domain.scheduling.placement.pinned_nodes import place_pinned
@@ -147,10 +148,14 @@ class Stock:
         self.totals: list[Amounts] = []
         """Resources of an empty node of each kind."""
         self.counts: list[int] = []
+        self.cells: list[int] = []
+        """The cell (`Fence`) of the nodes of each kind."""
         self._index_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
         self._largest: dict[WorkerKind, int] = {}
         self._whole: dict[WorkerKind, int] = {}
+        self._whole_by_cell: dict[WorkerKind, ByCell] = {}
+        self._suitable: dict[WorkerKind, int] = {}
         self._sort(nodes, gangs)
         free = [(n.id, self.kind_of[n.id], self._free_on(n, gangs)) for n in nodes]
         self.by_when = {w: Free(free, self.totals) for w in (When.FREE, When.NOW, When.SOON)}
@@ -227,6 +232,16 @@ class Stock:
             self.counts[number] += 1
             self.kind_of[node.id] = number
         self._capacity.update(capacity)
+        at = self._index_of_name.get(CELL)
+        self.cells = [0 if at is None else int(total[at]) for total in self.totals]
+        self._num_cells = max(self.cells, default=0) + 1
+        without_cells: dict[object, int] = {}
+        self._bits: list[int] = []
+        for (total, could), cell in zip(kinds, self.cells, strict=True):
+            rest = total if at is None else (*total[:at], *total[at + 1 :])
+            number = without_cells.setdefault((rest, could), len(without_cells))
+            self._bits.append(1 << number * self._num_cells + cell)
+        self._num_kinds_in_cells = len(without_cells)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
         """Return the spots in the domains that, when empty, could hold the whole gang; an empty set
@@ -256,12 +271,46 @@ class Stock:
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
 
+    def bit_of(self, node_id: str) -> int:
+        """Return the kind of the node as a bit. In the bits of a set of kinds of nodes, the kinds
+        that differ only in their cells are next to each other, in the order of the cells."""
+        return self._bits[self.kind_of[node_id]]
+
+    def suitable(self, kind: WorkerKind) -> int:
+        """Return the kinds of nodes on which `capacity` is not 0, as bits."""
+        found = self._suitable.get(kind)
+        if found is None and kind.fence is not None and kind.required is None:
+            cells, found = ~kind.fence.closed & ((1 << self._num_cells) - 1), 0
+            for _ in range(self._num_kinds_in_cells):
+                found = found << self._num_cells | cells
+            found = self._suitable[kind] = found & self.suitable(kind.anywhere)
+        elif found is None:
+            numbers = zip(self.capacity(kind), self._bits, strict=True)
+            found = self._suitable[kind] = sum(bit for number, bit in numbers if number)
+        return found
+
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """Return how many such workers fit on an empty node, by kind of node. For a gang that must
         be in one domain, the number is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
-            found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
+            if kind.fence is None:
+                found = tuple([kind.fits(total) for total in self.totals])
+            else:
+                closed, numbers = kind.fence.closed, self.capacity(kind.anywhere)
+                of_cells = zip(numbers, self.cells, strict=True)
+                found = tuple([0 if closed >> cell & 1 else number for number, cell in of_cells])
+            self._capacity[kind] = found
+        return found
+
+    def whole_by_cell(self, kind: WorkerKind) -> ByCell:
+        """Return how many such workers fit in each cell of an empty cluster, for gangs that need
+        not be in one domain."""
+        found = self._whole_by_cell.get(kind)
+        if found is None:
+            found = self._whole_by_cell[kind] = ByCell()
+            for at, number in enumerate(self.capacity(kind)):
+                found.add(self.cells[at], number * self.counts[at])
         return found
 
     def largest(self, kind: WorkerKind) -> int:
@@ -277,6 +326,9 @@ class Stock:
         if found is None and kind.is_whole:
             amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
             found = self._whole[kind] = count(self.place_whole(kind, amounts))
+        elif found is None and kind.fence is not None:
+            found = self.whole_by_cell(kind.anywhere).within(~kind.fence.closed)
+            self._whole[kind] = found
         elif found is None:
             of_nodes = zip(self.capacity(kind), self.counts, strict=True)
             found = self._whole[kind] = sum([each * number for each, number in of_nodes])
@@ -302,6 +354,11 @@ class Stock:
     def _is_open(self, node_id: str) -> bool:
         at = self._index_of_name.get(OPEN)
         return at is None or self.totals[self.kind_of[node_id]][at] > 0
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether some nodes accept only ranks of silos."""
+        return OPEN in self._index_of_name
 
     def as_open(self, amounts: Amounts) -> Amounts | None:
         """Return the resources of a closed node as if it were open; None if it is open."""

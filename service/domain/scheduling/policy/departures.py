@@ -231,21 +231,27 @@ class Departures:
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
             return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets
-        lent = None
-        if self._lending is not None:
-            lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
-        key = gang.kind, job.yields, is_sized, rank.path
-        tried = self._unevictable.get(key)
-        if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
-            return False
+        # If too few slots can be freed on all nodes, then also on the nodes outside of a fence.
+        kinds: tuple[WorkerKind, ...] = (gang.kind,)
+        if gang.kind.fence is not None and not offer.soon.has(gang.kind.anywhere, gang.least):
+            kinds = gang.kind.anywhere, gang.kind
+        of_job = job.yields, is_sized, rank.path
+        for kind in kinds:
+            tried = self._unevictable.get((kind, *of_job))
+            if tried is not None and gang.least > tried[1] and rank.may_less(tried[0]):
+                return False
         kept = self._grown | self._leaving.keys()
         kept |= self._stock.ended if offer.keeps_for_later else set()
         kept |= self.targets.keys() if is_sized else set()
-        candidates = self._candidates.of(rank, kept)
-        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs, lent)
-        if not found.asks:
-            self._unevictable[key] = rank, found.capacity
-            return False
+        for kind in kinds:
+            lent = None
+            if self._lending is not None:
+                lent = eviction.Lent(self._lending.trial(), job.queue, gang.kind)
+            candidates = self._candidates.of(rank, kept)
+            found = eviction.victims(kind, gang.least, offer.soon, candidates, self._gangs, lent)
+            if not found.asks:
+                self._unevictable[kind, *of_job] = rank, found.capacity
+                return False
         self._unevictable.clear()
         of_jobs: dict[str, list[eviction.Ask]] = {}
         for ask in found.asks:

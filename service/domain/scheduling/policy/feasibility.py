@@ -39,6 +39,8 @@ def can_ever_fit(
 ) -> Reason | None:
     """Return why the accepted nodes could not run the gang even if they were empty; None if they
     could run it. `topology` can contain additional nodes."""
+    if _surely_fits(request, nodes):
+        return None
     accepted = [node for node in nodes if node.accepted]
     reason = _why_not_on(request, accepted, topology)
     if reason is None or len(accepted) == len(nodes):
@@ -46,6 +48,19 @@ def can_ever_fit(
     kept = len(nodes) - len(accepted)
     verbs = "is not accepted does not" if kept == 1 else "are not accepted do not"
     return _unsatisfiable(f"{reason.message} ({number_of_nodes(kept)} that {verbs} count)")
+
+
+def _surely_fits(request: Request, nodes: Sequence[Node]) -> bool:
+    """Whether it is certain after a look at few nodes that the gang fits."""
+    if request.homes or request.roles or request.required_level is not None:
+        return False
+    left = request.least
+    for node in nodes:
+        if node.accepted:
+            left -= fits(request.bundle, node.total)
+        if left <= 0:
+            return True
+    return False
 
 
 class Feasibility:
@@ -65,7 +80,8 @@ class Feasibility:
         if gang in self._possible:
             return None
         reason = self._impossible.get(gang)
-        if reason is None and self._stock.whole(gang.kind) < gang.least:
+        # Reservations end, so look at all nodes.
+        if reason is None and self._stock.whole(gang.kind.anywhere) < gang.least:
             nodes = [*self._nodes, *self._to_come]
             reason = can_ever_fit(gang.request, nodes, self._stock.topology)
         if reason is None:

@@ -46,12 +46,15 @@ class Ranking:
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
         tiers, user = self._standing(job)
-        left_s = job.guess_s if job.left_s is None else job.left_s
+        if job.job_id in self._overdue:
+            work = order.OVERDUE
+        else:
+            work = order.work_left(job.guess_s if job.left_s is None else job.left_s, gang.weight)
         return order.Rank(
             tiers,
             -job.priority,
             user,
-            order.OVERDUE if job.job_id in self._overdue else order.work_left(left_s, gang.weight),
+            work,
             job.seq,
             job.place,
             self._standings.path(job.queue),
@@ -128,7 +131,7 @@ def active_accounts(snapshot: Snapshot, gangs: Gangs | None = None) -> set[share
         account = job.queue, job.owner
         if account in active or is_kept_back(job, used_up):
             continue
-        gang = gangs.of(job.request)
+        gang = gangs.of(job.request).anywhere
         if gang not in fits:
             fits[gang] = can_ever_fit(gang.request, nodes, topology) is None
         if fits[gang]:
@@ -172,22 +175,30 @@ def _within_quota(
     claims = _claims(snapshot, gangs, emptied, tree, now)
     if tree.depth == 1:
         return dict.fromkeys(_granted(claims, tree.quotas, 0, standings, gangs), 1)
-    left_over = list(claims)
+    all_claims = list(claims)
+    by_rank = sorted(all_claims, key=lambda each: _rank_in_queue(each[0], each[1], standings))
+    paths = {job.queue: standings.path(job.queue) for job, _ in all_claims}
     claimed: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
     found: dict[str, int] = {}
     for level in reversed(range(tree.depth)):
         here = [name for name in tree.quotas if len(tree.path(name)) == level + 1]
         left = {name: _unclaimed(tree, name, claimed) for name in here}
-        under = [each for each in left_over if len(standings.path(each[0].queue)) > level]
-        own = [each for each in under if len(standings.path(each[0].queue)) == level + 1]
-        others = [each for each in under if len(standings.path(each[0].queue)) > level + 1]
-        others.sort(key=lambda each: _rank_under(each[0], each[1], level, standings))
+        under = {
+            queue: standings.tiers(queue)[level + 1 :]
+            for queue, path in paths.items()
+            if path[level + 1 :] and path[level] in left
+        }
+        own = [each for each in all_claims if each[0].queue in left]
+        others = [
+            each for each in by_rank if each[0].queue in under and each[0].job_id not in found
+        ]
+        # Running jobs come first, so that the queue does not take back more than its quota.
+        others.sort(key=lambda each: (isinstance(each[0], WaitingJob), under[each[0].queue]))
         granted = set(_granted([*own, *others], left, level, standings, gangs))
-        for job, gang in under:
+        for job, gang in all_claims:
             if job.job_id in granted:
-                _count_claim(claimed, standings.path(job.queue)[: level + 1], gang)
+                _count_claim(claimed, paths[job.queue][: level + 1], gang)
         found |= dict.fromkeys(granted, level + 1)
-        left_over = [each for each in left_over if each[0].job_id not in granted]
     return found
 
 
@@ -209,16 +220,14 @@ def _granted(
             return
 
 
-def _rank_under(
-    job: WaitingJob | RunningJob, gang: Gang, level: int, standings: shares.Standings
+def _rank_in_queue(
+    job: WaitingJob | RunningJob, gang: Gang, standings: shares.Standings
 ) -> tuple[object, ...]:
-    """Return the sort key of a job's claim to the quota of a queue above its own. Running jobs come
-    first, so that the queue does not take back more than its quota. Waiting jobs come in the order
-    in which they rank within the queue, so that the quota doesn't change this order."""
+    """Return the sort key of a job's claim to the quota of a queue above its own, among the jobs of
+    its queue. Waiting jobs come in the order in which they rank within the queue, so that the quota
+    doesn't change this order."""
     left_s = job.guess_s if job.left_s is None else job.left_s
     return (
-        isinstance(job, WaitingJob),
-        standings.tiers(job.queue)[level + 1 :],
         *(-job.priority, job.place, standings.user(job.queue, job.owner)),
         *(order.work_left(left_s, gang.weight), job.seq),
     )
@@ -230,7 +239,7 @@ def _unclaimed(tree: QueueTree, name: str, claimed: Uses) -> dict[str, float]:
     return {
         resource: amount
         - of_queue.get(resource, 0.0)
-        - sum(tree.reserved(name, resource, claimed, "").values())
+        - sum(tree.reserved(name, resource, claimed).values())
         for resource, amount in tree.quotas[name].items()
     }
 
@@ -297,9 +306,7 @@ class Able:
             if self._in_arrays[job.array.array_id] > job.array.max_running:
                 return False
         limits = self._limits.of((job.queue, job.owner))
-        if limits is not None and (
-            limits.headroom(job.job_id, gang.kind, gang.least).workers < gang.least
-        ):
+        if limits is not None and not limits.allows(job.job_id, gang.kind, gang.least):
             return False
         self.count(job, gang.kind, gang.least)
         return True

@@ -186,7 +186,8 @@ class Round:
                 promised = self._promise(job, gang, offer, min(most, lent_soon.workers), position)
                 if promised is not None:
                     return promised
-        slices, passes = self._free_slots(job, kind, least, min(most, lent.workers), offer)
+        most_now = min(most, lent.workers)
+        slices, passes = self._free_slots(job, kind, least, most_now, offer, has_slots)
         if slices is not None:
             self._take(job, kind, slices, ends_before=passes)
             if limits is not None:
@@ -245,12 +246,19 @@ class Round:
         return now, soon
 
     def _free_slots(
-        self, job: WaitingJob, kind: WorkerKind, least: int, most: int, offer: Offer
+        self,
+        job: WaitingJob,
+        kind: WorkerKind,
+        least: int,
+        most: int,
+        offer: Offer,
+        has_slots: bool,
     ) -> tuple[tuple[Slice, ...] | None, bool]:
-        """Return free slots for a job, and whether it overtakes the first blocked job on them."""
+        """Return free slots for a job, and whether it overtakes the first blocked job on them.
+        has_slots: whether `offer.soon` has enough slots."""
         if most < least:
             return None, False
-        slices = offer.now.pack_most(kind, least, most) if offer.soon.has(kind, least) else None
+        slices = offer.now.pack_most(kind, least, most) if has_slots else None
         passes = slices is None and self._backfill.may_pass(job.ends_within_s)
         if passes:
             slices = self._unreserved.now.pack_most(kind, least, most)

@@ -3,24 +3,27 @@ that leave reserved nodes.
 
 A job can't use a node that is reserved for other jobs from now until the job has surely ended. The
 job's limit decides when it has surely ended, and for a job that saves its state on request, the
-time at which it is asked to leave. These nodes are the same for many jobs, so they become a
-pseudo-resource that the nodes lack (`slots.Fence`), and all rules about free, promised and reserved
-slots apply.
+time at which it is asked to leave. These nodes form the job's fence (`slots.Fence`): workers don't
+fit on them, and all rules about free, promised and reserved slots apply.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
-from service.config.node_types import FENCE
+from service.config.node_types import CELL
 from service.domain.scheduling.placement.slots import Fence, Node, Request, held_by_node, is_open
+from service.domain.scheduling.policy.cells import Cells, Claims, bits
 from service.domain.scheduling.policy.records import Growing, Snapshot, WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
@@ -68,15 +71,19 @@ class Windows:
         self._named = {each.name: each for each in self._all}
         soft = [each for each in self._all if each.at_begin == "preempt"]
         hard = [each for each in self._all if each.at_begin != "preempt"]
-        self._soft, self._hard = _by_begin(soft, now), _by_begin(hard, now)
-        ending = [each for each in self._all if each.at_end == "preempt"]
-        ending.sort(key=lambda each: each.ends_at)
-        self._ending = [seconds_left(each, now) for each in ending], [e.name for e in ending]
-        self._admitting: dict[tuple[str | None, str, str, str], frozenset[str]] = {}
-        self._fence_of: dict[tuple[frozenset[str], str | None, int, int], Fence | None] = {}
-        self._fences: dict[object, Fence] = {}
-        self._windows_of: dict[Fence, Sequence[Reservation]] = {}
-        """The reservations for other jobs that each fence consists of."""
+        self._soft_in_s, self._hard_in_s = _begins_in_s(soft, now), _begins_in_s(hard, now)
+        self._windows = [*soft, *hard]
+        """The reservations whose jobs are preempted, then the other reservations, each in the order
+        in which they begin. An integer stands for a set of reservations: its bits have the same
+        order."""
+        ending = [each for each in enumerate(self._windows) if each[1].at_end == "preempt"]
+        ending.sort(key=lambda each: each[1].ends_at)
+        self._ending_in_s = [seconds_left(each, now) for _, each in ending]
+        self._ending = [*accumulate((1 << at for at, _ in ending), operator.or_, initial=0)]
+        """For each N, the first N reservations that end with a preemption."""
+        self._claims = Claims(self._windows)
+        self._fence_of: dict[tuple[int, str | None, int, int], Fence | None] = {}
+        self._fences: dict[tuple[int, str | None], Fence] = {}
         self._requests: dict[tuple[int, Fence], tuple[Request, Request]] = {}
         """Fenced requests, keyed by the `id()` of a request, which is kept alive."""
 
@@ -98,10 +105,14 @@ class Windows:
             for each in self._all
         }
 
+    @cached_property
+    def _cells(self) -> Cells:
+        nodes_of = [self._nodes_of[each.name] for each in self._windows]
+        return Cells(self._ids, nodes_of, len(self._soft_in_s))
+
     def apply(self) -> Snapshot:
-        """Return the snapshot in which the nodes lack the pseudo-resources of the fences, and the
-        requests of waiting jobs, of groups that could grow, and of jobs whose size is chosen
-        require them."""
+        """Return the snapshot in which the requests of waiting jobs, of groups that could grow, and
+        of jobs whose size is chosen have fences, and in which the nodes have cells."""
         snapshot = self._snapshot
         if not self._all and not any(job.reservation is not None for job in snapshot.queue):
             return snapshot
@@ -121,18 +132,15 @@ class Windows:
         )
 
     def mark(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """Return the nodes without the pseudo-resources of the fences that exclude them."""
-        lacking: dict[str, dict[str, float]] = {}
-        for fence in self._fences.values():
-            for node_id in fence.nodes:
-                lacking.setdefault(node_id, {})[fence.resource] = 0.0
+        """Return the nodes with their cells (`CELL`)."""
+        cell_of = self._cells.of_node if self._fences else {}
         return tuple(
             replace(
                 node,
-                total={**node.total, **lacking[node.id]},
-                available_to_us={**node.available_to_us, **lacking[node.id]},
+                total={**node.total, CELL: float(cell)},
+                available_to_us={**node.available_to_us, CELL: float(cell)},
             )
-            if node.id in lacking
+            if (cell := cell_of.get(node.id))
             else node
             for node in nodes
         )
@@ -190,24 +198,17 @@ class Windows:
     def _fence(self, job: Claimant, stays_s: float, *, yields: bool = False) -> Fence | None:
         """Return the nodes that a job can't use if it could run for `stays_s`; None if it can use
         all nodes. `yields` is set if it can also be asked to leave before a reservation begins."""
-        claim = job.reservation, job.owner, job.queue, job.project
-        if claim not in self._admitting:
-            self._admitting[claim] = frozenset(e.name for e in self._all if e.admits(job))
-        admitting = self._admitting[claim]
-        if admitting and (
-            n := bisect_right(self._ending[0], self._least_s(stays_s, yields=yields))
-        ):
-            admitting = admitting.difference(self._ending[1][:n])
+        admitting = self._claims.admitting(job)
+        if admitting and self._ending_in_s:
+            n = bisect_right(self._ending_in_s, self._least_s(stays_s, yields=yields))
+            admitting &= ~self._ending[n]
         bound = None if job.reservation is None else self._named.get(job.reservation)
         own = None if bound is None or bound.flex else bound.name
         soft_s, hard_s = self._needed_s(stays_s, yields=yields)
-        soft, hard = bisect_left(self._soft[0], soft_s), bisect_left(self._hard[0], hard_s)
+        soft, hard = bisect_left(self._soft_in_s, soft_s), bisect_left(self._hard_in_s, hard_s)
         key = admitting, own, soft, hard
         if key not in self._fence_of:
-            begun = [*self._soft[1][:soft], *self._hard[1][:hard]]
-            self._fence_of[key] = self._new_fence(
-                [e for e in begun if e.name not in admitting], own
-            )
+            self._fence_of[key] = self._new_fence(admitting, own, soft, hard)
         return self._fence_of[key]
 
     def _needed_s(self, stays_s: float, *, yields: bool) -> tuple[float, float]:
@@ -220,37 +221,47 @@ class Windows:
     def closed_in(self, job: WaitingJob, in_s: float) -> frozenset[str]:
         """Return the nodes that the job can use now, but not if it started after `in_s` seconds."""
         soft_s, hard_s = self._needed_s(_would_stay_s(job), yields=job.yields)
-        closed = frozenset[str]()
-        for each in self._all:
-            needed_s = soft_s if each.at_begin == "preempt" else hard_s
-            begins_in_s, ends_in_s = (
-                (moment - self._now) / timedelta(seconds=1)
-                for moment in (each.begins_at, each.ends_at)
-            )
-            if begins_in_s < in_s + needed_s and in_s < ends_in_s and not each.admits(job):
-                closed |= self._nodes_of[each.name]
-        return closed if job.request.fence is None else closed - job.request.fence.nodes
+        soft = bisect_left(self._soft_in_s, in_s + soft_s)
+        hard = bisect_left(self._hard_in_s, in_s + hard_s)
+        ends_in_s, ended = self._ends
+        not_for_it = ended[bisect_right(ends_in_s, in_s)] | self._claims.admitting(job)
+        cells = self._cells.of_first(soft, hard, not_for_it)
+        return self._cells.nodes_in(cells & ~(job.request.fence.closed if job.request.fence else 0))
 
-    def _new_fence(self, others: Sequence[Reservation], own: str | None) -> Fence | None:
-        within = self._ids if own is None else self._nodes_of[own]
-        there = [(each, self._nodes_of[each.name] & within) for each in others]
-        windows = [(each, nodes) for each, nodes in there if nodes]
-        reserved = frozenset[str]().union(*(nodes for _, nodes in windows))
+    @cached_property
+    def _ends(self) -> tuple[list[float], list[int]]:
+        """Return the seconds until each reservation ends, sorted, and for each N, the first N
+        reservations to end."""
+        ends = sorted((seconds_left(each, self._now), at) for at, each in enumerate(self._windows))
+        first = accumulate((1 << at for _, at in ends), operator.or_, initial=0)
+        return [left_s for left_s, _ in ends], [*first]
+
+    def _new_fence(self, admitting: int, own: str | None, soft: int, hard: int) -> Fence | None:
+        """Return the fence of a job that can use the reservations in `admitting`, and that may
+        still run when the first `soft` and `hard` reservations begin."""
+        cells = self._cells
+        reserved, within = cells.of_first(soft, hard, admitting), cells.all
+        if own is not None:
+            within = cells.of_window[self._windows.index(self._named[own])]
+            reserved &= within
         if not reserved and own is None:
             return None
-        blocked = reserved | (self._ids - within)
-        key = reserved, own, tuple(each.name for each, _ in windows)
+        windows = cells.first(soft, hard) & ~admitting & cells.windows_in(within)
+        key = windows, own
         if key not in self._fences:
-            fence = self._fences[key] = Fence(f"{FENCE}{len(self._fences)}", blocked, reserved, own)
-            self._windows_of[fence] = [each for each, _ in windows]
+            closed = reserved | (cells.all & ~within)
+            self._fences[key] = Fence(closed, reserved, windows, cells.nodes, own)
         return self._fences[key]
 
-    def spoken(self, fence: Fence, nodes: Collection[str]) -> str:
-        """Return a phrase with the reservations for other jobs that include some of these nodes;
+    def spoken(self, fence: Fence, cells: int) -> str:
+        """Return a phrase with the reservations for other jobs that include some of these cells;
         empty if there are none."""
-        there = [w for w in self._windows_of[fence] if not self._nodes_of[w.name].isdisjoint(nodes)]
-        shown = ", and ".join(each.spoken for each in there[:MAX_SHOWN])
-        more = len(there) - MAX_SHOWN
+        if fence.own is not None:
+            cells &= fence.reserved
+        there = self._cells.windows_in(cells) & fence.windows
+        first = itertools.islice(bits(there), MAX_SHOWN)
+        shown = ", and ".join([self._windows[at].spoken for at in first])
+        more = there.bit_count() - MAX_SHOWN
         return f"{shown} and {more} more" if more > 0 else shown
 
     def leaving(self) -> list[Leaving]:
@@ -315,11 +326,9 @@ def _stays_s(job: RunningJob) -> float:
     return math.inf if job.ends_within_s is None else job.ends_within_s
 
 
-def _by_begin(
-    reservations: Sequence[Reservation], now: datetime
-) -> tuple[list[float], Sequence[Reservation]]:
-    """Return the seconds until each reservation begins, and the reservations; both sorted."""
-    return [(each.begins_at - now) / timedelta(seconds=1) for each in reservations], reservations
+def _begins_in_s(reservations: Sequence[Reservation], now: datetime) -> list[float]:
+    """Return the seconds until each reservation begins."""
+    return [(each.begins_at - now) / timedelta(seconds=1) for each in reservations]
 
 
 def _on_nodes(running: Iterable[RunningJob]) -> dict[str, list[RunningJob]]:

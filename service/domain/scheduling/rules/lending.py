@@ -12,13 +12,68 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.slots import EPSILON, Holder, Node, amounts, spoken
 from service.domain.scheduling.rules.queues import has_of
-from service.domain.scheduling.rules.tree import QueueTree, Uses
+from service.domain.scheduling.rules.tree import Path, QueueTree
+
+
+class _Held:
+    """The resources that the jobs of the queues hold, and that the queues keep for themselves."""
+
+    def __init__(
+        self,
+        tree: QueueTree,
+        resources: Collection[str],
+        held: Iterable[tuple[str, Mapping[str, float]]] = (),
+    ) -> None:
+        """`held` contains pairs of a queue and resources that a job of the queue holds."""
+        self._tree = tree
+        self.amounts: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
+        """The resources that the jobs of each queue hold, including the queues under it; of all
+        queues for None."""
+        self._kept: dict[str, dict[str, float]] = {resource: {} for resource in resources}
+        """For each resource, the result of `tree.kept` for each queue that `tree.lenders`
+        contains."""
+        for queue, of_job in held:
+            for resource in self._kept.keys() & of_job.keys():
+                self._add(tree.path(queue), resource, of_job[resource])
+        for resource in resources:
+            self._keep(reversed(tree.lenders), resource)
+
+    def copy(self) -> _Held:
+        found = copy.copy(self)
+        found.amounts = defaultdict(dict, {name: dict(has) for name, has in self.amounts.items()})
+        found._kept = {resource: dict(kept) for resource, kept in self._kept.items()}
+        return found
+
+    def count(self, queue: str, held: Iterable[tuple[str, float]]) -> None:
+        """Count resources that jobs of the queue hold in addition."""
+        path = self._tree.path(queue)
+        for resource, amount in held:
+            if resource in self._kept:
+                self._add(path, resource, amount)
+                upwards = (name for name in reversed(path) if name in self._tree.lenders)
+                self._keep(upwards, resource)
+
+    def _add(self, path: Path, resource: str, amount: float) -> None:
+        for name in (None, *path):
+            of_queue = self.amounts[name]
+            of_queue[resource] = of_queue.get(resource, 0.0) + amount
+
+    def _keep(self, upwards: Iterable[str], resource: str) -> None:
+        """Compute what these queues keep, each queue before its parent."""
+        for name in upwards:
+            below = sum(self.reserved(name, resource).values())
+            self._kept[resource][name] = self._tree.kept(name, resource, self.amounts, below)
+
+    def reserved(self, name: str | None, resource: str, but: str = "") -> dict[str, float]:
+        """Like `tree.reserved`, without the child `but`."""
+        kept, children = self._kept[resource], self._tree.lending_children(name)
+        return {n: kept[n] for n in children if n != but and kept[n] > EPSILON}
 
 
 class Lending:
@@ -31,20 +86,16 @@ class Lending:
         self._tree = tree
         self._nodes = frozenset(node.id for node in nodes)
         self._total = {name: has_of(name, nodes) for name in tree.lent}
-        self._now: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
-        """The resources that the jobs of each queue hold, including the queues under it; of all
-        queues for None."""
-        self._soon: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
-        """Like `_now`, once the jobs that were asked to release slots have released them."""
-
+        self._empty = _Held(tree, self._total)
+        held = ((e.queue, amounts(e.request.mean_bundle, self._inside(e.slices))) for e in holders)
+        self._now = _Held(tree, self._total, held)
+        self._soon = self._now.copy()
+        """The resources that the queues hold now, and once the jobs that were asked to release
+        slots have released them."""
         self._found: dict[tuple[str, WorkerKind, bool], tuple[int, str] | None] = {}
         """The answers of `workers` since the uses have changed."""
         self._at_most: dict[tuple[str, WorkerKind], tuple[int, str] | None] = {}
         """Like `_found`, if no job held slots."""
-        for each in holders:
-            held = amounts(each.request.mean_bundle, self._inside(each.slices))
-            for uses in (self._now, self._soon):
-                self._count(uses, each.queue, held.items())
 
     def take(self, queue: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Count slots that a job of the queue gets."""
@@ -75,7 +126,7 @@ class Lending:
         if _runs_elsewhere(kind):
             return True
         if (queue, kind) not in self._at_most:
-            self._at_most[queue, kind] = self._workers(queue, kind, {})
+            self._at_most[queue, kind] = self._workers(queue, kind, self._empty)
         most = self._at_most[queue, kind]
         return most is None or most[0] >= num_workers
 
@@ -86,7 +137,7 @@ class Lending:
         """Return a copy in which jobs can leave for a trial."""
         found = copy.copy(self)
         found._found = {}
-        found._soon = defaultdict(dict, {name: dict(held) for name, held in self._soon.items()})
+        found._soon = self._soon.copy()
         return found
 
     def workers(self, queue: str, kind: WorkerKind, *, soon: bool) -> tuple[int, str] | None:
@@ -100,18 +151,18 @@ class Lending:
             self._found[key] = self._workers(queue, kind, self._soon if soon else self._now)
         return self._found[key]
 
-    def _workers(self, queue: str, kind: WorkerKind, uses: Uses) -> tuple[int, str] | None:
+    def _workers(self, queue: str, kind: WorkerKind, uses: _Held) -> tuple[int, str] | None:
         found, path = None, self._tree.path(queue)
         for resource, each in kind.counted:
             if not each or resource not in self._total:
                 continue
             keeping: dict[str, float] = {}
             for above, but in zip((None, *path), (*path, ""), strict=True):
-                keeping |= self._tree.reserved(above, resource, uses, but)
+                keeping |= uses.reserved(above, resource, but)
             if not keeping:
                 continue
             kept = sum(keeping.values())
-            idle = self._total[resource] - uses.get(None, {}).get(resource, 0.0)
+            idle = self._total[resource] - uses.amounts.get(None, {}).get(resource, 0.0)
             number = max(0, math.floor((idle - kept + EPSILON) / each))
             if found is None or number < found[0]:
                 first = min(keeping, key=lambda name: (-keeping[name], name))
@@ -124,18 +175,9 @@ class Lending:
                 found = number, message
         return found
 
-    def _count(
-        self,
-        uses: defaultdict[str | None, dict[str, float]],
-        queue: str,
-        held: Iterable[tuple[str, float]],
-    ) -> None:
+    def _count(self, uses: _Held, queue: str, held: Iterable[tuple[str, float]]) -> None:
         self._found.clear()
-        for name in (None, *self._tree.path(queue)):
-            use = uses[name]
-            for resource, amount in held:
-                if resource in self._total:
-                    use[resource] = use.get(resource, 0.0) + amount
+        uses.count(queue, held)
 
 
 def _runs_elsewhere(kind: WorkerKind) -> bool:

@@ -103,10 +103,15 @@ class _Scope:
     height: Height
     borrowing: Mapping[str, float]
     """The borrowing limit, where it is what limits the queue."""
+    _counted: dict[WorkerKind, _Counted] = field(default_factory=dict, compare=False, repr=False)
 
     def counted(self, kind: WorkerKind) -> _Counted:
         """Return the limited resources of a worker."""
-        return [(name, each) for name, each in kind.counted if each and name in self.amounts]
+        found = self._counted.get(kind)
+        if found is None:
+            found = [(name, each) for name, each in kind.counted if each and name in self.amounts]
+            self._counted[kind] = found
+        return found
 
 
 class AccountLimits:
@@ -142,6 +147,13 @@ class AccountLimits:
             most = min(most, workers)
         return UNLIMITED if most == UNLIMITED.workers else Headroom(most)
 
+    def allows(self, job_id: str, kind: WorkerKind, num_workers: int) -> bool:
+        """Whether the job may have this number of additional workers."""
+        return self._closed is None and all(
+            _left(scope, job_id, counted)[0] >= num_workers
+            for scope, counted in self._limits_of(kind)
+        )
+
     def lent(self, kind: WorkerKind, *, soon: bool = False) -> Headroom:
         """Return how many workers of a job fit without slots that other queues keep for themselves
         although they are idle; with `soon`, once the jobs that were asked to leave have left."""
@@ -172,6 +184,7 @@ class AccountLimits:
     def _limits_of(self, kind: WorkerKind) -> list[tuple[_Scope, _Counted]]:
         """Return the scopes that limit workers of this kind, each with the resources of a worker
         that the scope limits."""
+        kind = kind.anywhere  # the limits are the same on all nodes
         found = self._limiting.get(kind)
         if found is None:
             of_each = [(scope, scope.counted(kind)) for scope in self._scopes]
@@ -218,6 +231,8 @@ class QueueLimits:
             self.lending = Lending(self._tree, lendable, holders)
         self._uses: defaultdict[tuple[str, str | None], _Use] = defaultdict(_Use)
         """The jobs of each queue, and of each user in it."""
+        self._of_users: dict[str, list[tuple[int, Queue]]] = {}
+        """For each queue, the queues with limits for each user, with their heights."""
         self._of_queues: dict[str, list[_Scope]] = {}
         """The limits of each queue and of the queues above it."""
         self._of_accounts: dict[Account, AccountLimits | None] = {}
@@ -242,6 +257,13 @@ class QueueLimits:
         return limits
 
     def _of_user(self, name: str, owner: str) -> list[_Scope]:
+        rules = self._of_users.get(name)
+        if rules is None:
+            rules = self._of_users[name] = [
+                (height, queue)
+                for height, queue in enumerate(self._tree.upwards(name))
+                if queue.user_limit or queue.max_running_per_user is not None
+            ]
         return [
             _Scope(
                 USER_LIMIT,
@@ -250,8 +272,7 @@ class QueueLimits:
                 *(f"the queue {queue.name!r} allows a user", self._uses[queue.name, owner]),
                 *((height, False), {}),
             )
-            for height, queue in enumerate(self._tree.upwards(name))
-            if queue.user_limit or queue.max_running_per_user is not None
+            for height, queue in rules
         ]
 
     def _of_queue(self, name: str) -> list[_Scope]:

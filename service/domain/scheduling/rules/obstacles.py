@@ -7,10 +7,12 @@ recorded when the job is considered.
 
 from __future__ import annotations
 
-import heapq
+import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
@@ -43,8 +45,9 @@ class _Reach:
     """A set of nodes on which certain kinds of workers could run, the jobs that hold slots on these
     nodes, and the blocked jobs that could also use these nodes."""
 
-    def __init__(self, node_kinds: frozenset[int]) -> None:
+    def __init__(self, node_kinds: int) -> None:
         self.node_kinds = node_kinds
+        """The kinds of these nodes, as bits."""
         self.num_holders = 0
         """Number of holders whose slots on these nodes have been counted."""
         self.held_by: dict[str, int] = {}
@@ -52,8 +55,17 @@ class _Reach:
         self.blocked: list[tuple[int, str]] = []
         """(position, job) of the first blocked jobs, in the order of the queue."""
         self.num_blocked = 0
-        self.rivals: list[_Reach] = []
-        """Instances that share nodes with this instance, including itself."""
+
+
+class _Holding(NamedTuple):
+    """The slots that a job holds."""
+
+    job_id: str
+    slices: Sequence[tuple[int, int]]
+    """For each slice, the kind of the node as a bit, and the number of workers."""
+    node_kinds: int
+    """The kinds of all these nodes, as bits."""
+    num_workers: int
 
 
 Ahead = tuple[tuple[str, ...], int]
@@ -82,29 +94,49 @@ class Obstacles:
         holders: Sequence[Holder],
         free: Pool,
         nodes: Sequence[Node],
-        reserved_by: Callable[[Fence, Collection[str]], str],
+        reserved_by: Callable[[Fence, int], str],
     ) -> None:
         """`reserved_by` returns a phrase with the reservations of a fence that include some of the
-        given nodes."""
+        given cells."""
         self._reserved_by = reserved_by
         self._nodes = nodes
         self._stock = stock
-        self._stuck = {stock.kind_of[node.id] for node in nodes if any(node.quarantined.values())}
-        """The kinds of nodes on which processes are stuck."""
+        stuck = (node.id for node in nodes if any(node.quarantined.values()))
+        self._stuck = self._kinds_of(stuck)
+        """The kinds of nodes on which processes are stuck, as bits."""
         self._free = free
-        self._holders = [(holder.job_id, holder.slices) for holder in holders]
+        self._holders: list[_Holding] = []
+        self._names: set[str] = set()
+        """The jobs that hold slots."""
+        for holder in holders:
+            self.hold(holder.job_id, holder.slices)
         self._num_blocked = 0
-        self._reaches: dict[frozenset[int], _Reach] = {}
+        self._reaches: dict[int, _Reach] = {}
+        self._blocked: list[_Reach] = []
+        """The instances with blocked jobs."""
         self._reach_of: dict[WorkerKind, _Reach] = {}
-        self._first_ahead: dict[_Reach, tuple[str, ...]] = {}
+        self._first_ahead: dict[_Reach, tuple[int, tuple[str, ...]]] = {}
+        """The number of jobs ahead, and the first of them."""
         self._seen: dict[Gang, _Seen] = {}
 
     def hold(self, job_id: str, slices: tuple[Slice, ...]) -> None:
-        self._holders.append((job_id, slices))
+        there = [
+            (self._stock.bit_of(part.node_id), part.num_workers)
+            for part in slices
+            if part.node_id in self._stock.kind_of
+        ]
+        kinds = functools.reduce(operator.or_, (bit for bit, _ in there), 0)
+        self._holders.append(_Holding(job_id, there, kinds, sum(number for _, number in there)))
+        self._names.add(job_id)
+
+    def _kinds_of(self, nodes: Iterable[str]) -> int:
+        return functools.reduce(operator.or_, map(self._stock.bit_of, nodes), 0)
 
     def block(self, job_id: str, kind: WorkerKind) -> None:
         """Record that the job has reserved slots."""
         reach = self._reach_of.get(kind) or self._reach(kind)
+        if not reach.num_blocked:
+            self._blocked.append(reach)
         reach.num_blocked += 1
         if len(reach.blocked) < MAX_NAMED:
             reach.blocked.append((self._num_blocked, job_id))
@@ -124,7 +156,7 @@ class Obstacles:
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
-        if job_id in self._counted(gang.kind).held_by:
+        if job_id in self._names and job_id in self._counted(gang.kind).held_by:
             return self.why(gang.needs, job_id, gang.kind, gang.least, ahead, seen.free)
         if seen.explanation is None:
             seen.explanation = self.why(gang.needs, job_id, gang.kind, gang.least, None, seen.free)
@@ -188,19 +220,18 @@ class Obstacles:
         fence = kind.fence
         if fence is None:
             return None
-        nodes, whole = self._free.reserved(kind), self._stock.whole(kind)
-        more, there = sum(nodes.values()), f"{sentence}; {free} {_is(free)} free"
+        more, cells = self._free.reserved(kind)
+        whole, there = self._stock.whole(kind), f"{sentence}; {free} {_is(free)} free"
         if fence.own is None:
             would_fit = self._free.capacity(kind.anywhere) >= least
         else:
             would_fit = free + more >= least
-            of_kinds, kind_of = self._stock.capacity(kind.anywhere), self._stock.kind_of
-            total = whole + sum(of_kinds[kind_of[n]] for n in fence.reserved if n in kind_of)
+            total = whole + self._stock.whole_by_cell(kind.anywhere).within(fence.reserved)
             if total < least:
                 why = f"the reservation's nodes have room for {total}"
                 return Reason("waiting_for_slots", f"{sentence}; {why}")
         if would_fit and not kind.is_whole:
-            by = self._reserved_by(fence, nodes)
+            by = self._reserved_by(fence, cells)
             return Reason(RESERVED, f"{there}, and {more} more {_is(more)} reserved: {by}")
         if would_fit or whole < least:
             by = self._reserved_by(fence, fence.reserved)
@@ -231,54 +262,45 @@ class Obstacles:
         reach = self._reach(kind)
         if reach.num_holders == len(self._holders):
             return reach
-        kind_of = self._stock.kind_of
-        for name, slices in itertools.islice(self._holders, reach.num_holders, None):
-            there = 0
-            for part in slices:
-                if kind_of.get(part.node_id) in reach.node_kinds:
-                    there += part.num_workers
-            if there:
-                reach.held_by[name] = reach.held_by.get(name, 0) + there
-                reach.held += there
+        for name, slices, kinds, number in itertools.islice(self._holders, reach.num_holders, None):
+            within = kinds & reach.node_kinds
+            if not within:
+                continue
+            if within != kinds:
+                number = sum([more for bit, more in slices if bit & within])
+            reach.held_by[name] = reach.held_by.get(name, 0) + number
+            reach.held += number
         reach.num_holders = len(self._holders)
         return reach
 
     def _reach(self, kind: WorkerKind) -> _Reach:
         reach = self._reach_of.get(kind)
         if reach is None:
-            node_kinds = frozenset(self._suitable(kind))
+            node_kinds = self._suitable(kind)
             reach = self._reaches.get(node_kinds)
             if reach is None:
                 reach = self._reaches[node_kinds] = _Reach(node_kinds)
-                self._meet(reach)
             self._reach_of[kind] = reach
         return reach
 
-    def _suitable(self, kind: WorkerKind) -> set[int]:
-        """Return the kinds of nodes on which a worker could run if they were empty."""
+    def _suitable(self, kind: WorkerKind) -> int:
+        """Return the kinds of nodes on which a worker could run if they were empty, as bits."""
         if kind.heterogeneous is None:
-            return {at for at, number in enumerate(self._stock.capacity(kind)) if number}
+            return self._stock.suitable(kind)
         bundles = [bundle for _, bundle in kind.heterogeneous.runs]
         could = (n for n in self._nodes if any(fits(bundle, n.total) for bundle in bundles))
-        return {self._stock.kind_of[node.id] for node in could}
-
-    def _meet(self, new: _Reach) -> None:
-        for reach in self._reaches.values():
-            if reach.node_kinds & new.node_kinds:
-                new.rivals.append(reach)
-                if reach is not new:
-                    reach.rivals.append(new)
+        return self._kinds_of(node.id for node in could)
 
     def _ahead(self, reach: _Reach) -> Ahead:
         """Return the first blocked jobs that have reserved slots on these nodes, and their total
         number."""
-        number = sum([rival.num_blocked for rival in reach.rivals])
-        first = self._first_ahead.get(reach)
-        if first is None:
-            named = heapq.merge(*(rival.blocked for rival in reach.rivals))
-            first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
-            if len(first) == MAX_NAMED:  # jobs that are blocked later can't be among the first
-                self._first_ahead[reach] = first
+        rivals = [each for each in self._blocked if each.node_kinds & reach.node_kinds]
+        number = sum([rival.num_blocked for rival in rivals])
+        before, first = self._first_ahead.get(reach, (-1, ()))
+        if number != before and len(first) < MAX_NAMED:
+            named = sorted(itertools.chain.from_iterable(rival.blocked for rival in rivals))
+            first = tuple([job_id for _, job_id in named[:MAX_NAMED]])
+            self._first_ahead[reach] = number, first
         return first, number
 
 

@@ -186,6 +186,7 @@ class Standings:
                     found = _shares(of_users, of_each, slack_s)
                     self.of_users |= {(name, owner): share for owner, share in found.items()}
         self._tiers: dict[tuple[str, int], Tiers] = {}
+        self._users: dict[Account, UserStanding] = {}
         self._far_ahead: dict[str, tuple[bool, ...]] = {}
 
     def tier(self, queue: str) -> Tier:
@@ -212,8 +213,12 @@ class Standings:
         return self._tree.path(queue)
 
     def user(self, queue: str, owner: str) -> UserStanding:
-        share = self.of_users.get((queue, owner))
-        return UserStanding.EVEN if share is None else share.standing
+        found = self._users.get((queue, owner))
+        if found is None:
+            share = self.of_users.get((queue, owner))
+            found = UserStanding.EVEN if share is None else share.standing
+            self._users[queue, owner] = found
+        return found
 
     def far_ahead(self, queue: str, owner: str) -> FarAhead:
         of_user = self.of_users.get((queue, owner))
@@ -268,9 +273,13 @@ class Quotas:
         that will be claimed."""
         self._left = {name: dict(quota) for name, quota in quotas.items() if quota}
         self._open = {
-            (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)
+            (queue, kind)
+            for queue in self._left
+            for kind in kinds
+            if kind is kind.anywhere and self._has(queue, kind, 1)
         }
-        """(queue, kind) pairs for which another worker might still be within the quota."""
+        """(queue, kind) pairs for which another worker might still be within the quota. Fences
+        don't matter for quotas."""
 
     @property
     def are_spent(self) -> bool:
@@ -279,6 +288,7 @@ class Quotas:
 
     def grant(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
         """Claim workers from the quota. Returns whether the workers are within the quota."""
+        kind = kind.anywhere
         if (queue, kind) not in self._open:
             return False
         if self._has(queue, kind, num_workers):

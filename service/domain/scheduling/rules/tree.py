@@ -33,6 +33,7 @@ class QueueTree:
         for queue in self.queues.values():
             self.children[self._parent(queue)].append(queue.name)
         self._paths: dict[str, Path] = {}
+        self._lending_children: dict[str | None, list[str]] = {}
         is_flat = len(self.children) <= 1
         self.depth = 1 if is_flat else max(len(self.path(name)) for name in self.queues)
 
@@ -95,26 +96,39 @@ class QueueTree:
         return frozenset(name for queue in self.queues.values() for name in queue.lending_limit)
 
     @cached_property
-    def _lenders(self) -> set[str]:
-        """The queues with lending limits, and the queues above them."""
+    def lenders(self) -> dict[str, None]:
+        """The queues with lending limits, and the queues above them, each after its parent."""
         lenders = [queue.name for queue in self.queues.values() if queue.lending_limit]
-        return {above for name in lenders for above in self.path(name)}
+        return {above: None for name in lenders for above in self.path(name)}
 
-    def reserved(self, name: str | None, resource: str, used: Uses, but: str) -> dict[str, float]:
-        """Return the amounts that the children of a queue keep for themselves although they don't
-        use them, keyed by child, except the child `but`."""
-        found = {}
-        for child in self.children.get(name, ()):
-            if child in self._lenders and child != but:
-                lends = self.queues[child].lending_limit.get(resource)
-                kept = 0.0
-                if lends is not None:
-                    kept = self.quotas.get(child, {}).get(resource, 0.0) - lends
-                    kept -= used.get(child, {}).get(resource, 0.0)
-                below = sum(self.reserved(child, resource, used, but).values())
-                if (most := max(kept, below)) > EPSILON:
-                    found[child] = most
+    def lending_children(self, name: str | None) -> list[str]:
+        """Return the children of a queue that have lending limits, or queues with such limits under
+        them."""
+        found = self._lending_children.get(name)
+        if found is None:
+            children = self.children.get(name, ())
+            found = [child for child in children if child in self.lenders]
+            self._lending_children[name] = found
         return found
+
+    def reserved(self, name: str | None, resource: str, used: Uses) -> dict[str, float]:
+        """Return the amounts that the children of a queue keep for themselves although they don't
+        use them, keyed by child."""
+        found = {}
+        for child in self.lending_children(name):
+            below = sum(self.reserved(child, resource, used).values())
+            if (kept := self.kept(child, resource, used, below)) > EPSILON:
+                found[child] = kept
+        return found
+
+    def kept(self, name: str, resource: str, used: Uses, below: float) -> float:
+        """Return the amount that a queue keeps for itself and the queues under it although they
+        don't use it. `below` is the amount that the queues under it keep."""
+        lends = self.queues[name].lending_limit.get(resource)
+        if lends is None:
+            return max(0.0, below)
+        quota = self.quotas.get(name, {}).get(resource, 0.0)
+        return max(quota - lends - used.get(name, {}).get(resource, 0.0), below)
 
     def combined(self, name: str) -> Queue:
         """Return the queue with the rules for a job's priority and running time that result from

@@ -11,9 +11,13 @@ from dataclasses import replace
 
 import pytest
 
+from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.outlook.factors import Factors
+from service.domain.scheduling.placement.gangs import Gangs
+from service.domain.scheduling.placement.slots import Request
 from service.domain.scheduling.policy import Preempt, Snapshot, Start, Wait, WaitingJob, plan
 from service.domain.scheduling.policy.ordering import in_order
+from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.queues import Queue
 from service.domain.scheduling.rules.shares import Standings, Tier, Used
 from service.domain.scheduling.rules.tree import QueueTree
@@ -49,6 +53,33 @@ def test_a_job_starts_if_no_queue_above_it_forbids_it() -> None:
         else:
             assert isinstance(decision, Start), (seed, decision)
     assert seen == {"queue_limit", "waiting_for_slots", "lending_limit", "starts"}
+
+
+def test_what_may_be_borrowed_changes_with_each_job() -> None:
+    kind, slot = Gangs({}).of(Request(1, {"GPU": 1.0})).kind, (Slice("n", 1),)
+    lent = 0
+    for seed in range(100):
+        draw = random.Random(seed)
+        snapshot = snapshot_of(draw, tree_of(draw), 8)
+        oracle, (holding, coming) = TreeOracle(snapshot), ([*snapshot.running], snapshot.queue)
+        lending = Lending(QueueTree(snapshot.queues), snapshot.nodes, snapshot.holders)
+        for job in coming:
+            if holding and draw.random() < 0.4:
+                gone = holding.pop(draw.randrange(len(holding)))
+                lending.leave(gone.queue, kind, slot)
+            else:
+                holding.append(job)
+                lending.take(job.queue, kind, slot)
+            trial = lending.trial()
+            trial.leave(job.queue, kind, slot, -1)
+            for name in {each.queue for each in coming}:
+                asks = replace(coming[0], queue=name)
+                found = lending.workers(name, kind, soon=True)
+                assert found is None or found[0] == max(0, oracle.lendable(asks, holding)), seed
+                then = trial.workers(name, kind, soon=True)
+                assert then is None or then[0] == max(0, oracle.lendable(asks, [*holding, job]))
+                lent += found is not None
+    assert lent > 100
 
 
 @pytest.mark.parametrize("part", range(4))
