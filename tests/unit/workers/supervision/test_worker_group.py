@@ -128,7 +128,7 @@ class Replacing:
         self.ended: list[Any] = []
         self.killed: list[Any] = []
         monkeypatch.setattr(local_rank, "end_actor", self._end)
-        monkeypatch.setattr(worker_group.ray, "kill", self.killed.append)
+        monkeypatch.setattr(local_rank.ray, "kill", self.killed.append)
         self._loop = asyncio.get_running_loop()
         spec = attempt_spec()
         self.group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
