@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import traceback
 from collections import Counter
@@ -437,6 +438,11 @@ class WorkerGroup:
         await placement_groups.release(
             self._spec.job_id, self._spec.attempt, self._node_ids, groups
         )
+
+    def close(self) -> None:
+        """Release what the group still holds in this process after `release`."""
+        if self._store is not None:
+            os.close(self._store.output)
 
     async def has_lost_a_node(self) -> bool:
         alive = await asyncio.to_thread(placement_groups.alive_nodes)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from ray_workers.shared.processes.machine_speed import OVERLOADED, USUAL, overlo
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.rank_actor import RankActor
-from ray_workers.supervision.supervisor import Supervisor
+from ray_workers.supervision.supervisor import Farewell, Supervisor
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
 from service.cluster.ray.described_nodes import (
@@ -46,6 +46,7 @@ from service.cluster.ray.described_nodes import (
     is_head_or_control,
 )
 from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
+from service.cluster.ray.shared_supervisors import SharedSupervisors
 from service.cluster.ray.unowned_slots import UnownedSlots
 from service.config.node_types import labels_in, without_labels
 
@@ -86,6 +87,8 @@ class RayCluster:
         slower than usual its machines were."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
+        self._shared = SharedSupervisors()
+        self._drained: Collection[str] = ()
 
     async def start(self) -> None:
         joined = await asyncio.to_thread(
@@ -110,7 +113,7 @@ class RayCluster:
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
         available = await asyncio.to_thread(compat_ray.available_by_node)
-        drained = await asyncio.to_thread(compat_ray.drained_nodes)
+        self._drained = drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
         node_ids = [node["NodeID"] for node in alive]
         heads = {node["NodeID"] for node in alive if is_head_or_control(node)}
@@ -140,29 +143,33 @@ class RayCluster:
             self._prestarter.keep_warm(node["NodeID"], count)
 
     async def launch(self, spec: AttemptSpec) -> None:
+        key, owner = (spec.job_id, spec.attempt), spec.environment_policy.owner
+        idle = await self._shared.reserve(owner, self._drained)
+        shared_name = self._shared.name(owner) if idle is None else idle.name
+        name = shared_name or supervisor_name(*key)
         deployment_id = self._config.deployment_id
-        await asyncio.to_thread(launch_once.claim_launch, deployment_id, spec.job_id, spec.attempt)
-        resources = await asyncio.to_thread(ray.cluster_resources)
-        control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
-        key = (spec.job_id, spec.attempt)
-        rank_actor_code = await asyncio.to_thread(compat_ray.export_class, RankActor)
-        create = asyncio.to_thread(
-            Supervisor.options(  # type: ignore[attr-defined]
-                name=supervisor_name(spec.job_id, spec.attempt),
-                lifetime="detached",
-                max_concurrency=64,
-                resources={control: SLIVER},
-            ).remote,
-            spec,
-            rank_actor_code,
-        )
+        await asyncio.to_thread(launch_once.claim_launch, deployment_id, *key, name)
+        starting = self._create(spec, shared_name) if idle is None else _hand_over(spec, idle.actor)
         # The actor's creation continues even if the caller stops waiting. Record the launch,
         # because looking up the actor by name may fail until its creation is complete.
-        launching = asyncio.ensure_future(create)
+        launching = asyncio.ensure_future(starting)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
         self._supervisors[key] = await asyncio.shield(launching)
         self._prestarter.used()
+
+    async def _create(self, spec: AttemptSpec, shared_name: str | None) -> Any:
+        """Create a supervisor that runs the attempt."""
+        resources = await asyncio.to_thread(ray.cluster_resources)
+        control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
+        rank_actor_code = await asyncio.to_thread(compat_ray.export_class, RankActor)
+        create = Supervisor.options(  # type: ignore[attr-defined]
+            name=shared_name or supervisor_name(spec.job_id, spec.attempt),
+            lifetime="detached",
+            max_concurrency=64,
+            resources={control: SLIVER},
+        ).remote
+        return await asyncio.to_thread(create, spec, rank_actor_code, shared_name)
 
     async def give_up(self, ref: AttemptRef) -> None:
         deployment_id = self._config.deployment_id
@@ -183,13 +190,19 @@ class RayCluster:
             return await self._poll_unsupervised(ref, cursor, max_bytes, "there is no such actor")
         key = (ref.job_id, ref.attempt)
         try:
-            call = supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
-            reply: PollReply = await self._silence.ask(key, wait_s + SUPERVISOR_SLACK_S, call)
+            call = supervisor.poll.remote(key, dict(cursor), wait_s, max_bytes)
+            reply: PollReply | None = await self._silence.ask(
+                key, wait_s + SUPERVISOR_SLACK_S, call
+            )
         except ActorDiedError as error:
             self._forget(key)
             return await self._poll_unsupervised(ref, cursor, max_bytes, brief(error))
         except NO_ANSWER:
             return await self._silent_reply(ref, cursor)
+        if reply is None:
+            self._forget(key)
+            how = "it was never handed over to its supervisor"
+            return await self._poll_unsupervised(ref, cursor, max_bytes, how)
         self._heard.add(key)
         if reply.outcome is not None:
             self._agents.look_again(ref.node_ids)
@@ -241,10 +254,18 @@ class RayCluster:
         """Return the handle of the attempt's supervisor. Raises ValueError if there is none."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
-            self._supervisors[key] = await asyncio.to_thread(
-                ray.get_actor, supervisor_name(ref.job_id, ref.attempt)
-            )
+            self._supervisors[key] = await asyncio.to_thread(self._find_supervisor, key)
         return self._supervisors[key]
+
+    def _find_supervisor(self, key: tuple[str, int]) -> Any:
+        """Blocking."""
+        try:
+            return ray.get_actor(supervisor_name(*key))
+        except ValueError:
+            name = launch_once.shared_supervisor_of(self._config.deployment_id, *key)
+            if name is None:
+                raise
+            return ray.get_actor(name)
 
     async def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
@@ -351,17 +372,24 @@ class RayCluster:
     async def send(self, ref: AttemptRef, command: Command) -> None:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.carry_out.remote(command))
+            call = supervisor.carry_out.remote((ref.job_id, ref.attempt), command)
+            await result_within(ANSWER_LIMIT_S, call)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
+        key = (ref.job_id, ref.attempt)
         try:
             supervisor = await self._supervisor(ref)
-            end: Callable[[Any], None] = ray.kill
             try:
-                await result_within(2 * ANSWER_LIMIT_S, supervisor.acknowledge.remote())
+                call = supervisor.acknowledge.remote(key)
+                farewell: Farewell | None = await result_within(2 * ANSWER_LIMIT_S, call)
             except NO_ANSWER:
-                end = end_actor
-            await asyncio.to_thread(end, supervisor)
+                await asyncio.to_thread(end_actor, supervisor)
+            else:
+                if farewell is None:
+                    raise ValueError("it is the supervisor of another attempt")
+                self._shared.dropped(farewell, supervisor)
+                if farewell.idle_as is None:
+                    await asyncio.to_thread(ray.kill, supervisor)
         except (ValueError, RayActorError):
             await self.snapshot()
             agents = list(self._agents.of(ref.node_ids).values())
@@ -370,9 +398,9 @@ class RayCluster:
             calls = (agent.drop.remote(ref.job_id, ref.attempt) for agent in agents)
             drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
             await asyncio.gather(*drops, return_exceptions=True)
-        self._forget((ref.job_id, ref.attempt))
-        self._ended.pop((ref.job_id, ref.attempt), None)
-        await self._unowned.sweep((ref.job_id, ref.attempt), ref.node_ids)
+        self._forget(key)
+        self._ended.pop(key, None)
+        await self._unowned.sweep(key, ref.node_ids)
 
     async def attempts(self) -> list[AttemptRef]:
         found = set()
@@ -427,6 +455,14 @@ class RayCluster:
 
     def _accepted_agents(self) -> list[Any]:
         return [node.agent for node in self._agents.joined if node.refused is None]
+
+
+async def _hand_over(spec: AttemptSpec, supervisor: Any) -> Any:
+    """Give an attempt to an idle supervisor. If the supervisor dies or is suspended, the attempt
+    has lost its supervisor, which the next polls find out."""
+    with contextlib.suppress(TimeoutError, RayError):
+        await result_within(ANSWER_LIMIT_S, supervisor.begin.remote(spec))
+    return supervisor
 
 
 def _ended(cursor: Mapping[str, int], outcome: Outcome) -> PollReply:
