@@ -30,23 +30,17 @@ from ray_workers.shared.contracts import (
     ProcessKind,
     SilentProcess,
 )
-from ray_workers.shared.names import namespace, supervisor_name
+from ray_workers.shared.names import namespace
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.machine_speed import OVERLOADED, USUAL, overload_note
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
-from ray_workers.supervision.rank_actor import RankActor
-from ray_workers.supervision.supervisor import Farewell, Supervisor
+from ray_workers.supervision.supervisor import Farewell
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
-from service.cluster.ray.described_nodes import (
-    CONTROL_RESOURCE,
-    HEAD_RESOURCE,
-    described,
-    is_head_or_control,
-)
+from service.cluster.ray.described_nodes import described, is_head_or_control
 from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
-from service.cluster.ray.shared_supervisors import SharedSupervisors
+from service.cluster.ray.supervisors import Supervisors
 from service.cluster.ray.unowned_slots import UnownedSlots
 from service.config.node_types import labels_in, without_labels
 
@@ -54,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 AGENT_WAIT_S = 20.0
 """Maximum number of seconds that the driver waits for an agent's response."""
-SLIVER = 0.001
-"""Amount of a marker resource that actors request so that they run on a node with this resource."""
 SUPERVISOR_SLACK_S = 10.0
 """Seconds, in addition to a poll's waiting time, that a supervisor may take to query its nodes."""
 ANSWER_LIMIT_S = 5.0
@@ -87,7 +79,7 @@ class RayCluster:
         slower than usual its machines were."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
-        self._shared = SharedSupervisors()
+        self._pool = Supervisors(config.deployment_id)
         self._drained: Collection[str] = ()
 
     async def start(self) -> None:
@@ -143,33 +135,15 @@ class RayCluster:
             self._prestarter.keep_warm(node["NodeID"], count)
 
     async def launch(self, spec: AttemptSpec) -> None:
-        key, owner = (spec.job_id, spec.attempt), spec.environment_policy.owner
-        idle = await self._shared.reserve(owner, self._drained)
-        shared_name = self._shared.name(owner) if idle is None else idle.name
-        name = shared_name or supervisor_name(*key)
-        deployment_id = self._config.deployment_id
-        await asyncio.to_thread(launch_once.claim_launch, deployment_id, *key, name)
-        starting = self._create(spec, shared_name) if idle is None else _hand_over(spec, idle.actor)
-        # The actor's creation continues even if the caller stops waiting. Record the launch,
-        # because looking up the actor by name may fail until its creation is complete.
+        starting = await self._pool.claim(spec, self._drained)
+        # The launch continues even if the caller stops waiting. Record the launch, because looking
+        # up the actor by name may fail until its creation is complete.
+        key = (spec.job_id, spec.attempt)
         launching = asyncio.ensure_future(starting)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
         self._supervisors[key] = await asyncio.shield(launching)
         self._prestarter.used()
-
-    async def _create(self, spec: AttemptSpec, shared_name: str | None) -> Any:
-        """Create a supervisor that runs the attempt."""
-        resources = await asyncio.to_thread(ray.cluster_resources)
-        control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
-        rank_actor_code = await asyncio.to_thread(compat_ray.export_class, RankActor)
-        create = Supervisor.options(  # type: ignore[attr-defined]
-            name=shared_name or supervisor_name(spec.job_id, spec.attempt),
-            lifetime="detached",
-            max_concurrency=64,
-            resources={control: SLIVER},
-        ).remote
-        return await asyncio.to_thread(create, spec, rank_actor_code, shared_name)
 
     async def give_up(self, ref: AttemptRef) -> None:
         deployment_id = self._config.deployment_id
@@ -254,18 +228,8 @@ class RayCluster:
         """Return the handle of the attempt's supervisor. Raises ValueError if there is none."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
-            self._supervisors[key] = await asyncio.to_thread(self._find_supervisor, key)
+            self._supervisors[key] = await asyncio.to_thread(self._pool.find, *key)
         return self._supervisors[key]
-
-    def _find_supervisor(self, key: tuple[str, int]) -> Any:
-        """Blocking."""
-        try:
-            return ray.get_actor(supervisor_name(*key))
-        except ValueError:
-            name = launch_once.shared_supervisor_of(self._config.deployment_id, *key)
-            if name is None:
-                raise
-            return ray.get_actor(name)
 
     async def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
@@ -387,9 +351,7 @@ class RayCluster:
             else:
                 if farewell is None:
                     raise ValueError("it is the supervisor of another attempt")
-                self._shared.dropped(farewell, supervisor)
-                if farewell.idle_as is None:
-                    await asyncio.to_thread(ray.kill, supervisor)
+                await self._pool.dismiss(supervisor, farewell)
         except (ValueError, RayActorError):
             await self.snapshot()
             agents = list(self._agents.of(ref.node_ids).values())
@@ -455,14 +417,6 @@ class RayCluster:
 
     def _accepted_agents(self) -> list[Any]:
         return [node.agent for node in self._agents.joined if node.refused is None]
-
-
-async def _hand_over(spec: AttemptSpec, supervisor: Any) -> Any:
-    """Give an attempt to an idle supervisor. If the supervisor dies or is suspended, the attempt
-    has lost its supervisor, which the next polls find out."""
-    with contextlib.suppress(TimeoutError, RayError):
-        await result_within(ANSWER_LIMIT_S, supervisor.begin.remote(spec))
-    return supervisor
 
 
 def _ended(cursor: Mapping[str, int], outcome: Outcome) -> PollReply:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from dray.drills import DrillKind
-from ray_workers.node import compat_ray
 from ray_workers.shared.commands import Drill, Grant, Stop
 from ray_workers.shared.contracts import Cause, Outcome, Phase, PollReply, ProcessKind, Slice
 from ray_workers.shared.names import agent_name
 from ray_workers.shared.paths import NODE_TMPDIR
 from ray_workers.shared.spool_reader import SpoolRead
-from ray_workers.supervision import node_clients, supervisor
+from ray_workers.supervision import attempt_run, node_clients
+from ray_workers.supervision.attempt_run import AttemptRun
 from ray_workers.supervision.rules.timings import Timings
 from tests.wire import attempt_spec
 
@@ -73,7 +73,7 @@ class Ended:
 
         self.agents = {"a": Agent(), "b": Agent()}
         self.alive = {"a", "b"}
-        ray = supervisor.ray
+        ray = attempt_run.ray
 
         def get_actor(name: str) -> Agent:
             for node_id, agent in self.agents.items():
@@ -85,26 +85,21 @@ class Ended:
         monkeypatch.setenv(NODE_TMPDIR, str(tmp_path))
         monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
         monkeypatch.setattr(ray, "get_actor", get_actor)
-        monkeypatch.setattr(compat_ray, "use_exported_class", lambda actor_class, descriptor: None)
-        monkeypatch.setattr(supervisor, "Timings", timings)
+        monkeypatch.setattr(attempt_run, "Timings", timings)
         monkeypatch.setattr(node_clients.placement_groups, "alive_nodes", lambda: self.alive)
-        actor_class: Any = supervisor.Supervisor
-        plain = actor_class.__ray_actor_class__
-        monkeypatch.setattr(plain, "_run", nothing)
+        monkeypatch.setattr(AttemptRun, "_run", nothing)
         slices = (Slice("a", 2), Slice("b", 1))
-        self.supervisor = plain(
-            attempt_spec(spec={"name": "digits"}, slices=slices, silence_limit_s=silence_limit_s),
-            b"",
-        )
-        self.supervisor._group.members = MEMBERS
+        spec = attempt_spec(spec={"name": "digits"}, slices=slices, silence_limit_s=silence_limit_s)
+        self.run: Any = AttemptRun(spec)
+        self.run._group.members = MEMBERS
         self.end(DONE)
 
     def end(self, outcome: Outcome) -> None:
-        self.supervisor._outcome = outcome
-        self.supervisor._enter(Phase.ENDED)
+        self.run._outcome = outcome
+        self.run._enter(Phase.ENDED)
 
     async def poll(self, cursor: dict[str, int] | None = None) -> PollReply:
-        reply: PollReply = await self.supervisor.poll(cursor or {}, 0.0, 1 << 20)
+        reply: PollReply = await self.run.poll(cursor or {}, 0.0, 1 << 20)
         return reply
 
     async def until(self, probe: Callable[[PollReply], object]) -> PollReply:
@@ -180,7 +175,7 @@ async def test_an_attempt_that_failed_has_failed_without_its_last_reports_too(
 
 
 async def test_a_poll_is_answered_in_time_though_a_node_is_given_longer(ended: Ended) -> None:
-    ended.supervisor._nodes._speed.slowness = 1e6  # so the limit of a read is hours away
+    ended.run._nodes._speed.slowness = 1e6  # so the limit of a read is hours away
     ended.agents["b"].goes.clear()
     async with asyncio.timeout(PATIENCE_S):
         assert (await ended.poll()).outcome is None
@@ -191,15 +186,15 @@ async def test_frames_of_one_node_do_not_wait_for_long_for_those_of_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: Collection[str], waits_s: float
 ) -> None:
     attempt = Ended(monkeypatch, tmp_path, left=left)
-    attempt.supervisor._phase = Phase.RUNNING
-    await attempt.supervisor._read({}, 1 << 20, 60.0)
+    attempt.run._phase = Phase.RUNNING
+    await attempt.run._read({}, 1 << 20, 60.0)
     assert attempt.agents["a"].waits_s == [waits_s]
 
 
 async def test_a_cancel_cuts_the_wait_for_a_silent_node_short(ended: Ended) -> None:
     ended.agents["b"].goes.clear()
     assert (await ended.poll()).outcome is None
-    await ended.supervisor.carry_out(Stop())
+    await ended.run.carry_out(Stop())
     outcome = (await ended.poll()).outcome
     assert outcome is not None
     assert outcome.cause is Cause.NODE_LOST
@@ -208,9 +203,9 @@ async def test_a_cancel_cuts_the_wait_for_a_silent_node_short(ended: Ended) -> N
 async def test_commands_that_are_sent_again_are_carried_out_once(ended: Ended) -> None:
     drill, grant = Drill("d", DrillKind.KILL, 0, None), Grant(1, (), None)
     for command in (drill, grant, drill, grant):
-        await ended.supervisor.carry_out(command)
-    assert ended.supervisor._drills.waiting == (drill,)
-    assert ended.supervisor._monitor._recovery.state.grants == (grant,)
+        await ended.run.carry_out(command)
+    assert ended.run._drills.waiting == (drill,)
+    assert ended.run._monitor._recovery.state.grants == (grant,)
 
 
 async def test_system_metrics_are_asked_for_with_each_report_of_the_ledger(
@@ -219,7 +214,7 @@ async def test_system_metrics_are_asked_for_with_each_report_of_the_ledger(
     class EnoughSeen(Exception):
         pass
 
-    one, done = Ended(monkeypatch, tmp_path).supervisor, []
+    one, done = Ended(monkeypatch, tmp_path).run, []
 
     async def report() -> None:
         done.append("report")
