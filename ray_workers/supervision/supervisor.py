@@ -5,9 +5,9 @@ if the supervisor is lost. If the service is stopped, the supervisor continues t
 continues while the service does not poll, and the reports of the ranks are kept in the spools.
 
 The supervisor ends when the service acknowledges its last reply, unless it is shared: a shared
-supervisor runs short attempts of one owner, one after another. Everything that belongs to an
-attempt is in an `AttemptRun`, which is dropped at the end of the attempt. An idle supervisor holds
-no resources, and exits on its own.
+supervisor runs short attempts of the jobs of one array, one after another. Everything that belongs
+to an attempt is in an `AttemptRun`, which is dropped at the end of the attempt. An idle supervisor
+holds no resources, and exits on its own.
 """
 
 from __future__ import annotations
@@ -33,13 +33,21 @@ MAX_ATTEMPTS = 100
 small."""
 Key = tuple[str, int]
 """(job id, attempt number)."""
+Series = tuple[str | None, str]
+"""(owner, name) of the jobs whose attempts can share a supervisor."""
+
+
+def series_of(spec: AttemptSpec) -> Series | None:
+    """Return the series of an attempt; None if its job is not in an array."""
+    is_in_array = spec.array_index is not None
+    return (spec.environment_policy.owner, spec.job_name) if is_in_array else None
 
 
 @dataclass(frozen=True)
 class Farewell:
     """What a supervisor says about an attempt that it has dropped."""
 
-    owner: str | None
+    series: Series | None
     was_routine: bool
     """`AttemptRun.was_routine`."""
     idle_as: str | None
@@ -57,10 +65,10 @@ class Supervisor:
         # RankActor is accessed through its module, because Ray pickles the Supervisor class by
         # value, with copies of the classes that it uses directly.
         compat_ray.use_exported_class(rank_actor.RankActor, rank_actor_code)
-        self._owner = spec.environment_policy.owner
+        self._series = series_of(spec)
         self._shared_name = shared_name
-        attempt_name = repr_name(spec.job_name, supervisor_name(spec.job_id, spec.attempt))
-        self._shown = f"short jobs of {self._owner or 'everybody'}" if shared_name else attempt_name
+        attempt_name = supervisor_name(spec.job_id, spec.attempt)
+        self._shown = repr_name(spec.job_name, shared_name or attempt_name)
         self._refused: set[Key] = set()
         """Attempts that some gateway believes to be lost, and that therefore must not start."""
         self._num_attempts = 0
@@ -91,7 +99,7 @@ class Supervisor:
     async def begin(self, spec: AttemptSpec) -> None:
         """Run another attempt. If it can't start, polls show that it has no supervisor."""
         is_refused = (spec.job_id, spec.attempt) in self._refused
-        if self._run is None and spec.environment_policy.owner == self._owner and not is_refused:
+        if self._run is None and series_of(spec) == self._series and not is_refused:
             if self._exit is not None:
                 self._exit.cancel()
             self._start(spec)
@@ -123,7 +131,7 @@ class Supervisor:
         is_kept = run.was_routine and self._num_attempts < MAX_ATTEMPTS
         node_id = ray.get_runtime_context().get_node_id()
         idle_as = self._shared_name if is_kept else None
-        return Farewell(self._owner, run.was_routine, idle_as, node_id)
+        return Farewell(self._series, run.was_routine, idle_as, node_id)
 
 
 def _end_own_process() -> None:

@@ -1,4 +1,4 @@
-"""Short attempts of one owner share a supervisor, on a real Ray: nothing passes from one to the
+"""Short attempts of one array share a supervisor, on a real Ray: nothing passes from one to the
 next, and an idle supervisor that dies or stops costs no attempt."""
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ def supervisors(ground: Ground) -> Set[int]:
 
 async def idle(ground: Ground) -> int:
     """Return the pid of a supervisor that has become idle at this moment."""
-    for _ in range(2):  # the first attempt shows that the owner's attempts are short
+    for _ in range(2):  # the first attempt shows that the array's attempts are short
         before = supervisors(ground)
-        assert (await ground.settle(await ground.launch("steps"))).outcome is not None
+        assert (
+            await ground.settle(await ground.launch("steps", array_index=0))
+        ).outcome is not None
     (pid,) = supervisors(ground) - before or supervisors(ground)
     return pid
 
@@ -90,7 +92,7 @@ async def test_nothing_passes_from_one_attempt_to_the_next(ground: Ground) -> No
     (ground._home / "marks.py").write_text(textwrap.dedent(LEAVES_MARKS))
     seen, num_held = [], []
     for _ in range(4):
-        replies = await ground.follow(ref := await ground.launch("marks"))
+        replies = await ground.follow(ref := await ground.launch("marks", array_index=0))
         await ground.cluster.acknowledge(ref)
         seen.append(json.loads("".join(text for _, text in lines_of(frames_of(replies), 0))))
         assert pid in supervisors(ground), "it was not reused"
@@ -115,7 +117,7 @@ async def test_an_idle_supervisor_that_dies_or_stops_costs_no_attempt(
 ) -> None:
     pid = await idle(ground)
     os.kill(pid, number)
-    assert await outcome(ground, await ground.launch("steps")) is Cause.SUCCEEDED
+    assert await outcome(ground, await ground.launch("steps", array_index=0)) is Cause.SUCCEEDED
     assert await eventually(lambda: is_over(ground, pid), "the stopped supervisor is still there")
 
 
@@ -124,7 +126,7 @@ async def test_a_reused_supervisor_that_dies_or_stops_is_lost_like_any_other(
     ground: Ground, number: int
 ) -> None:
     pid = await idle(ground)
-    ref = await ground.launch("waits")
+    ref = await ground.launch("waits", array_index=0)
     os.kill(pid, number)
     assert await outcome(ground, ref) is Cause.SUPERVISOR_LOST
     assert await eventually(lambda: is_over(ground, pid), "the lost supervisor is still there")
@@ -133,7 +135,7 @@ async def test_a_reused_supervisor_that_dies_or_stops_is_lost_like_any_other(
 
 async def test_another_gateway_finds_the_attempt_of_a_reused_supervisor(ground: Ground) -> None:
     pid = await idle(ground)
-    ref = await ground.launch("waits")
+    ref = await ground.launch("waits", array_index=0)
     await ground.follow(ref, until=runs)
     assert isinstance(ground.cluster, GatewayCluster)
     assert ground.cluster.pid is not None
