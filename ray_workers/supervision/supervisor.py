@@ -45,7 +45,7 @@ def series_of(spec: AttemptSpec) -> Series | None:
 
 @dataclass(frozen=True)
 class Farewell:
-    """What a supervisor says about an attempt that it has dropped."""
+    """The answer of a supervisor that has dropped an attempt."""
 
     series: Series | None
     was_routine: bool
