@@ -14,12 +14,8 @@ def supervisor_name(job_id: str, attempt: int) -> str:
     return f"dray:{job_id}:{attempt}:supervisor"
 
 
-SHARED_PREFIX = "dray:shared:"
+SHARED_PREFIX = "dray:shared-supervisor:"
 """Prefix for the names of supervisors that run short jobs of an array, one after another."""
-
-
-def shared_name(number: str) -> str:
-    return f"{SHARED_PREFIX}{number}:supervisor"
 
 
 def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int) -> str:

@@ -67,8 +67,8 @@ class Supervisor:
         compat_ray.use_exported_class(rank_actor.RankActor, rank_actor_code)
         self._series = series_of(spec)
         self._shared_name = shared_name
-        attempt_name = supervisor_name(spec.job_id, spec.attempt)
-        self._shown = repr_name(spec.job_name, shared_name or attempt_name)
+        attempt_name = repr_name(spec.job_name, supervisor_name(spec.job_id, spec.attempt))
+        self._shown = f"{spec.job_name}:supervisor" if shared_name else attempt_name
         self._refused: set[Key] = set()
         """Attempts that some gateway believes to be lost, and that therefore must not start."""
         self._num_attempts = 0

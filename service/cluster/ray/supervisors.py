@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from ray_workers.node import compat_ray
 from ray_workers.node.ray_calls import end_actor, result_within
 from ray_workers.shared.contracts import AttemptSpec
-from ray_workers.shared.names import shared_name, supervisor_name
+from ray_workers.shared.names import SHARED_PREFIX, supervisor_name
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.supervisor import IDLE_S, Farewell, Series, Supervisor, series_of
 from service.cluster.ray import launch_once
@@ -102,7 +102,7 @@ class Supervisors:
     def _shared_name(self, series: Series | None) -> str | None:
         """Return the name of a new shared supervisor; None if no short attempt is expected."""
         is_expected = time.monotonic() - self._short_at.get(series, -math.inf) < EXPECTED_S
-        return shared_name(uuid.uuid4().hex[:12]) if is_expected else None
+        return f"{SHARED_PREFIX}{uuid.uuid4().hex[:12]}" if is_expected else None
 
     async def _reserve(self, series: Series | None, drained: Collection[str]) -> _Idle | None:
         """Return an idle supervisor that now waits for an attempt."""

@@ -67,7 +67,9 @@ class Pool:
 
     async def with_idle(self, *actors: Actor) -> None:
         for number, actor in enumerate(actors):
-            await self.all.dismiss(actor, replace(SHORT, idle_as=f"dray:shared:{number}"))
+            await self.all.dismiss(
+                actor, replace(SHORT, idle_as=f"dray:shared-supervisor:{number}")
+            )
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ async def test_an_idle_supervisor_gets_one_attempt_of_its_array(pool: Pool) -> N
     assert await pool.launch(attempt_spec()) == "new", "the job is not in the array"
     assert await pool.launch(drained=["a"]) == "new", "its node is about to leave"
     assert await pool.launch() is idle
-    assert pool.claimed[-1] == "dray:shared:0"
+    assert pool.claimed[-1] == "dray:shared-supervisor:0"
     assert await pool.launch() == "new"
     assert idle.begun == [SPEC]
 

@@ -40,7 +40,7 @@ def spec_of(key: tuple[str, int], **more: Any) -> AttemptSpec:
     return attempt_spec(job_id=key[0], attempt=key[1], array_index=0, **own)
 
 
-def shared(monkeypatch: pytest.MonkeyPatch, name: str | None = "dray:shared:7:supervisor") -> Any:
+def shared(monkeypatch: pytest.MonkeyPatch, name: str | None = "dray:shared-supervisor:7") -> Any:
     """Return a supervisor that runs the attempt FIRST."""
     context = SimpleNamespace(get_node_id=lambda: "a")
     monkeypatch.setattr(supervisor.ray, "get_runtime_context", lambda: context)
@@ -89,9 +89,9 @@ async def test_it_runs_only_jobs_of_the_same_owner_and_name(
 @pytest.mark.parametrize(
     ("name", "was_routine", "num_attempts", "stays"),
     [
-        ("dray:shared:7:supervisor", True, 1, True),
-        ("dray:shared:7:supervisor", False, 1, False),
-        ("dray:shared:7:supervisor", True, supervisor.MAX_ATTEMPTS, False),
+        ("dray:shared-supervisor:7", True, 1, True),
+        ("dray:shared-supervisor:7", False, 1, False),
+        ("dray:shared-supervisor:7", True, supervisor.MAX_ATTEMPTS, False),
         (None, True, 1, False),
     ],
 )
