@@ -73,6 +73,7 @@ class Supervisor:
         """Attempts that some gateway believes to be lost, and that therefore must not start."""
         self._num_attempts = 0
         self._exit: asyncio.TimerHandle | None = None
+        self._has_left = False
         self._run: AttemptRun | None = None
         self._key: Key | None = None
         self._start(spec)
@@ -88,21 +89,29 @@ class Supervisor:
     def _exit_after_idle_time(self) -> None:
         if self._exit is not None:
             self._exit.cancel()
-        self._exit = asyncio.get_running_loop().call_later(IDLE_S, _end_own_process)
+        self._exit = asyncio.get_running_loop().call_later(IDLE_S, self._leave)
+
+    def _leave(self) -> None:
+        self._has_left = True
+        _end_own_process()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._run is None and not self._has_left
 
     async def reserve(self) -> bool:
         """Whether the supervisor is idle. If it is, it waits `IDLE_S` for `begin`."""
-        if self._run is None:
+        if self._is_idle:
             self._exit_after_idle_time()
-        return self._run is None
+        return self._is_idle
 
     async def begin(self, spec: AttemptSpec) -> None:
         """Run another attempt. If it can't start, polls show that it has no supervisor."""
         is_refused = (spec.job_id, spec.attempt) in self._refused
-        if self._run is None and series_of(spec) == self._series and not is_refused:
-            if self._exit is not None:
-                self._exit.cancel()
+        if self._is_idle and series_of(spec) == self._series and not is_refused:
             self._start(spec)
+            if self._exit is not None:  # after the start, which can fail
+                self._exit.cancel()
 
     async def poll(
         self, key: Key, cursor: Mapping[str, int], wait_s: float, max_bytes: int

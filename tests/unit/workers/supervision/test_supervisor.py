@@ -117,3 +117,24 @@ async def test_an_idle_supervisor_ends_itself(monkeypatch: pytest.MonkeyPatch) -
     await one.acknowledge(FIRST)
     async with asyncio.timeout(30):
         await has_ended.wait()
+    assert not await one.reserve(), "its process is about to exit"
+    await one.begin(spec_of(SECOND))
+    assert one._run is None
+
+
+async def test_a_supervisor_that_fails_to_begin_an_attempt_ends_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(spec: AttemptSpec) -> None:
+        raise OSError("no space left on device")
+
+    has_ended = asyncio.Event()
+    monkeypatch.setattr(supervisor, "IDLE_S", 0.01)
+    monkeypatch.setattr(supervisor, "_end_own_process", has_ended.set)
+    one = shared(monkeypatch)
+    await one.acknowledge(FIRST)
+    monkeypatch.setattr(supervisor, "AttemptRun", fails)
+    with pytest.raises(OSError, match="no space"):
+        await one.begin(spec_of(SECOND))
+    async with asyncio.timeout(30):
+        await has_ended.wait()
