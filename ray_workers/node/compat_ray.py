@@ -67,6 +67,14 @@ def put_once(key: str, value: str, namespace: str) -> bool:
     return existed
 
 
+def get_once(key: str, namespace: str) -> str | None:
+    """Return the value that `put_once` has written; None if there is none."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    value: bytes | None = _internal_kv_get(key, namespace=namespace)
+    return None if value is None else value.decode()
+
+
 def export_class(actor_class: Any) -> bytes:
     """Write the code of an actor class to the cluster's function table, unless this process has
     already done so. Return the code's key in the table, for `use_exported_class`."""

@@ -14,6 +14,10 @@ def supervisor_name(job_id: str, attempt: int) -> str:
     return f"dray:{job_id}:{attempt}:supervisor"
 
 
+SHARED_PREFIX = "dray:shared-supervisor:"
+"""Prefix for the names of supervisors that run short jobs of an array, one after another."""
+
+
 def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int) -> str:
     return f"dray:{job_id}:{attempt}:{role}:{rank}:{incarnation}"
 

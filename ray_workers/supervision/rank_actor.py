@@ -2,7 +2,7 @@
 
 The node's forkserver forks the training process. The actor passes the task to the process, writes
 the log of the process, exports the progress to Ray as metrics, and observes the exit of the
-process.
+process. If a rank needs no actor, the supervisor does all this (`local_rank`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 
 
-@ray.remote(max_restarts=0)
-class RankActor:
+class Rank:
     """One rank of an attempt, whose methods run concurrently on one event loop."""
 
     def __init__(self, name: str, job_name: str, timings: Timings) -> None:
@@ -54,6 +53,7 @@ class RankActor:
         self._storage: StorageAccess | None = None
         self._forwarder: StoreForwarder | None = None
         self._reserved: ReservedPort | None = None
+        self._held = contextlib.ExitStack()
 
     def __repr__(self) -> str:
         return repr_name(self._job_name, self._name)
@@ -67,6 +67,7 @@ class RankActor:
         """Reserve a port for the actor's processes. No other job on the node can get this port.
         Returns `host:port`."""
         self._reserved = ReservedPort(own_address())
+        self._held.callback(self._reserved.close)
         return str(self._reserved)
 
     async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
@@ -84,6 +85,7 @@ class RankActor:
         if self._forwarder is not None:
             self._forwarder.close()
         self._forwarder = StoreForwarder(task.master_addr, task.master_port, store_secret)
+        self._held.callback(self._forwarder.close)
         address = own_address()
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
@@ -98,6 +100,7 @@ class RankActor:
         masker = await asyncio.to_thread(_masker_of, task) if has_secrets else Masker({})
         await asyncio.to_thread(note_secrets, task)
         self._process = await self._fork(task, socket_path)
+        self._held.callback(self._process.abandon)
         self._has_ended = False
         self._page_prefix = task.page_prefix
         spool = Path(task.spool_dir), self._process.output, task.spool_limit_bytes
@@ -106,12 +109,15 @@ class RankActor:
             if gate.passes_output
             else ClosedLogPump(*spool, self._timings, task)
         )
+        self._held.callback(self._log.finish)
         self._log.mask(masker)
         if self._finder is not None:
             self._log.show_to(self._finder.saw, self._finder.logged)
+            self._held.callback(self._finder.close)
             self._finder.begin()
         gauges = export_progress(task, self._timings) if gate.passes_progress else asyncio.sleep(0)
         self._gauges = asyncio.ensure_future(gauges)
+        self._held.callback(self._gauges.cancel)
         return self._process.pid
 
     async def _fork(self, task: RankTask, socket_path: str) -> ForkedProcess:
@@ -120,6 +126,7 @@ class RankActor:
         request = {"op": "rank", "task": json.loads(task.to_json())}
         if needs_access(task):
             self._storage = StorageAccess(task)
+            self._held.callback(self._storage.close)
             with self._storage.theirs as theirs:
                 request["given"] = Given.STORAGE
                 return await ForkedProcess.start(socket_path, request, theirs.fileno())
@@ -198,6 +205,16 @@ class RankActor:
         await self.terminate()
         await asyncio.sleep(grace_s)
         self._process.signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, and release everything that the rank holds. An actor needs no call of
+        this method, because everything is released when its process exits."""
+        self._held.close()
+
+
+@ray.remote(max_restarts=0)
+class RankActor(Rank):
+    """A rank in a process of its own."""
 
 
 def runs_user_code(spec: Mapping[str, Any]) -> bool:

@@ -21,3 +21,6 @@ class Reporter:
 
     def report(self, report: Report) -> None:
         self._spool.append(report.KIND, report.body())
+
+    def close(self) -> None:
+        self._spool.close()

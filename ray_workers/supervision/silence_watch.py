@@ -20,6 +20,7 @@ from ray_workers.node.ray_calls import end_actor
 from ray_workers.shared.contracts import AttemptSpec, ProcessKind, SilentProcess
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
+from ray_workers.supervision.local_rank import LocalRank
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
@@ -43,7 +44,7 @@ class SilenceWatch:
         counts as silent."""
         try:
             while True:
-                asked = [self._ask_store(), *map(self._ask_actor, self._group.running)]
+                asked = [self._ask_store(), *map(self._ask_actor, self._with_actors())]
                 for answer in await asyncio.gather(*asked, return_exceptions=True):
                     if isinstance(answer, Exception):  # for example, the node is gone
                         traceback.print_exception(answer)
@@ -57,12 +58,15 @@ class SilenceWatch:
         found: dict[tuple[ProcessKind, str | None], float] = {}
         if self._is_silent(STORE):
             found[ProcessKind.STORE, None] = self._silence.since(STORE)
-        for member in self._group.running:
+        for member in self._with_actors():
             name, kind = compat_ray.actor_id_of(member.actor), ProcessKind.RANK_ACTOR
             if self._is_silent(name):
                 since = self._silence.since(name)
                 found[kind, member.node_id] = min(found.get((kind, member.node_id), since), since)
         return tuple(SilentProcess(*key, since) for key, since in found.items())
+
+    def _with_actors(self) -> list[Member]:
+        return [m for m in self._group.running if not isinstance(m.actor, LocalRank)]
 
     def _is_silent(self, name: Any) -> bool:
         return self._silence.seconds(name) > self._limits.report_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import traceback
 from collections import Counter
@@ -15,14 +16,13 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dray.ranks import kind_of
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
-from ray_workers.node.ray_calls import end_actor, result_within
+from ray_workers.node.ray_calls import result_within
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import (
     AWAITING,
@@ -37,7 +37,8 @@ from ray_workers.shared.heartbeat import RankAssignment, prefix_of
 from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
 from ray_workers.shared.processes.machine_speed import MachineSpeed
-from ray_workers.supervision.rank_actor import RankActor
+from ray_workers.supervision.local_rank import LocalRank, end, is_local, kill
+from ray_workers.supervision.rank_actor import Rank, RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import AttemptSlots, Slots
@@ -58,6 +59,7 @@ class Member:
     """Index of the worker's bundle in its placement group."""
     local_world_size: int
     actor: Any
+    """The rank's actor, or a LocalRank."""
     incarnation: int = 0
     """The rendezvous round for which the process was started."""
     is_placed: bool = True
@@ -183,6 +185,8 @@ class WorkerGroup:
         spec = self._spec
         kind = kind_of(index, self._spec.traits.role_names)
         name = rank_name(spec.job_id, spec.attempt, kind, index, incarnation)
+        if is_local(spec, self._own_node_id):
+            return LocalRank(Rank(name, spec.job_name, self._timings))
         resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
@@ -281,7 +285,7 @@ class WorkerGroup:
             number = max(round_number, member.incarnation + 1)
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
-                    ray.kill(member.actor)
+                    kill(member.actor)
                 member.actor = self._create_actor(member.index, number, member.slots, member.bundle)
             await self._start_process(member, number)
 
@@ -315,7 +319,7 @@ class WorkerGroup:
         members = [member for member in self.members if member.slots in lost]
         for member in members:
             with contextlib.suppress(RayActorError):
-                ray.kill(member.actor)
+                kill(member.actor)
         self.members = [member for member in self.members if member not in members]
         await asyncio.gather(*(member.exit for member in members if member.exit is not None))
         await self._slots.release_slots(lost)
@@ -427,13 +431,18 @@ class WorkerGroup:
             return  # without slots, there are no processes
         for member in self.members:
             with contextlib.suppress(RayActorError):
-                ray.kill(member.actor)
+                kill(member.actor)
         if self._store is not None:
             self._store.abandon()
         groups = [slots.group for slots in self.slots]
         await placement_groups.release(
             self._spec.job_id, self._spec.attempt, self._node_ids, groups
         )
+
+    def close(self) -> None:
+        """Release what the group still holds in this process after `release`."""
+        if self._store is not None:
+            os.close(self._store.output)
 
     async def has_lost_a_node(self) -> bool:
         alive = await asyncio.to_thread(placement_groups.alive_nodes)
@@ -442,7 +451,7 @@ class WorkerGroup:
 
 async def _end_actors(members: Sequence[Member]) -> None:
     """Kill rank actors, including suspended ones. Errors are only logged: a node might be gone."""
-    ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
+    ends = [end(member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):
             traceback.print_exception(error)

@@ -139,7 +139,7 @@ async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered
 async def test_an_attempt_whose_supervisor_or_rank_actor_is_stopped_comes_to_an_end(
     ground: Ground, kind: str, cause: Cause
 ) -> None:
-    ref = await ground.launch("waits")
+    ref = await ground.launch("waits", min_workers=1)  # an elastic group has rank actors
     await ground.follow(ref, until=runs)
     ground.signal_actor(kind, signal.SIGSTOP)
     reply = await ground.settle(ref)

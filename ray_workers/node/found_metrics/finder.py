@@ -69,6 +69,13 @@ class MetricFinder:
         if self._guesses is not None:
             self._at_work.append(asyncio.ensure_future(self._release_guesses()))
 
+    def close(self) -> None:
+        """Stop scanning. Metrics that were not found yet are not reported."""
+        for task in self._at_work:
+            task.cancel()
+        if self._spool is not None:
+            self._spool.close()
+
     def logged(self, line: str) -> None:
         """Guess the metrics in a line of the log."""
         if self._guesses is not None:

@@ -55,6 +55,10 @@ class Timings:
     """Time limit for a node to delete its spools. Spools that are not deleted in time are deleted
     later."""
 
+    short_s: float = 4.0
+    """Maximum duration of an attempt whose supervisor can be reused. Ranks export no progress to
+    Ray before `gauge_period_s`, so the process of such a supervisor has exported none."""
+
     # Timing of the group's monitor.
     look_period_s: float = 0.5
     """Time between observations of the ranks."""

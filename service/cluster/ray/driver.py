@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,22 +30,17 @@ from ray_workers.shared.contracts import (
     ProcessKind,
     SilentProcess,
 )
-from ray_workers.shared.names import namespace, supervisor_name
+from ray_workers.shared.names import namespace
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.machine_speed import OVERLOADED, USUAL, overload_note
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
-from ray_workers.supervision.rank_actor import RankActor
-from ray_workers.supervision.supervisor import Supervisor
+from ray_workers.supervision.supervisor import Farewell
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
-from service.cluster.ray.described_nodes import (
-    CONTROL_RESOURCE,
-    HEAD_RESOURCE,
-    described,
-    is_head_or_control,
-)
+from service.cluster.ray.described_nodes import described, is_head_or_control
 from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
+from service.cluster.ray.supervisors import Supervisors
 from service.cluster.ray.unowned_slots import UnownedSlots
 from service.config.node_types import labels_in, without_labels
 
@@ -53,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 AGENT_WAIT_S = 20.0
 """Maximum number of seconds that the driver waits for an agent's response."""
-SLIVER = 0.001
-"""Amount of a marker resource that actors request so that they run on a node with this resource."""
 SUPERVISOR_SLACK_S = 10.0
 """Seconds, in addition to a poll's waiting time, that a supervisor may take to query its nodes."""
 ANSWER_LIMIT_S = 5.0
@@ -86,6 +79,8 @@ class RayCluster:
         slower than usual its machines were."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
+        self._pool = Supervisors(config.deployment_id)
+        self._drained: Collection[str] = ()
 
     async def start(self) -> None:
         joined = await asyncio.to_thread(
@@ -110,7 +105,7 @@ class RayCluster:
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
         available = await asyncio.to_thread(compat_ray.available_by_node)
-        drained = await asyncio.to_thread(compat_ray.drained_nodes)
+        self._drained = drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
         node_ids = [node["NodeID"] for node in alive]
         heads = {node["NodeID"] for node in alive if is_head_or_control(node)}
@@ -140,25 +135,11 @@ class RayCluster:
             self._prestarter.keep_warm(node["NodeID"], count)
 
     async def launch(self, spec: AttemptSpec) -> None:
-        deployment_id = self._config.deployment_id
-        await asyncio.to_thread(launch_once.claim_launch, deployment_id, spec.job_id, spec.attempt)
-        resources = await asyncio.to_thread(ray.cluster_resources)
-        control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
+        starting = await self._pool.claim(spec, self._drained)
+        # The launch continues even if the caller stops waiting. Record the launch, because looking
+        # up the actor by name may fail until its creation is complete.
         key = (spec.job_id, spec.attempt)
-        rank_actor_code = await asyncio.to_thread(compat_ray.export_class, RankActor)
-        create = asyncio.to_thread(
-            Supervisor.options(  # type: ignore[attr-defined]
-                name=supervisor_name(spec.job_id, spec.attempt),
-                lifetime="detached",
-                max_concurrency=64,
-                resources={control: SLIVER},
-            ).remote,
-            spec,
-            rank_actor_code,
-        )
-        # The actor's creation continues even if the caller stops waiting. Record the launch,
-        # because looking up the actor by name may fail until its creation is complete.
-        launching = asyncio.ensure_future(create)
+        launching = asyncio.ensure_future(starting)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
         self._supervisors[key] = await asyncio.shield(launching)
@@ -183,13 +164,19 @@ class RayCluster:
             return await self._poll_unsupervised(ref, cursor, max_bytes, "there is no such actor")
         key = (ref.job_id, ref.attempt)
         try:
-            call = supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
-            reply: PollReply = await self._silence.ask(key, wait_s + SUPERVISOR_SLACK_S, call)
+            call = supervisor.poll.remote(key, dict(cursor), wait_s, max_bytes)
+            reply: PollReply | None = await self._silence.ask(
+                key, wait_s + SUPERVISOR_SLACK_S, call
+            )
         except ActorDiedError as error:
             self._forget(key)
             return await self._poll_unsupervised(ref, cursor, max_bytes, brief(error))
         except NO_ANSWER:
             return await self._silent_reply(ref, cursor)
+        if reply is None:
+            self._forget(key)
+            how = "it was never handed over to its supervisor"
+            return await self._poll_unsupervised(ref, cursor, max_bytes, how)
         self._heard.add(key)
         if reply.outcome is not None:
             self._agents.look_again(ref.node_ids)
@@ -241,9 +228,7 @@ class RayCluster:
         """Return the handle of the attempt's supervisor. Raises ValueError if there is none."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
-            self._supervisors[key] = await asyncio.to_thread(
-                ray.get_actor, supervisor_name(ref.job_id, ref.attempt)
-            )
+            self._supervisors[key] = await asyncio.to_thread(self._pool.find, *key)
         return self._supervisors[key]
 
     async def _poll_unsupervised(
@@ -351,17 +336,22 @@ class RayCluster:
     async def send(self, ref: AttemptRef, command: Command) -> None:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
-            await result_within(ANSWER_LIMIT_S, supervisor.carry_out.remote(command))
+            call = supervisor.carry_out.remote((ref.job_id, ref.attempt), command)
+            await result_within(ANSWER_LIMIT_S, call)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
+        key = (ref.job_id, ref.attempt)
         try:
             supervisor = await self._supervisor(ref)
-            end: Callable[[Any], None] = ray.kill
             try:
-                await result_within(2 * ANSWER_LIMIT_S, supervisor.acknowledge.remote())
+                call = supervisor.acknowledge.remote(key)
+                farewell: Farewell | None = await result_within(2 * ANSWER_LIMIT_S, call)
             except NO_ANSWER:
-                end = end_actor
-            await asyncio.to_thread(end, supervisor)
+                await asyncio.to_thread(end_actor, supervisor)
+            else:
+                if farewell is None:
+                    raise ValueError("it is the supervisor of another attempt")
+                await self._pool.dismiss(supervisor, farewell)
         except (ValueError, RayActorError):
             await self.snapshot()
             agents = list(self._agents.of(ref.node_ids).values())
@@ -370,9 +360,9 @@ class RayCluster:
             calls = (agent.drop.remote(ref.job_id, ref.attempt) for agent in agents)
             drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
             await asyncio.gather(*drops, return_exceptions=True)
-        self._forget((ref.job_id, ref.attempt))
-        self._ended.pop((ref.job_id, ref.attempt), None)
-        await self._unowned.sweep((ref.job_id, ref.attempt), ref.node_ids)
+        self._forget(key)
+        self._ended.pop(key, None)
+        await self._unowned.sweep(key, ref.node_ids)
 
     async def attempts(self) -> list[AttemptRef]:
         found = set()

@@ -17,6 +17,7 @@ from ray_workers.shared.processes.silence import Silence
 from ray_workers.shared.spool_reader import SpoolRead
 from service.cluster.port import AttemptRef
 from service.cluster.ray import driver
+from service.cluster.ray.described_nodes import CONTROL_RESOURCE, HEAD_RESOURCE
 from service.cluster.ray.driver import RayCluster
 from service.cluster.ray.node_agents import GatewayConfig
 
@@ -313,10 +314,10 @@ async def test_the_head_and_control_nodes_keep_their_agents(
 ) -> None:
     """Supervisors run on this node, even if the autoscaler releases all nodes."""
     has = {
-        "head": {"CPU": 4.0, driver.HEAD_RESOURCE: 1.0},
-        "control": {"CPU": 1.0, driver.CONTROL_RESOURCE: 1.0},
+        "head": {"CPU": 4.0, HEAD_RESOURCE: 1.0},
+        "control": {"CPU": 1.0, CONTROL_RESOURCE: 1.0},
         "worker": {"CPU": 4.0},
-        "gone": {driver.CONTROL_RESOURCE: 1.0},
+        "gone": {CONTROL_RESOURCE: 1.0},
     }
     nodes = [
         {"NodeID": name, "Alive": name != "gone", "Resources": r, "NodeManagerHostname": name}

@@ -14,8 +14,8 @@ from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision import node_clients
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.rules.timings import Timings
+from tests.unit.workers.supervision.test_attempt_run import Ended
 from tests.unit.workers.supervision.test_running_time import RUN, no, nothing
-from tests.unit.workers.supervision.test_supervisor import Ended
 from tests.wire import attempt_spec
 
 
@@ -26,7 +26,7 @@ from tests.wire import attempt_spec
 async def test_only_code_that_another_try_may_get_is_the_clusters_fault(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[Exception], cause: Cause
 ) -> None:
-    one = Ended(monkeypatch, tmp_path).supervisor
+    one = Ended(monkeypatch, tmp_path).run
     group = {"acquire": nothing, "start": nothing, "release": nothing, "has_lost_a_node": no}
     one._group = SimpleNamespace(**group, num_slots=1, log_lines_lost={})
     for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_refresh_speed"):

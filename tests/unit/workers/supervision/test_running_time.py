@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from ray_workers.shared.contracts import Cause, Outcome, Phase
-from ray_workers.supervision import supervisor
+from ray_workers.supervision import attempt_run
 from ray_workers.supervision.slots import SlotsUnavailable
-from tests.unit.workers.supervision.test_supervisor import Ended
+from tests.unit.workers.supervision.test_attempt_run import Ended
 
-ACTOR: Any = supervisor.Supervisor
-RUN = ACTOR.__ray_actor_class__._run
+RUN: Any = attempt_run.AttemptRun._run
 
 
 async def nothing(*_: Any) -> None:
@@ -42,9 +41,9 @@ async def test_it_counts_from_the_slots_on_by_a_clock_that_stands_still_in_sleep
         clock.wall_s += 3600.0
         return Outcome.of(Cause.SUCCEEDED, "every rank exited with code 0")
 
-    one = Ended(monkeypatch, tmp_path).supervisor
+    one = Ended(monkeypatch, tmp_path).run
     plain_time = SimpleNamespace(monotonic=lambda: clock.awake_s, time=lambda: clock.wall_s)
-    monkeypatch.setattr(supervisor, "time", plain_time)
+    monkeypatch.setattr(attempt_run, "time", plain_time)
     group = {"acquire": acquire, "start": nothing, "release": nothing, "has_lost_a_node": no}
     one._group = SimpleNamespace(**group, num_slots=1, log_lines_lost={})
     for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_refresh_speed"):
@@ -60,7 +59,7 @@ async def test_an_attempt_whose_node_has_just_left_is_charged_to_no_user(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: str
 ) -> None:
     """An autoscaler may remove a node at the moment at which a job is launched on it."""
-    one = Ended(monkeypatch, tmp_path, left=left).supervisor
+    one = Ended(monkeypatch, tmp_path, left=left).run
     one._outcome = None
     for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_refresh_speed"):
         monkeypatch.setattr(one, name, nothing)

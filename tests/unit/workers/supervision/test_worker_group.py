@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import AWAITING, RoleSlots, Slice
 from ray_workers.shared.processes.machine_speed import MachineSpeed
-from ray_workers.supervision import worker_group
+from ray_workers.supervision import local_rank, worker_group
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots
@@ -29,7 +29,7 @@ class Cluster:
         self.left = {("a", 0), ("a", 1), ("b", 2)}
         self.stuck: set[tuple[str, int]] = set()
         self.released: list[Any] = []
-        monkeypatch.setattr(worker_group, "end_actor", self._end)
+        monkeypatch.setattr(local_rank, "end_actor", self._end)
         monkeypatch.setattr(placement_groups, "is_empty", self._is_empty)
         monkeypatch.setattr(placement_groups, "release_slots", self._release_slots)
         monkeypatch.setattr(placement_groups, "EMPTY_BOUND_S", 0.1)
@@ -127,8 +127,8 @@ class Replacing:
         self.starts: list[tuple[Any, int]] = []
         self.ended: list[Any] = []
         self.killed: list[Any] = []
-        monkeypatch.setattr(worker_group, "end_actor", self._end)
-        monkeypatch.setattr(worker_group.ray, "kill", self.killed.append)
+        monkeypatch.setattr(local_rank, "end_actor", self._end)
+        monkeypatch.setattr(local_rank.ray, "kill", self.killed.append)
         self._loop = asyncio.get_running_loop()
         spec = attempt_spec()
         self.group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())

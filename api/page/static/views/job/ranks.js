@@ -105,7 +105,7 @@ export function Ranks({ job }) {
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
         ${served.map(([name, textOf]) => html`<td key=${name} class="num">${textOf(series)}</td>`)}
         ${uses.map(([name, textOf]) => html`<td key=${name} class="num">${textOf(used.get(rank) ?? {}) || '–'}</td>`)}
-        <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor is called dray:${job.id}:${job.attempt}:${roleOf(job.spec, rank)?.split(' ')[0] ?? 'worker'}:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
+        <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor, if it has one, is called dray:${job.id}:${job.attempt}:${roleOf(job.spec, rank)?.split(' ')[0] ?? 'worker'}:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
       ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}
       <p class="soft">${sample?.time && html`Resource usage at ${clock(1000 * sample.time)}. `}${nodes.length > 0 && html`They run on ${nodes.map((node, n) => html`${n > 0 && ', '}<${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//>${gpuOf(node) && ` (${gpuOf(node)})`}`)}.`}</p></div>
     <${Staleness} summary=${job.summary} />
