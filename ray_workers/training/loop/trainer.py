@@ -20,6 +20,7 @@ from ray_workers.shared.job_log import log
 from ray_workers.training import devices
 from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from ray_workers.training.core.divergence import Divergence
 from ray_workers.training.core.errors import DifferentDataError, Preempted
@@ -129,12 +130,15 @@ class Trainer:
             number, lambda: self.state.peer_state_dict(self.page.kept())
         )
         if newest == NOTHING:
-            self.state.resume(self.checkpoints, self._all_agree, is_rank_0=self.rank == 0)
+            self.state.resume(self.checkpoints, self._all_agree, self.rank, self.world_size)
         else:
             if peer_state is not None:
                 self.state.load_peer_state(peer_state)
             self.state.progress = Progress(newest)
             self.strategy.compare_copies()
+        if self.spec.is_divided:
+            address = self.task.master_addr, self.task.master_port
+            self.checkpoints.group = SaveGroup.connect(address, self.assignment, self.page)
         if self.assignment.batch_size is not None:
             self.state.batch_size = self.assignment.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
@@ -363,27 +367,39 @@ class Trainer:
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint on rank 0. The checkpoint is written during the next steps. A
-        collective operation if rank 0 does not have the whole state."""
+        """Begin a checkpoint on rank 0 or, if the state is divided, on all ranks. The checkpoint is
+        written during the next steps. A collective operation if rank 0 does not have the whole
+        state."""
         self.reporter.flush()
         if not self.strategy.saves_alone:
             self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
             self.strategy.consolidate()
-        if self.rank == 0:
+        if self._saves:
             self._begin_save(step)
             faultpoint(FaultPoint.SAVE_BEGUN, step, self)
         self.reporter.restart_clock()
 
+    @property
+    def _saves(self) -> bool:
+        """Whether this rank writes checkpoints, or parts of them."""
+        return self.rank == 0 or self.spec.is_divided
+
     def _begin_save(self, step: int) -> None:
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
-        about, state = self.state.of_checkpoint(step, self.world_size)
-        if self.divergence.forbids_saving:
+        is_due = not self.divergence.forbids_saving
+        if not is_due and self.rank == 0:
             log(
                 f"the checkpoint of step {step} is not saved because the loss or the gradient was "
                 "not finite in the last steps"
             )
-            return
-        self.triggers.save(about, state, volatile=self.strategy.model.buffers())
+        if self.spec.is_divided:  # all ranks begin the same saves, and one at a time
+            self.triggers.settle(step)
+            self.checkpoints.wait()
+            is_due = is_due and not self.checkpoints.has(step)
+            is_due = process_group.rank_0s(is_due, self.rank, self.device, self.world_size)
+        if is_due:
+            about, state = self.state.of_checkpoint(step, self.world_size)
+            self.triggers.save(about, state, volatile=self.strategy.model.buffers())
 
     def settle(self) -> None:
         """Mark all tasks that were due after the last step as done."""
@@ -399,14 +415,17 @@ class Trainer:
     # Leaving.
 
     def leave_with_checkpoint(self, step: int) -> None:
-        """Save on rank 0, which then raises Preempted. Without rank 0, the other ranks can't run
-        another step, and the supervisor ends these ranks."""
+        """Save as after a step. Rank 0 then raises Preempted. Without rank 0, the other ranks can't
+        run another step, and the supervisor ends these ranks."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         self.strategy.consolidate()
-        if self.rank == 0:
+        if self._saves:
             self.reporter.flush()
             if step:
                 self._begin_save(step)
+        if self.spec.is_divided:
+            self.checkpoints.wait()  # while all ranks exist
+        if self.rank == 0:
             raise Preempted
 
     def finish(self) -> None:
@@ -435,7 +454,7 @@ class Trainer:
         """Leave a broken group, and discard the unfinished step."""
         if self.rank == NOWHERE:
             return
-        self.checkpoints.hold()
+        self.checkpoints.disband()
         self.profiler.break_off()
         self.strategy.leave_group()
         if self.prefetcher is not None:
@@ -444,6 +463,7 @@ class Trainer:
 
     def close(self) -> None:
         """Commit the checkpoint that is being saved, and stop the prefetcher."""
+        self.checkpoints.disband()
         self.checkpoints.wait()
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:
