@@ -78,7 +78,7 @@ class StoredPiece:
 
 class StoredTensor(Tensor):
     """A tensor on the CPU, or a slice of one, without memory for its values. Operations that only
-    read work as usual; operations that would change the tensor raise TypeError."""
+    read work as usual; operations that would change the tensor raise RuntimeError."""
 
     _name: str
     _pieces: Sequence[StoredPiece]
@@ -107,7 +107,7 @@ class StoredTensor(Tensor):
     ) -> Any:
         first, *rest = args
         if isinstance(first, cls) and compat_torch.changes_a_tensor(func):
-            raise TypeError(f"{first!r} is in a file: change a clone of the tensor instead")
+            raise RuntimeError(f"{first!r} is in a file: change a clone of the tensor instead")
         match func:
             case torch.ops.aten.detach.default:
                 return first._part(0, 0, None)

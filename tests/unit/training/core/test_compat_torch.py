@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -206,21 +205,16 @@ def private_names(source: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def test_a_gathered_state_can_be_released() -> None:
-    run_in_group(_gathers, 2)
+def test_a_tensor_without_values_knows_its_shape_and_gets_its_operations() -> None:
+    class Empty(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+            return compat_torch.changes_a_tensor(func)
 
-
-def _gathers(rank: int) -> None:
-    layer = nn.Linear(2, 2)
-    optimizer = ZeroRedundancyOptimizer(layer.parameters(), torch.optim.AdamW)
-    layer(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    optimizer.consolidate_state_dict(to=0)
-    if rank == 0:
-        optimizer.state_dict()
-        compat_torch.forget_gathered_state(optimizer)
-        with pytest.raises(RuntimeError, match="consolidate"):
-            optimizer.state_dict()
+    made = compat_torch.tensor_without_values(Empty, [2, 3], torch.bfloat16)
+    assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.bfloat16, "cpu")
+    assert torch.ops.aten.add_.Tensor(made, 1) is True
+    assert torch.ops.aten.add.Tensor(made, 1) is False
 
 
 @pytest.mark.parametrize("overflowed", [0.0, 1.0])
