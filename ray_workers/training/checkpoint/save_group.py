@@ -7,6 +7,7 @@ ranks wait until rank 0 has finished, so that no rank begins the next save earli
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 import zlib
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
 
@@ -54,27 +56,34 @@ class SaveGroup:
     """The ranks of a group, which begin the same saves in the same order."""
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, is_replaced: Callable[[], bool]
+        self,
+        connect: Callable[[], Store],
+        rank: int,
+        world_size: int,
+        is_replaced: Callable[[], bool],
     ) -> None:
-        """store: a connection that no other object uses. is_replaced: returns whether another group
-        is about to replace this group."""
+        """connect: returns a store, called before the first save. is_replaced: returns whether
+        another group is about to replace this group."""
         self.rank, self.world_size = rank, world_size
-        self._store = store
+        self._connect = connect
         self._is_replaced = is_replaced
         self._is_disbanded = False
         self._num_saves = 0
 
     @classmethod
-    def connect(
-        cls, address: tuple[str, int], assignment: RankAssignment, page: HeartbeatPage
-    ) -> Self:
-        """Connect to the attempt's store at `address`, for the group of this assignment."""
+    def of(cls, task: RankTask, assignment: RankAssignment, page: HeartbeatPage) -> Self:
+        """Return the group of this assignment, with its own connection to the attempt's store."""
         number = assignment.generation
-        store = PrefixStore(f"saves-{number}", TCPStore(*address, wait_for_workers=False))
-        return cls(
-            *(store, assignment.rank, assignment.world_size),
-            is_replaced=lambda: page.wanted > number,
-        )
+
+        def connect() -> Store:
+            store = TCPStore(task.master_addr, task.master_port, wait_for_workers=False)
+            return PrefixStore(f"saves-{number}", store)
+
+        return cls(connect, assignment.rank, assignment.world_size, lambda: page.wanted > number)
+
+    @functools.cached_property
+    def _store(self) -> Store:
+        return self._connect()
 
     @property
     def is_broken(self) -> bool:

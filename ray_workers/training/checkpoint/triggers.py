@@ -70,6 +70,7 @@ class CheckpointTriggers:
             began = time.perf_counter()
             self._manager.wait_for(step)
             self._report(step, self._meter.ended(time.perf_counter() - began))
+        self._manager.wait()
 
     def _report(self, step: int, stall_s: float) -> None:
         values = {"perf/checkpoint_stall_s": stall_s}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from dray import train
@@ -24,7 +25,7 @@ from ray_workers.training.core.progress import NO_STATE, Progress
 from ray_workers.training.core.schedule import Calendar, EarlyStoppingState
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import position_after
-from ray_workers.training.loop.step_reporter import StepReporter
+from ray_workers.training.loop.step_reporter import StepReporter, unreported_steps
 from ray_workers.training.parallel import Strategy
 from ray_workers.training.parallel.optim.optimizer_step import is_numbered
 
@@ -202,6 +203,19 @@ class TrainingState:
         self._reporter.last_loss = state["loss"]
         self._reporter.divergence.load_state_dict(state["divergence"])
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
+
+    def report_unreported(self, kept: list[UnreportedStep]) -> None:
+        """Report steps that a previous process of rank 0 completed but did not report, or whose end
+        only other ranks saw. The service ignores metrics that it already has.
+
+        kept: the steps that this rank has on its page.
+        """
+        spools = Path(self._task.spool_dir).parent
+        for figures in unreported_steps(spools, [*self.unreported, *kept], self.progress.step):
+            self._reporter.write(figures)
+        if self.measured_at:
+            measured = {key: value for key, value in self.metrics.items() if key != "train/loss"}
+            train.report(self.measured_at, measured)
 
     def _position(self, step: int) -> dict[str, int]:
         # In federated learning, each client has its own data, so there is no common position in the

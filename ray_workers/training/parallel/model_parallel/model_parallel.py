@@ -2,9 +2,9 @@
 with each other and with data parallelism.
 
 The components come from torch: FSDP2 shards parameters, gradients and optimizer state, and sums
-gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. Like
-a checkpoint of a single process, a checkpoint contains complete tensors by name, so it can be
-loaded regardless of how the model is divided.
+gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. Each
+rank writes its pieces of the tensors to a checkpoint, which can be loaded regardless of how the
+model is divided.
 """
 
 from __future__ import annotations

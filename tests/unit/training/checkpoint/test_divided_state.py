@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Mapping
-from datetime import timedelta
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
@@ -25,12 +28,12 @@ from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.core.compat_torch import store_of_group
 from ray_workers.training.parallel import Strategy, StrategyContext, calendar_of, strategy_of
-from tests.unit.training.jobs import assert_same
+from ray_workers.training.parallel.pieces import Piece
+from tests.unit.training.checkpoint.test_checkpoint_files import own_memory_bytes
+from tests.unit.training.jobs import assert_same, document
 from tests.unit.training.ranks import run_in_group
 
 CPU = torch.device("cpu")
-WORLD_SIZE = 4
-LIMIT = timedelta(seconds=60)
 ABOUT = CheckpointMetadata(3, {}, {})
 MESHES: dict[str, work.Mesh] = {
     "alone": (1, {}),
@@ -108,7 +111,7 @@ def _save(rank: int, world_size: int, document: Any, alone: CheckpointRef, folde
     """Load the state that a single process has saved, and save it again."""
     strategy = strategy_for(document, rank, world_size)
     strategy.load(checkpoint_files.load(alone).state)
-    group = SaveGroup(store_of_group(), rank, world_size, lambda: False)
+    group = SaveGroup(store_of_group, rank, world_size, lambda: False)
     save_together(Path(folder), strategy.state(), group)
 
 
@@ -170,3 +173,67 @@ def test_every_mesh_loads_what_every_mesh_has_saved(tmp_path: Path) -> None:
             _load(0, 1, document, alone, refs)
         else:
             run_in_group(_load, world_size, world_size, document, alone, refs)
+
+
+MIB = 1 << 20
+LIMIT = 128 * MIB
+"""Maximum number of bytes that a save or a load may take besides the state and its staged copy."""
+WIDE = {"name": "mlp", "width": 2048, "num_layers": 6}
+"""About 23 million parameters: with two moments each, the state has 270 MB."""
+
+
+def _stay_small(rank: int, folder: str, spec: Any) -> None:
+    strategy = strategy_for(spec, rank, 2)
+    strategy.load_model({k: torch.ones(v.shape) for k, v in strategy.whole().items()})
+    for parameter in strategy.model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    strategy.gradients._norm = torch.ones(())  # type: ignore[attr-defined]
+    strategy.update._optimizer.step()  # type: ignore[attr-defined]
+    strategy.update._optimizer.zero_grad()  # type: ignore[attr-defined]
+    gc.collect()
+    manager = CheckpointManager(Path(folder).as_uri(), keep=9, best=None)
+    manager.group = SaveGroup(store_of_group, rank, 2, lambda: False)
+    state = strategy.state()
+    share = sum(piece.tensor.nbytes for piece in leaves_of(state) if piece.tensor is not None)
+    assert 100 * MIB < share < 170 * MIB, share
+    with peak_of_own_memory() as peak:
+        manager.save(ABOUT, state)
+        manager.wait()
+    assert peak[0] < share + LIMIT, f"{peak[0] / MIB:.0f} MiB to save {share / MIB:.0f} MiB"
+    dist.barrier()
+    ref = ref_of(Path(folder))
+    del manager, state
+    gc.collect()
+    with peak_of_own_memory() as peak:  # the moments are replaced one after the other
+        strategy.load(checkpoint_files.load(ref, number=rank, num_ranks=2).state)
+    assert peak[0] < share * 2 // 3 + LIMIT, f"{peak[0] / MIB:.0f} MiB to load"
+
+
+def leaves_of(state: Any) -> Iterator[Piece]:
+    found: list[Piece] = []
+    changed(state, lambda one: found.append(one) if isinstance(one, Piece) else one)
+    return iter(found)
+
+
+@contextmanager
+def peak_of_own_memory() -> Iterator[list[int]]:
+    """Measure the increase of this process's anonymous memory, in bytes."""
+    begun, peak, is_over = own_memory_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            peak[0] = max(peak[0], own_memory_bytes() - begun)
+            is_over.wait(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+def test_a_rank_needs_memory_for_its_share_only(tmp_path: Path) -> None:
+    spec = document(2, optimizer={"name": "adamw"}) | {"parallel": {"shard": 2}, "model": WIDE}
+    run_in_group(_stay_small, 2, str(tmp_path), spec)

@@ -44,7 +44,8 @@ def commit(base_url: str, step: int, states: Sequence[State]) -> CheckpointRef:
     store = dist.HashStore()
     world_size = len(states)
     saves = [
-        SaveGroup(store, rank, world_size, lambda: False).next_save() for rank in range(world_size)
+        SaveGroup(lambda: store, rank, world_size, lambda: False).next_save()
+        for rank in range(world_size)
     ]
     for save, state in zip(saves, states, strict=True):
         share = checkpoint_files.write_share(base_url, step, Stager().take(state), save)
@@ -308,7 +309,7 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.base_url = folder.as_uri()
         self.store = dist.HashStore()
-        self.groups = [SaveGroup(self.store, rank, 2, lambda: False) for rank in range(2)]
+        self.groups = [SaveGroup(lambda: self.store, rank, 2, lambda: False) for rank in range(2)]
         self.managers = [CheckpointManager(self.base_url, keep=9, best=None) for _ in range(2)]
         for manager, group in zip(self.managers, self.groups, strict=True):
             manager.group = group
