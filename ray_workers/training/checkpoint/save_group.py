@@ -7,12 +7,13 @@ ranks wait until rank 0 has finished, so that no rank begins the next save earli
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ray_workers.shared.contracts import RankTask
@@ -107,8 +108,9 @@ class SharedSave:
         self._group, self._store = group, store
 
     def report(self, share: Share) -> None:
-        text = json.dumps(asdict(share)).encode()
-        self._store.set(f"share-{self.rank}", zlib.compress(text, 1))
+        text = json.dumps(vars(share)).encode()
+        compressed = base64.b64encode(zlib.compress(text, 1)).decode()
+        self._store.set(f"share-{self.rank}", compressed)
 
     def shares(self) -> list[Share]:
         """Return the shares of all ranks, in rank order. Raises SaveAbandonedError if a rank of a
@@ -118,7 +120,7 @@ class SharedSave:
         while missing := [rank for rank in range(self.world_size) if rank not in found]:
             came = [rank for rank in missing if self._store.check([f"share-{rank}"])]
             for rank in came:
-                text = zlib.decompress(self._store.get(f"share-{rank}"))
+                text = zlib.decompress(base64.b64decode(self._store.get(f"share-{rank}")))
                 found[rank] = Share(**json.loads(text))
                 self._store.delete_key(f"share-{rank}")
             if came or not self._group.is_broken:

@@ -158,12 +158,17 @@ def test_every_mesh_loads_what_every_mesh_has_saved(tmp_path: Path) -> None:
         name: (size, work.document(source, size, parallel) | {"model": model})
         for name, (size, parallel) in MESHES.items()
     }
+    offloaded = {"optimizer": {"name": "adamw", "lr": 0.002, "offload": True}}
+    for name in ("shard", "data x shard"):
+        size, parallel = MESHES[name]
+        spec = work.document(source, size, parallel, **offloaded) | {"model": model}
+        documents[f"{name}, offloaded"] = (size, spec)
     _, document = documents["alone"]
     whole = made_up(strategy_for(document, 0, 1).state())
     alone = save_together(tmp_path / "alone", whole, None)
     refs = {"alone": alone}
     for name, (world_size, document) in documents.items():
-        if MESHES[name][1]:
+        if document["parallel"]:
             folder = tmp_path / name
             run_in_group(_save, world_size, world_size, document, alone, str(folder))
             refs[name] = ref_of(folder)

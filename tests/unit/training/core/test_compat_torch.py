@@ -9,6 +9,7 @@ import logging
 import re
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -205,16 +206,22 @@ def private_names(source: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def test_a_tensor_without_values_knows_its_shape_and_gets_its_operations() -> None:
+def test_a_tensor_without_values_gets_its_operations() -> None:
+    seen: list[bool] = []
+
     class Empty(torch.Tensor):
         @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-            return compat_torch.changes_a_tensor(func)
+        def __torch_dispatch__(  # type: ignore[override]  # torch's annotation lacks the class
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(compat_torch.changes_a_tensor(func))
+            return args[0]
 
     made = compat_torch.tensor_without_values(Empty, [2, 3], torch.bfloat16)
     assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.bfloat16, "cpu")
-    assert torch.ops.aten.add_.Tensor(made, 1) is True
-    assert torch.ops.aten.add.Tensor(made, 1) is False
+    made.add_(1)
+    made.add(1)
+    assert seen == [True, False]
 
 
 @pytest.mark.parametrize("overflowed", [0.0, 1.0])
