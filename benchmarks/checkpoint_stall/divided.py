@@ -2,12 +2,13 @@
 turn. Run it with `python -m benchmarks.checkpoint_stall.divided`; it prints the medians.
 
 The stall is measured as in `rank`. The commit takes from the call until the checkpoint is complete
-on disk. The files are in the page cache when they are loaded.
+on disk, without steps in between. The files are in the page cache when they are loaded.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -15,21 +16,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from benchmarks.checkpoint_stall.rank import Loop
-from benchmarks.checkpoint_stall.savers import Dcp, Nothing
+from benchmarks.checkpoint_stall.savers import Dcp, Nothing, Saver
 from benchmarks.checkpoint_stall.work import WORKS, Work
 from benchmarks.torchrun import torchrun
 from dray.train.checkpoints import CheckpointRef
@@ -52,7 +55,6 @@ class Divided(Nothing):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
         self.model, self.optimizer, self.folder = model, optimizer, folder
-        self.began = self.commit_s = 0.0
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -81,10 +83,6 @@ class Dray(Divided):
     def is_saving(self) -> bool:
         return self._manager.is_saving
 
-    def tidy(self) -> None:
-        self._manager.wait()
-        self.commit_s = self._manager.write_s
-
     def load(self) -> None:
         (saved,) = checkpoint_files.committed(self.folder.as_uri())
         ref = CheckpointRef(saved.url, saved.step, saved.manifest_sha256)
@@ -108,13 +106,7 @@ class DcpAsync(Divided):
         self._saver = Dcp(*given)
 
     def save(self, step: int) -> None:
-        self.began = time.perf_counter()
         self._saver.save(step)
-        assert self._saver._saving is not None
-        self._saver._saving.add_done_callback(self._done)
-
-    def _done(self, _: Any) -> None:
-        self.commit_s = time.perf_counter() - self.began
 
     def is_saving(self) -> bool:
         return self._saver.is_saving()
@@ -129,13 +121,11 @@ class DcpSync(Divided):
     can_load = True
 
     def save(self, step: int) -> None:
-        began = time.perf_counter()
-        dcp.save(self.state(), storage_writer=FileSystemWriter(self.folder, sync_files=True))
-        self.commit_s = time.perf_counter() - began
+        save(self.state(), storage_writer=FileSystemWriter(self.folder, sync_files=True))
 
     def load(self) -> None:
         state = self.state()
-        dcp.load(state, storage_reader=FileSystemReader(self.folder))
+        load(state, storage_reader=FileSystemReader(self.folder))
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -144,7 +134,6 @@ class Gathered(Divided):
     """Gathers the state on all ranks; rank 0 saves it with `torch.save`."""
 
     def save(self, step: int) -> None:
-        began = time.perf_counter()
         whole = changed(
             self.state(), lambda one: one.full_tensor() if isinstance(one, DTensor) else one
         )
@@ -154,8 +143,6 @@ class Gathered(Divided):
                 torch.save(whole, file)
                 file.flush()
                 os.fsync(file.fileno())
-        dist.barrier()
-        self.commit_s = time.perf_counter() - began
 
 
 class DividedLoop(Loop):
@@ -164,7 +151,7 @@ class DividedLoop(Loop):
     def __init__(self, work: Work, folder: Path) -> None:
         self.model = work.model()
         mesh = init_device_mesh("cpu", (NUM_RANKS,), mesh_dim_names=("held",))
-        for layer in self.model:
+        for layer in self.model.children():
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
@@ -183,6 +170,22 @@ class DividedLoop(Loop):
         }
         self.train(Nothing())
 
+    def save(self, saver: Saver) -> None:
+        """Save, and wait until the checkpoint is complete."""
+        self.step += 1
+        saver.save(self.step)
+        while saver.is_saving():
+            time.sleep(0.001)
+        dist.barrier()
+
+
+def _timed(act: Callable[[], None]) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    act()
+    dist.barrier()
+    return time.perf_counter() - began
+
 
 def _rank(work: Work, num_turns: int, folder: Path) -> None:
     torch.set_num_threads(1)
@@ -196,16 +199,14 @@ def _rank(work: Work, num_turns: int, folder: Path) -> None:
         for name in names[number % len(names) :] + names[: number % len(names)]:
             saver: Any = loop.savers[name]
             stall = loop.turn(saver)
-            dist.barrier()
-            began = time.perf_counter()
-            saver.load()
-            dist.barrier()
-            took = time.perf_counter() - began
+            commit = _timed(functools.partial(loop.save, saver))
+            load = _timed(saver.load)
+            saver.tidy()
             if number:  # the first turn creates memory and threads
                 found[name]["stall"].append(stall)
-                found[name]["commit"].append(saver.commit_s)
+                found[name]["commit"].append(commit)
                 if saver.can_load:
-                    found[name]["load"].append(took)
+                    found[name]["load"].append(load)
     if dist.get_rank() == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()

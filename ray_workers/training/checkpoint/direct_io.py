@@ -112,7 +112,7 @@ def measure(url: str) -> tuple[int, str]:
 
 
 def keep_only(url: str, names: Collection[str]) -> None:
-    """Delete all files in a folder except those with the given names."""
+    """Delete all files in a folder except the files with the given names."""
     path = local_path(url)
     if path is not None:
         for other in path.iterdir():

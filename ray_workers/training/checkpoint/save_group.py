@@ -20,7 +20,7 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
 
-LOOK_S, MAX_LOOK_S = 0.005, 0.25
+LOOK_S, MAX_LOOK_S = 0.01, 0.25
 """Minimum and maximum number of seconds between two polls of the store."""
 GRACE_S = 10.0
 """After its group has broken, rank 0 gives up a save if no rank has reported for this number of
@@ -40,7 +40,7 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank reports about its part of a checkpoint."""
+    """The report of one rank about its part of a checkpoint."""
 
     file: Mapping[str, Any] = field(default_factory=dict)
     """The rank's file, as in a manifest."""
@@ -111,27 +111,26 @@ class SharedSave:
         text = json.dumps(vars(share)).encode()
         compressed = base64.b64encode(zlib.compress(text, 1)).decode()
         self._store.set(f"share-{self.rank}", compressed)
+        self._store.add("reports", 1)
 
     def shares(self) -> list[Share]:
-        """Return the shares of all ranks, in rank order. Raises SaveAbandonedError if a rank of a
-        broken group does not report."""
-        found: dict[int, Share] = {}
-        heard_at, pause_s = time.monotonic(), LOOK_S
-        while missing := [rank for rank in range(self.world_size) if rank not in found]:
-            came = [rank for rank in missing if self._store.check([f"share-{rank}"])]
-            for rank in came:
-                text = zlib.decompress(base64.b64decode(self._store.get(f"share-{rank}")))
-                found[rank] = Share(**json.loads(text))
-                self._store.delete_key(f"share-{rank}")
-            if came or not self._group.is_broken:
-                heard_at = time.monotonic()
+        """Wait for the shares of all ranks, and return them in rank order. Raises
+        SaveAbandonedError if the group is broken and no rank reports."""
+        num_heard, heard_at = 0, time.monotonic()
+        while (num := self._store.add("reports", 0)) < self.world_size:
+            if num > num_heard or not self._group.is_broken:
+                num_heard, heard_at = num, time.monotonic()
             elif time.monotonic() > heard_at + GRACE_S:
                 raise SaveAbandonedError(
-                    f"the group broke before rank {missing[0]} reported its part"
+                    f"the group broke when {num} of {self.world_size} ranks had written their parts"
                 )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_LOOK_S)
-        return [found[rank] for rank in range(self.world_size)]
+            time.sleep(LOOK_S)
+        return [self._taken(rank) for rank in range(self.world_size)]
+
+    def _taken(self, rank: int) -> Share:
+        text = zlib.decompress(base64.b64decode(self._store.get(f"share-{rank}")))
+        self._store.delete_key(f"share-{rank}")
+        return Share(**json.loads(text))
 
     def conclude(self) -> None:
         """Let the other ranks continue; called on rank 0 when the save has ended."""

@@ -98,7 +98,7 @@ class StoredTensor(Tensor):
         made._name, made._pieces, made._offsets = name, pieces, tuple(offsets)
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredTensor({self._name!r}, {tuple(self.shape)}, {self.dtype})"
 
     @classmethod

@@ -68,15 +68,11 @@ def fill_the_disk_of_rank_1(task: RankTask) -> None:
         arm(FaultPoint.BEFORE_WRITE, fail, at_step=EVERY)
 
 
-def test_a_full_disk_on_one_rank_costs_this_checkpoint_and_is_logged_by_rank_0(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_on_one_rank_costs_this_checkpoint(tmp_path: Path) -> None:
     world_size, spec = job(tmp_path, "shard")
     codes = run_ranks(tmp_path, spec, world_size=world_size, before=fill_the_disk_of_rank_1)
     assert codes == [0] * world_size
     assert [ref.step for ref in checkpoint_refs(tmp_path)] == [LAST]
-    said = capfd.readouterr().out
-    assert said.count("the checkpoint of step 4 could not be saved: rank 1: OSError(28") == 1
     stalls = series(tmp_path, "perf/checkpoint_stall_s")
     assert len(stalls) >= 1
     told = frames(tmp_path, rank=1, kind="metrics")

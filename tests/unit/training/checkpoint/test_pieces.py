@@ -365,7 +365,7 @@ def test_a_save_is_given_up_when_the_group_breaks_before_a_rank_has_reported(
     assert ranks.managers[0].is_saving
     ranks.managers[0].disband()
     assert ranks.steps() == []
-    assert "the group broke before rank 1 reported its part" in capsys.readouterr().out
+    assert "the group broke when 1 of 2 ranks had written their parts" in capsys.readouterr().out
     assert not list(tmp_path.glob("step-*"))
 
 
