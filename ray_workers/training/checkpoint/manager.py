@@ -147,9 +147,12 @@ class CheckpointManager:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until no save is in progress, and nothing is being deleted."""
+        """Wait until no save is in progress. If several ranks save together, also wait until
+        nothing is being deleted."""
         self.hold()
-        if self._writing is not None or self.group is not None:
+        if self._writing is not None:
+            self._writing.result()
+        if self.group is not None:
             self._writer.submit(int).result()
 
     def disband(self) -> None:
@@ -168,16 +171,18 @@ class CheckpointManager:
         save: SharedSave | None,
     ) -> float:
         """Write the state in the writer thread; return the number of seconds since `began`."""
+        saved = None
         try:
             saved = self._committed(about, taken, save)
             if saved is not None:
                 self._reported[saved.url] = _report_saved(saved)
                 self._saved.append(saved)
-                self._drop_superseded()
         except NotFiniteError as error:
             log(f"the checkpoint of step {about.step} is not saved because {error}")
         except Exception as error:  # storage can raise any error, and the job must continue
             _log_failed(about.step, error)
+        if saved is not None:
+            self._drop_superseded()
         return time.perf_counter() - began
 
     def _committed(
